@@ -148,6 +148,25 @@ class ParsedType(click.ParamType):  # type: ignore[type-arg]  # takes no type ar
             self.fail(f"{error}.", param, ctx)
 
 
+class FileText(str):
+    """The text of a file, and its `path`."""
+
+    path: str
+
+
+def file_text(path: str) -> FileText:
+    """Return the text of a UTF-8 file; - is standard input."""
+    try:
+        with click.open_file(path, encoding="utf-8") as stream:
+            text = FileText(stream.read())
+    except UnicodeDecodeError:
+        raise click.BadParameter(f"{path!r} is not UTF-8 text.") from None
+    except OSError as error:
+        raise click.BadParameter(f"{path!r}: {error.strerror}.") from None
+    text.path = path
+    return text
+
+
 class AutoOrInt(click.ParamType):  # type: ignore[type-arg]
     """Type of an option that takes `auto` or a whole number."""
 

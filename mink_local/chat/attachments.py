@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from mink_local.chat.settings import file_text
-from mink_local.cli import command_line_text
+from mink_local.cli import command_line_text, file_text
 from mink_local.files import user_path
 
 if TYPE_CHECKING:

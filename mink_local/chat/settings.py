@@ -4,6 +4,7 @@ Click keeps the precedence: command line, environment, file, default. The sample
 imported only where they are needed.
 """
 
+import json
 import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -18,10 +19,12 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 from platformdirs import user_config_path
 
-from mink_local.cli import FiniteFloat, Number, command_line_text, did_you_mean
+from mink_local.cli import FileText, FiniteFloat, Number, command_line_text, did_you_mean, file_text
 from mink_local.llama.constants import ALL_LAYERS
 from mink_local.models.options import (
     SamplerOption,
+    chat_template_option,
+    complete_file,
     cpu_moe_option,
     ctx_option,
     gpu_layers_option,
@@ -35,6 +38,7 @@ from mink_local.models.options import (
     sampler_option,
     seed_option,
     temp_option,
+    template_kwargs_option,
     tensor_split_option,
     threads_option,
 )
@@ -94,35 +98,12 @@ class Setting(SamplerOption):
             raise click.BadParameter(f"{error.message} (in {source})", ctx, self) from None
 
 
-class FileText(str):
-    """The text of a file, and its `path`."""
-
-    path: str
-
-
-def file_text(path: str) -> FileText:
-    """Return the text of a UTF-8 file; - is standard input."""
-    try:
-        with click.open_file(path, encoding="utf-8") as stream:
-            text = FileText(stream.read())
-    except UnicodeDecodeError:
-        raise click.BadParameter(f"{path!r} is not UTF-8 text.") from None
-    except OSError as error:
-        raise click.BadParameter(f"{path!r}: {error.strerror}.") from None
-    text.path = path
-    return text
-
-
 def _token_bias(text: str) -> tuple[int, float]:
     token, _, bias = text.partition("=")
     try:
         return int(token), float(bias)
     except ValueError:
         raise click.BadParameter(f"{text!r} is not TOKEN=BIAS, such as 198=-inf.") from None
-
-
-def _complete_file(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(incomplete, type="file")]
 
 
 def named_prompts(ctx: click.Context) -> Mapping[str, str]:
@@ -226,14 +207,14 @@ SETTINGS: tuple[Setting, ...] = (
         "--grammar",
         type=file_text,
         metavar="FILE",
-        shell_complete=_complete_file,
+        shell_complete=complete_file,
         help="Restrict the answer to a GBNF grammar.",
     ),
     _constraint(
         "--json-schema",
         type=file_text,
         metavar="FILE",
-        shell_complete=_complete_file,
+        shell_complete=complete_file,
         help="Restrict the answer to JSON that follows this schema.",
     ),
     model_option.build(_model),
@@ -246,6 +227,8 @@ SETTINGS: tuple[Setting, ...] = (
     kv_type_option.build(_model),
     threads_option.build(_model),
     rpc_option.build(_model, fixed=True),
+    chat_template_option.build(_model),
+    template_kwargs_option.build(_model),
     _screen(
         "--plain/--rich",
         default=False,
@@ -440,6 +423,8 @@ class Settings:
             n_threads=self["threads"],
             kv_type=self["kv_type"],
             rpc=self["rpc"],
+            chat_template=self["chat_template_file"],
+            template_kwargs=self["template_kwargs"],
             verbose=self.context.params["verbose"],
         )
 
@@ -473,6 +458,8 @@ class Settings:
                 return f"{value:g}"
             case FileText():
                 return value.path
+            case dict():
+                return json.dumps(value, ensure_ascii=False)
             case tuple() if setting.name == "logit_bias":
                 return " ".join(f"{token}={bias:g}" for token, bias in value)
             case tuple() if setting.name == "tensor_split":

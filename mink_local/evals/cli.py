@@ -18,6 +18,7 @@ from mink_local.models.catalog import default_model
 from mink_local.models.options import (
     SamplerType,
     SharedOption,
+    chat_template_option,
     complete_model,
     ctx_option,
     max_tokens_option,
@@ -28,6 +29,7 @@ from mink_local.models.options import (
     sampler_option,
     seed_option,
     temp_option,
+    template_kwargs_option,
 )
 from mink_local.version import __version__
 
@@ -228,6 +230,10 @@ def _stop(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> list[s
 )
 @ctx_option.replace(show_default="as much as needed")
 @placement_options
+@chat_template_option.replace(
+    "chat_template", help="Use the Jinja chat template in FILE in place of the models' own."
+)
+@template_kwargs_option
 @click.option(
     "--executor",
     type=click.Choice(["local", "ray"]),

@@ -2,8 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +11,7 @@ from mink_local.generation.answer import Answer, FinishReason, Piece, TopLogprob
 from mink_local.generation.reasoning_budget import ReasoningBudget, before_answer
 from mink_local.generation.slots import logprob
 from mink_local.generation.splitter import Splitter
-from mink_local.generation.text import ReasoningState, TextStream
+from mink_local.generation.text import ReasoningSplitter, TextStream
 from mink_local.generation.tool_calls import ToolParser
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.constraints import Constrainer
@@ -28,8 +27,10 @@ class Decoding:
     Args:
         answer: The answer.
         prompt: Token ids; the last ones are `Request.prefix`.
-        state: Where the answer begins, before its prefix.
+        reasoning: Separates reasoning from the answer's content; it has read what stands before the prefix.
+        parser: Finds tool calls in the content; None if there can be none.
         stop: Strings that end the answer, like the request's own.
+        texts: Texts of control tokens that are part of tool calls.
 
     Raises:
         ValueError: The constraints, the prefix or the stop tokens do not fit the model.
@@ -41,8 +42,10 @@ class Decoding:
         prompt: Sequence[int],
         weights: Weights,
         buffers: SamplingBuffers,
-        state: ReasoningState,
+        reasoning: ReasoningSplitter,
+        parser: ToolParser | None,
         stop: Sequence[str],
+        texts: Mapping[int, bytes],
     ) -> None:
         request = answer.request
         params = request.params
@@ -51,6 +54,7 @@ class Decoding:
         self.answer = answer
         self._params = params
         self._weights = weights
+        self._texts = texts
         self._began = 0.0
         self._max_tokens = 0
         weights.require_ids("prefix", request.prefix)  # else the whole batch fails
@@ -58,11 +62,8 @@ class Decoding:
         self._stop_tokens = frozenset(params.stop_token_ids)
         begun = b"".join(map(weights.piece, request.prefix))
         self._stream = TextStream((*params.stop, *stop), begun)
-        make_parser = request.make_parser or partial(ToolParser, request.tool_names)
-        has_calls = request.make_parser is not None or len(request.tools) > 0
-        self._splitter = Splitter(
-            state if request.split_reasoning else "text", make_parser() if has_calls else None
-        )
+        state = reasoning.state
+        self._splitter = Splitter(reasoning if request.split_reasoning else ReasoningSplitter("text"), parser)
         answer.prefix = self._splitter.feed(TextStream().push(begun))
         constrainer = None
         if params.constraints is not None:
@@ -157,7 +158,7 @@ class Decoding:
         if self._logprob is not None:
             answer.logprobs.append(self._logprob)
             answer.top_logprobs.append(self._top_logprobs)
-        text = self._stream.push(self._weights.piece(token))
+        text = self._stream.push(self._texts.get(token) or self._weights.piece(token))
         reason: FinishReason | None = "length" if len(answer.tokens) == self._max_tokens else None
         if self._stream.stopped_by is not None or self._sampler.is_over:
             reason = "stop"

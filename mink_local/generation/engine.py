@@ -19,6 +19,7 @@ While answers are being generated, prompts are prefilled in chunks small enough 
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -31,6 +32,7 @@ from mink_local.generation.prompt_budget import PromptBudget
 from mink_local.generation.request import Request
 from mink_local.generation.slots import Slot, decode, find_free, reserve, tokens_of_whole_prompts
 from mink_local.generation.template import ChatTemplate
+from mink_local.generation.tool_calls import ToolParser
 from mink_local.llama.context import Context
 from mink_local.llama.token_data import SamplingBuffers
 from mink_local.llama.weights import Weights
@@ -98,10 +100,21 @@ class Engine:
         May be called from any thread, even during a step. Arguments and errors as for `submit`.
         """
         answer = answer or Answer(request)
-        prompt = self._template.tokens(request.prompt, request.enable_thinking, request.tools)
-        state = self._template.reasoning_state(request, prompt)
-        stop = self._template.stop(request.prompt)
-        decoding = Decoding(answer, [*prompt, *request.prefix], self._weights, self._buffers, state, stop)
+        template, make = self._template, request.make_parser or partial(ToolParser, request.tools)
+        has_calls = request.make_parser is not None or len(request.tools) > 0
+        prompt = template.tokens(
+            request.prompt, request.enable_thinking, request.tools, request.template_kwargs
+        )
+        decoding = Decoding(
+            answer,
+            [*prompt, *request.prefix],
+            self._weights,
+            self._buffers,
+            template.reasoning(request, prompt),
+            make(template.call_marks) if has_calls else None,
+            template.stop(request.prompt),
+            template.call_texts if has_calls else {},
+        )
         decoding.fit(self.context.n_ctx)
         return decoding
 

@@ -1,7 +1,7 @@
 """Loading a GGUF model: finding and checking its file, placing layers, allocating KV caches."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date as Date
 from functools import partial
@@ -9,11 +9,17 @@ from itertools import pairwise
 from os import PathLike, fspath
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mink_local.errors import MinkError, ModelError
 from mink_local.generation.rendering import start_child
-from mink_local.llama.constants import ALL_LAYERS, N_SEQ_MAX, check_range, check_split
+from mink_local.llama.constants import (
+    ALL_LAYERS,
+    N_SEQ_MAX,
+    check_range,
+    check_split,
+    check_template_kwargs,
+)
 from mink_local.llama.context import Context
 from mink_local.llama.devices import gpu_missing, gpu_pointers, gpus_in_words, n_cores
 from mink_local.llama.weights import Weights
@@ -57,6 +63,8 @@ def load_model(
     flash_attn: bool | None = None,
     rpc: Sequence[str] | None = None,
     date: Date | None = None,
+    chat_template: str | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
     trust: bool = False,
     verbose: bool = False,
 ) -> "Model":
@@ -77,6 +85,9 @@ def load_model(
         rpc: Addresses ("HOST:PORT") of llama.cpp RPC servers, whose devices take layers like a GPU, for this
             and all later models in the process. If a server goes away, the process exits.
         date: The date for chat templates that use it (LLaMA-3.1's does); None for today.
+        chat_template: Jinja source to use in place of the file's chat template.
+        template_kwargs: Variables for the chat template, JSON values, such as `reasoning_effort`; see
+            `Request`, which overrides them.
         trust: Start no child process to test an unknown file, an RPC server or a grammar, or to render the
             chat template. For files and grammars that you trust, and for programs that cannot start
             child processes.
@@ -91,6 +102,7 @@ def load_model(
     check_range("n_ctx", n_ctx, 1)
     check_range("n_parallel", n_parallel, 1, N_SEQ_MAX)
     check_range("n_threads", n_threads, 1)
+    check_template_kwargs(template_kwargs or {})
     if n_gpu_layers != "auto" and n_gpu_layers < ALL_LAYERS:
         raise ValueError(f"n_gpu_layers must be auto, -1 (all), or at least 0, not {n_gpu_layers}")
     check_range("n_cpu_moe", n_cpu_moe, ALL_LAYERS)
@@ -116,6 +128,8 @@ def load_model(
 
     def load(layers: int, n_cpu_moe: int) -> tuple[Weights, Context]:
         weights = Weights(file.path, layers, verbose, trust, n_cpu_moe=n_cpu_moe, gpu_shares=shares)
+        if chat_template is not None:
+            weights.chat_template = str(chat_template)
         if n_ctx is not None and n_ctx > weights.n_ctx_train:
             log.warning(
                 "%s was trained on %d tokens: limiting the context to that", file.name, weights.n_ctx_train
@@ -133,7 +147,14 @@ def load_model(
         from mink_local.generation.template import ChatTemplate
     weights, context, where = loading.result()
     log.info("%s is %s", file.name, where)
-    return Model(file.name, weights, context, partial(allocate, weights), where, ChatTemplate(weights, date))
+    return Model(
+        file.name,
+        weights,
+        context,
+        partial(allocate, weights),
+        where,
+        ChatTemplate(weights, date, template_kwargs),
+    )
 
 
 def make_context(

@@ -5,12 +5,12 @@ import logging
 import secrets
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,16 +147,24 @@ class Model:
         return self._template.opens_reasoning(self.prompt_tokens(prompt, enable_thinking, tools))
 
     def apply_chat_template(
-        self, messages: Sequence[Message], enable_thinking: bool | None = None, tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[Message],
+        enable_thinking: bool | None = None,
+        tools: Sequence[Tool] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the prompt for `messages` as text. Raises MinkError if the template refuses them."""
-        return self._template.text(messages, enable_thinking, tools)
+        return self._template.text(messages, enable_thinking, tools, template_kwargs)
 
     def prompt_tokens(
-        self, prompt: Prompt, enable_thinking: bool | None = None, tools: Sequence[Tool] = ()
+        self,
+        prompt: Prompt,
+        enable_thinking: bool | None = None,
+        tools: Sequence[Tool] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the token ids of a prompt; see `ChatTemplate.tokens`."""
-        return self._template.tokens(prompt, enable_thinking, tools)
+        return self._template.tokens(prompt, enable_thinking, tools, template_kwargs)
 
     def count_tokens(self, prompt: Prompt) -> int:
         """Return the number of tokens in a prompt."""
@@ -196,6 +204,7 @@ class Model:
         *,
         tools: Sequence[Tool] = (),
         enable_thinking: bool | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
         prefix: Sequence[int] = (),
         watch: Callable[[NDArray[np.float32]], None] | None = None,
         **options: Unpack[SamplingOptions],
@@ -212,7 +221,7 @@ class Model:
                 is the assistant's, the answer continues it.
             params: How to sample the answer.
             tools: Tools that the model may call; see `supports_tools` and `Answer.tool_calls`.
-            enable_thinking: See `Request`.
+            enable_thinking, template_kwargs: See `Request`.
             prefix: Token ids that the answer begins with; it continues from there.
             watch: See `Request`.
             **options: Fields of `SamplingParams`, overriding those of `params`.
@@ -224,7 +233,13 @@ class Model:
             MinkError: The chat template refuses the messages.
         """
         request = Request(
-            _conversation(messages), merged(params, options), enable_thinking, prefix, tools, watch
+            _conversation(messages),
+            merged(params, options),
+            enable_thinking,
+            prefix,
+            tools,
+            watch,
+            template_kwargs or {},
         )
         return self.reply(request)
 
@@ -266,6 +281,7 @@ class Model:
         ordered: bool = False,
         tools: Sequence[Tool] = (),
         enable_thinking: bool | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Iterator[Answer]:
         """Answer many independent prompts, `n_parallel` at a time.
@@ -287,7 +303,13 @@ class Model:
         first = secrets.randbelow(RANDOM_SEED) if params.seed is None else params.seed
         repeated = (prompt for prompt in map(_conversation, prompts) for _ in range(n))
         requests = (
-            Request(prompt, replace(params, seed=(first + i) % RANDOM_SEED), enable_thinking, tools=tools)
+            Request(
+                prompt,
+                replace(params, seed=(first + i) % RANDOM_SEED),
+                enable_thinking,
+                tools=tools,
+                template_kwargs=template_kwargs or {},
+            )
             for i, prompt in enumerate(repeated)
         )
         return self.answer_all(requests, ordered=ordered)

@@ -7,8 +7,9 @@ renders all of a model's prompts.
 """
 
 import json
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date as Date
 from datetime import datetime
 from functools import lru_cache, partial
@@ -107,23 +108,41 @@ def _answer(
         template = _compiled(source)
     except Exception as error:
         return {"error": f"is broken: {in_a_line(str(error))}"}
+    render = partial(
+        template.render,
+        bos_token=bos_token,
+        eos_token=eos_token,
+        add_generation_prompt=True,
+        raise_exception=_refuse,
+        strftime_now=today.strftime,
+        **names,
+    )
     try:
-        text = template.render(
-            messages=messages,
-            bos_token=bos_token,
-            eos_token=eos_token,
-            add_generation_prompt=True,
-            raise_exception=_refuse,
-            strftime_now=today.strftime,
-            **names,
-        )
+        text = render(messages=messages)
     except MemoryError:
         raise
     except Exception as error:
-        return {"error": f"refuses this conversation: {in_a_line(str(error))}"}
+        place = _refused(render, messages, str(error))
+        return {"error": f"refuses {place}: {in_a_line(str(error))}"}
     if len(text) > _MOST_CHARACTERS:
         return {"error": f"was stopped: it wrote {len(text):,} characters"}
     return {"text": text}
+
+
+def _refused(render: Callable[..., str], messages: Sequence[Any], complaint: str) -> str:
+    """Return the place of the message without which a template would not complain so."""
+
+    def complains(n: int) -> bool:
+        try:
+            render(messages=messages[:n])
+        except MemoryError:
+            raise
+        except Exception as error:
+            return str(error) == complaint
+        return False
+
+    n = bisect_left(range(len(messages)), True, key=complains)
+    return f"messages.{n - 1}" if n else "this conversation"
 
 
 def _refuse(message: str) -> None:

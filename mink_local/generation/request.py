@@ -1,14 +1,13 @@
 """Requests: a prompt, and how to sample its answer."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.generation.tool_calls import ToolParser
 from mink_local.llama.constants import MAX_SEED, check_range
 from mink_local.llama.constraints import Constraints
 from mink_local.samplers import SAMPLERS, Greedy, MinK, Sampler
@@ -160,7 +159,9 @@ class Request:
         watch: Called in the model's thread with the raw logits (V,) of every step, before its token is
             sampled. It must copy anything it keeps, and call nothing that waits for the model. If it raises,
             the answer ends with this error.
-        make_parser: Makes what finds tool calls in the answer; None for a `ToolParser` that knows `tools`.
+        template_kwargs: Further variables of the chat template, JSON values, such as `reasoning_effort`.
+        make_parser: Makes the `ToolParser` of the answer, given the marks before calls in the chat template;
+            None for one that knows `tools`.
         split_reasoning: Whether reasoning is separated from `Answer.content`, if the model reasons.
     """
 
@@ -170,10 +171,6 @@ class Request:
     prefix: Sequence[int] = ()
     tools: Sequence[Tool] = ()
     watch: Callable[[NDArray[np.float32]], None] | None = None
-    make_parser: Callable[[], ToolParser] | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    make_parser: Callable[[Collection[str]], Any] | None = None
     split_reasoning: bool = True
-
-    @property
-    def tool_names(self) -> list[str]:
-        """Names of the tools."""
-        return [tool["function"]["name"] for tool in self.tools if "function" in tool]

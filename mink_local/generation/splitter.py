@@ -1,7 +1,7 @@
 """An answer's text, split into reasoning, content and tool calls while it is generated."""
 
 from mink_local.generation.answer import Piece
-from mink_local.generation.text import ReasoningSplitter, ReasoningState
+from mink_local.generation.text import ReasoningSplitter
 from mink_local.generation.tool_calls import Event, ToolParser
 
 
@@ -9,12 +9,12 @@ class Splitter:
     """Makes pieces of a text.
 
     Args:
-        state: Where the text begins.
+        reasoning: Separates reasoning from content.
         parser: Finds tool calls in the content; None if there can be none.
     """
 
-    def __init__(self, state: ReasoningState, parser: ToolParser | None = None) -> None:
-        self._reasoning = ReasoningSplitter(state)
+    def __init__(self, reasoning: ReasoningSplitter, parser: ToolParser | None = None) -> None:
+        self._reasoning = reasoning
         self._parser = parser
 
     @property

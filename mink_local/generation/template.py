@@ -3,16 +3,20 @@
 import json
 import re
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import date as Date
 from functools import cached_property, lru_cache, partial
 from typing import Any, cast
 
 from mink_local.errors import MinkError
+from mink_local.generation.call_formats import CALL_TEXTS, marks_of
 from mink_local.generation.rendering import Renderer, TemplateError
 from mink_local.generation.request import Message, Prompt, Request, Tool, is_raw, is_token_ids
-from mink_local.generation.text import THINK, ReasoningState
+from mink_local.generation.text import THINK, ReasoningSplitter
+from mink_local.generation.tool_calls import CallForm, form_of
+from mink_local.llama.constants import check_template_kwargs
 from mink_local.llama.weights import Weights
 
 PLAIN_TURNS = (
@@ -31,10 +35,14 @@ class ChatTemplate:
     """The format in which a model expects conversations.
 
     A model without a template (`is_plain`) gets plain turns, `System: …`, `User: …`, `Assistant: …`, and its
-    answer ends where it would start a user's turn. `date` is what templates get as today's date.
+    answer ends where it would start a user's turn. `date` is what templates get as today's date, and `kwargs`
+    are variables that they get unless a request sets them.
     """
 
-    def __init__(self, weights: Weights, date: Date | None = None) -> None:
+    def __init__(
+        self, weights: Weights, date: Date | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> None:
+        self.kwargs = dict(kwargs or {})
         self._weights = weights
         self.is_plain = weights.chat_template is None
         source = weights.chat_template or ""
@@ -48,6 +56,8 @@ class ChatTemplate:
         self.can_reason = THINK in source
         self.has_thinking_switch = "enable_thinking" in source
         self.supports_tools = "tools" in source
+        self.call_marks = marks_of(source)
+        self._form = form_of(source)
         self._tokenizer = _MessageTokenizer(weights, self._renderer)
         self._remembered = lru_cache(maxsize=64)(self._tokenizer)
 
@@ -56,15 +66,19 @@ class ChatTemplate:
         return (PLAIN_STOP,) if self.is_plain and not is_raw(prompt) else ()
 
     def tokens(
-        self, prompt: Prompt, enable_thinking: bool | None = None, tools: Sequence[Tool] = ()
+        self,
+        prompt: Prompt,
+        enable_thinking: bool | None = None,
+        tools: Sequence[Tool] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the token ids of a prompt: messages, a text or token ids, as in `Request`.
 
         The vocabulary's beginning-of-text token is added to a text that lacks it. Messages that are far too
         long are truncated to slightly more tokens than any context holds. `enable_thinking` sets the
         template's switch; None leaves it alone. Raises ValueError if the prompt is empty or malformed, has
-        token ids outside the vocabulary, or has tools that the template does not support; MinkError if the
-        template refuses the messages.
+        token ids outside the vocabulary, or has tools that the template does not support, or for variables
+        that it gets from elsewhere; MinkError if the template refuses the messages.
         """
         if isinstance(prompt, str):
             has_bos = bool(self._weights.bos) and prompt.startswith(self._weights.bos)
@@ -73,7 +87,8 @@ class ChatTemplate:
             tokens = list(prompt)
         else:
             try:
-                return self._of_messages(self._input(cast(Sequence[Message], prompt), enable_thinking, tools))
+                messages = cast(Sequence[Message], prompt)
+                return self._of_messages(self._input(messages, enable_thinking, tools, template_kwargs))
             except RecursionError:
                 raise ValueError("the messages or tools are nested too deeply") from None
         if not tokens:
@@ -82,24 +97,49 @@ class ChatTemplate:
         return tokens
 
     def text(
-        self, messages: Sequence[Message], enable_thinking: bool | None = None, tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[Message],
+        enable_thinking: bool | None = None,
+        tools: Sequence[Tool] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the text of a prompt that asks for the next answer.
 
-        In this text, control tokens typed in messages look like the template's own. Errors as for `tokens`.
+        In this text, markup typed in messages looks like the template's own. Errors as for `tokens`.
         """
-        return "".join(self._tokenizer.render(self._input(messages, enable_thinking, tools)))
+        return self._tokenizer.render(self._input(messages, enable_thinking, tools, template_kwargs))
 
-    def opens_reasoning(self, prompt: Sequence[int]) -> bool:
-        """Return whether a prompt ends inside reasoning that it opens."""
-        end = b"".join(self._weights.piece(token) for token in prompt[-len(THINK) :])
-        return end.rstrip().endswith(THINK.encode())
+    def opens_reasoning(self, prompt: Sequence[int], answer: str = "") -> bool:
+        """Return whether a prompt, before the beginning of an answer in it, ends by opening reasoning."""
+        n = len(answer.encode())
+        end = b"".join(self._weights.piece(token) for token in prompt[-len(THINK) - n :])
+        return end[: len(end) - n].rstrip().endswith(THINK.encode())
 
-    def reasoning_state(self, request: Request, prompt: Sequence[int]) -> ReasoningState:
-        """Return where the answer to a request begins, given the prompt's token ids."""
-        if self.opens_reasoning(prompt):
-            return "reasoning"
-        return "start" if self.can_reason and not is_raw(request.prompt) else "text"
+    @cached_property
+    def call_texts(self) -> dict[int, bytes]:
+        """Texts of the control tokens that are part of calls in the chat template."""
+        weights, source = self._weights, self._weights.chat_template or ""
+        ids = {text: weights.tokenize(text, add_special=False, parse_special=True) for text in CALL_TEXTS}
+        return {
+            tokens[0]: text.encode()
+            for text, tokens in ids.items()
+            if text in source and len(tokens) == 1 and not weights.piece(tokens[0])
+        }
+
+    def reasoning(self, request: Request, prompt: Sequence[int]) -> ReasoningSplitter:
+        """Return what separates the reasoning of an answer to a request, given the prompt's token ids.
+
+        It has read the beginning of an answer that the last message is.
+        """
+        has_messages = not is_raw(request.prompt)
+        last = _message(cast(Message, request.prompt[-1])) if has_messages else {"role": "user"}
+        begun = last["content"] if last["role"] == "assistant" else ""
+        can_reason = (self.can_reason and has_messages) or begun.lstrip().startswith(THINK)
+        is_opened = self.opens_reasoning(prompt, begun)
+        splitter = ReasoningSplitter("reasoning" if is_opened else "start" if can_reason else "text")
+        if begun.strip():
+            splitter.feed(begun)
+        return splitter
 
     def close(self) -> None:
         """End the child process that renders the template, if any."""
@@ -108,25 +148,39 @@ class ChatTemplate:
     def _of_messages(self, given: dict[str, Any]) -> list[int]:
         """Return the token ids for a template's input, cached: requests often have the same messages."""
         try:
-            question = json.dumps(given, ensure_ascii=False)
+            question = _Question(json.dumps(given, ensure_ascii=False), given)
         except TypeError as error:
-            raise ValueError(f"messages and tools must be JSON values: {error}") from None
-        if len(question) > _LONGEST_REMEMBERED:
+            raise ValueError(f"messages, tools and template_kwargs must be JSON values: {error}") from None
+        if len(question.text) > _LONGEST_REMEMBERED:
             return self._tokenizer(question).tolist()
         return self._remembered(question, Date.today()).tolist()  # the prompt may contain the date
 
     def _input(
-        self, messages: Sequence[Message], enable_thinking: bool | None, tools: Sequence[Tool]
+        self,
+        messages: Sequence[Message],
+        enable_thinking: bool | None,
+        tools: Sequence[Tool],
+        template_kwargs: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
         """Return the template's input."""
         if tools and not self.supports_tools:
             raise ValueError("this chat template supports no tools: describe them in a system message")
+        kwargs = self.kwargs | dict(template_kwargs or {})
+        check_template_kwargs(kwargs)
         switch = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
-        return template_input(messages, tools) | switch
+        return template_input(messages, tools, self._form) | kwargs | switch
+
+
+@dataclass(frozen=True)
+class _Question:
+    """A template's input, and the same as JSON, by which it is remembered."""
+
+    text: str
+    given: dict[str, Any] = field(compare=False)
 
 
 class _MessageTokenizer:
-    """Tokenizes messages so that control tokens typed in them stay plain text.
+    """Tokenizes messages so that markup typed in them stays plain text.
 
     `<|im_end|>` in a message, a tool's description or a call's arguments does not end a turn.
     """
@@ -134,27 +188,34 @@ class _MessageTokenizer:
     def __init__(self, weights: Weights, renderer: Renderer) -> None:
         self._weights, self._renderer = weights, renderer
 
-    def __call__(self, question: str, _: Date | None = None) -> "array[int]":
-        """Return the token ids for the template's input, given as JSON."""
-        given = json.loads(question)
-        # Before rendering, a mark is put inside every control token; afterwards, the text is split at the
-        # marks, so that no part contains a whole control token from a message. The mark is a noncharacter or
+    def __call__(self, question: _Question, _: Date | None = None) -> "array[int]":
+        """Return the token ids for the template's input."""
+        # Before rendering, a mark is put inside every token of markup; afterwards, the text is split at the
+        # marks, so that no part contains a whole such token from a message. The mark is a noncharacter or
         # private-use character that no string contains.
-        mark = next(c for c in map(chr, range(0xFDD0, 0x110000)) if c not in question)
-        text, prefill = self.render(_map_strings(given, partial(self._marked, mark)))
-        first, *rest = text.split(mark)
+        mark = next(c for c in map(chr, range(0xFDD0, 0x110000)) if c not in question.text)
+        turns, prefill = _split_prefill(question.given["messages"])
+        typed, own = (partial(pattern.sub, rf"\g<0>{mark}") for pattern in self._markup)
+        marked = _map_strings({**question.given, "messages": turns}, typed)
+        for turn, changed in zip(turns, marked["messages"], strict=True):
+            if turn["role"] == "assistant":  # templates look for the tags that the model itself wrote
+                changed |= {name: own(turn[name]) for name in _OWN if isinstance(turn.get(name), str)}
+        first, *rest = self._rendered(marked).split(mark)
         tokens = self._tokenized(first, add_special=self._weights.chat_template is None)
         for part in rest:
             tokens += self._tokenized(part)
-        return array("i", tokens + self._tokenized(prefill.replace(mark, ""), parse_special=False))
+        return array("i", tokens + self._tokenized(prefill, parse_special=False))
 
-    def render(self, given: dict[str, Any]) -> tuple[str, str]:
-        """Return the prompt's text, and the beginning of the answer."""
+    def render(self, given: dict[str, Any]) -> str:
+        """Return the prompt's text."""
         turns, prefill = _split_prefill(given["messages"])
+        return self._rendered({**given, "messages": turns}) + prefill
+
+    def _rendered(self, given: dict[str, Any]) -> str:
         try:
-            return self._renderer(**{**given, "messages": turns}), prefill
+            return self._renderer(**given)
         except TemplateError as error:
-            raise MinkError(f"the chat template of {self._weights.path} {error}") from None
+            raise MinkError(f"the chat template {error}") from None
 
     def _tokenized(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
         """Return the token ids of a text, or of its beginning if that alone is too long for any context.
@@ -166,38 +227,48 @@ class _MessageTokenizer:
             text = text[: (weights.n_ctx_train + 1) * weights.longest_token]
         return weights.tokenize(text, add_special=add_special, parse_special=parse_special)
 
-    def _marked(self, mark: str, text: str) -> str:
-        """Put a mark inside every control token of a text."""
-        # To list a vocabulary's control tokens takes longer than to tokenize most messages.
-        if any(map(self._weights.is_control, self._tokenized(text))):
-            return self._control.sub(rf"\1{mark}", text)
-        return text
-
     @cached_property
-    def _control(self) -> re.Pattern[str]:
-        return control_pattern(self._weights.control_tokens)
+    def _markup(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """Patterns for markup that others type, and for that which the model's own text cannot have."""
+        weights = self._weights
+        source = (weights.chat_template or "").replace("</", "<")
+        defined = [
+            text
+            for text in weights.user_defined_tokens
+            if text.replace("</", "<") in source or not _ORDINARY.fullmatch(text)
+        ]
+        return markup_pattern([*weights.control_tokens, *defined]), markup_pattern(weights.control_tokens)
 
 
-def control_pattern(texts: Sequence[str]) -> re.Pattern[str]:
-    """Return a pattern for the first character of every control token of two or more characters."""
-    # A lookahead, so that overlapping control tokens are all found.
-    longest_first = sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
-    if not longest_first:
-        return re.compile("(?!)")
-    return re.compile(f"(?=(?:{'|'.join(map(re.escape, longest_first))}))(.)", re.DOTALL)
+_OWN = ("content", "reasoning_content")
+# Spaces and HTML are user-defined tokens in some vocabularies, and text like any other.
+_ORDINARY = re.compile(r"[\s▁]*|</?\w+>")
 
 
-def template_input(messages: Sequence[Message], tools: Sequence[Tool]) -> dict[str, Any]:
+def markup_pattern(texts: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern for the first character of every text of two or more characters."""
+    rests: dict[str, list[str]] = {}
+    for text in sorted(texts, key=len, reverse=True):
+        if len(text) > 1:
+            rests.setdefault(text[0], []).append(re.escape(text[1:]))
+    # A lookahead, so that overlapping ones are all found.
+    starts = [f"{re.escape(first)}(?={'|'.join(others)})" for first, others in rests.items()]
+    return re.compile("|".join(starts) or "(?!)")
+
+
+def template_input(
+    messages: Sequence[Message], tools: Sequence[Tool], form: CallForm | None = None
+) -> dict[str, Any]:
     """Return the messages, and the tools if any, under the names that chat templates use.
 
-    Text parts of a message's content are joined, None fields dropped, and arguments of tool calls parsed.
-    Raises ValueError for malformed input.
+    Text parts of a message's content are joined, None fields dropped, and tool calls written as the template
+    takes them: most want arguments parsed. Raises ValueError for malformed input.
     """
     if not messages:
         raise ValueError("there is no message to answer")
     if not all(isinstance(tool, Mapping) for tool in tools):
         raise ValueError("tools must be dicts as in OpenAI's API")
-    found = {"messages": [_message(message) for message in messages]}
+    found = {"messages": [_message(message, form) for message in messages]}
     return found | {"tools": [dict(tool) for tool in tools]} if tools else found
 
 
@@ -224,11 +295,13 @@ def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _message(message: Message, form: CallForm | None = None) -> dict[str, Any]:
     checked = {name: value for name, value in message.items() if value is not None}
     if calls := checked.pop("tool_calls", None):
-        checked["tool_calls"] = [_tool_call(call) for call in calls]
+        checked["tool_calls"] = [_tool_call(call, form) for call in calls]
         checked.setdefault("content", "")
+    if form and "tool_call_id" in checked:
+        checked["tool_call_id"] = form.id_of(checked["tool_call_id"])
     content = checked.get("content")
     if isinstance(content, list | tuple):
         checked["content"] = content = "".join(map(_text_of, content))
@@ -247,15 +320,18 @@ def _text_of(part: Any) -> str:
     return text
 
 
-def _tool_call(call: Any) -> dict[str, Any]:
-    """Return a tool call with its arguments as an object, which templates serialize."""
+def _tool_call(call: Any, form: CallForm | None) -> dict[str, Any]:
+    """Return a tool call as the template takes it."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ValueError(
             f'a tool call must have {{"function": {{"name": str, "arguments": …}}}}, not {call!r}'
         )
     arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):
+    if form and form.has_text:
+        arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    elif isinstance(arguments, str):
         with suppress(ValueError, RecursionError):  # what is not JSON stays text
             arguments = json.loads(arguments)
-    return {**call, "function": {**function, "arguments": arguments}}
+    written = {**call, "function": {**function, "arguments": arguments}}
+    return {**written, "id": form.id_of(call["id"])} if form and "id" in call else written

@@ -77,40 +77,44 @@ def started_length(text: str, strings: Iterable[str]) -> int:
 
 
 class ReasoningSplitter:
-    """Splits a text into reasoning and content, piece by piece; a later `<think>` is plain text."""
+    """Splits a text into reasoning and content, piece by piece; a later `<think>` is plain text.
+
+    Attributes:
+        state: Where the text has got to.
+    """
 
     def __init__(self, state: ReasoningState = "start") -> None:
-        self._state: ReasoningState = state
+        self.state: ReasoningState = state
         self._held = ""
         self._strip = state != "text"  # whitespace next to the tags is dropped
 
     @property
     def in_reasoning(self) -> bool:
         """True if reasoning has started and not ended."""
-        return self._state == "reasoning"
+        return self.state == "reasoning"
 
     def feed(self, text: str) -> tuple[str, str]:
         """Return the reasoning and the content that are now certain; what may begin a tag is held back."""
         self._held += text
-        if self._state == "start":
+        if self.state == "start":
             self._decide()
-        reasoning = self._reasoning() if self._state == "reasoning" else ""
-        return reasoning, (self._take(len(self._held)) if self._state == "text" else "")
+        reasoning = self._reasoning() if self.state == "reasoning" else ""
+        return reasoning, (self._take(len(self._held)) if self.state == "text" else "")
 
     def end(self) -> tuple[str, str]:
         """Return the text held back, as reasoning and content."""
-        if self._state == "reasoning":
+        if self.state == "reasoning":
             self._held = self._held.rstrip()
         text = self._take(len(self._held))
-        return (text, "") if self._state == "reasoning" else ("", text)
+        return (text, "") if self.state == "reasoning" else ("", text)
 
     def _decide(self) -> None:
         """Leave the state "start", unless the text may still become the opening tag."""
         text = self._held.lstrip()
         if text.startswith(THINK):
-            self._state, self._held = "reasoning", text.removeprefix(THINK)
+            self.state, self._held = "reasoning", text.removeprefix(THINK)
         elif not THINK.startswith(text):
-            self._state, self._strip = "text", False  # without reasoning, leading whitespace is kept
+            self.state, self._strip = "text", False  # without reasoning, leading whitespace is kept
 
     def _reasoning(self) -> str:
         reasoning, mark, content = self._held.partition(THINK_END)
@@ -118,7 +122,7 @@ class ReasoningSplitter:
             reasoning = reasoning[: len(reasoning) - started_length(reasoning, (THINK_END,))]
         taken = self._take(len(reasoning.rstrip()))
         if mark:
-            self._state, self._strip, self._held = "text", True, content
+            self.state, self._strip, self._held = "text", True, content
         return taken
 
     def _take(self, length: int) -> str:

@@ -3,7 +3,8 @@
 import ctypes
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 # The C library, whose functions serve as callbacks that need no GIL.
 LIBC = ctypes.cdll.msvcrt if os.name == "nt" else ctypes.pythonapi
@@ -15,6 +16,22 @@ N_SEQ_MAX = 256  # maximum sequences per context, LLAMA_MAX_SEQ
 RANDOM_SEED = 0xFFFFFFFF  # tells llama.cpp to pick a seed
 MAX_SEED = RANDOM_SEED - 1
 RPC_PORT = 50052  # default port of llama.cpp's RPC server
+
+TEMPLATE_NAMES = frozenset(
+    [
+        "messages",
+        "tools",
+        "functions",
+        "function_call",
+        "tool_choice",
+        "bos_token",
+        "eos_token",
+        "add_generation_prompt",
+        "raise_exception",
+        "strftime_now",
+    ]
+)
+"""Names under which chat templates get what is not for users to replace."""
 
 KV_TYPES = {"f16": 1, "bf16": 30, "f32": 0, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2}
 """KV cache types by name, with their numbers in enum ggml_type."""
@@ -32,6 +49,13 @@ def check_split(shares: Sequence[float]) -> Sequence[float]:
     if not all(0 <= share < math.inf for share in shares) or not any(shares):
         raise ValueError(f"{','.join(map(str, shares))} must be numbers of at least 0, and not all 0")
     return shares
+
+
+def check_template_kwargs(kwargs: Iterable[Any]) -> None:
+    """Raise ValueError for names of variables of a chat template that users cannot set."""
+    for name in kwargs:
+        if not isinstance(name, str) or name in TEMPLATE_NAMES:
+            raise ValueError(f"template_kwargs cannot set {name}: templates get it from elsewhere")
 
 
 def check_range(name: str, value: float | None, low: float, high: float = math.inf) -> None:

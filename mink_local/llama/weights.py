@@ -125,14 +125,22 @@ class Weights:
         self._free()
         self.handle = self.vocab = None
 
-    def is_control(self, token: int) -> bool:
-        """Return whether this is a token that the tokenizer reads only with `parse_special`."""
-        return bool(C.llama_vocab_get_attr(self.vocab, token) & _CONTROL)
-
     @cached_property
     def control_tokens(self) -> tuple[str, ...]:
-        """Texts the tokenizer can parse as control tokens."""
-        return tuple(self.token_text(token) for token in range(self.n_vocab) if self.is_control(token))
+        """Texts that the tokenizer reads as control tokens, with `parse_special`."""
+        return self._texts(_CONTROL)
+
+    @cached_property
+    def user_defined_tokens(self) -> tuple[str, ...]:
+        """Texts that the tokenizer reads as one token wherever they are, even without `parse_special`."""
+        return self._texts(C.LLAMA_TOKEN_ATTR_USER_DEFINED)
+
+    def _texts(self, attribute: int) -> tuple[str, ...]:
+        return tuple(self.token_text(token) for token, has in enumerate(self._attributes) if has & attribute)
+
+    @cached_property
+    def _attributes(self) -> list[int]:
+        return [C.llama_vocab_get_attr(self.vocab, token) for token in range(self.n_vocab)]
 
     @cached_property
     def longest_token(self) -> int:

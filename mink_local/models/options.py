@@ -1,13 +1,21 @@
 """Options shared by several programs, each defined once."""
 
+import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
-from mink_local.cli import AutoOrInt, FiniteFloat, ParsedType, WholeNumber
-from mink_local.llama.constants import ALL_LAYERS, KV_TYPES, MAX_SEED, N_SEQ_MAX, check_split
+from mink_local.cli import AutoOrInt, FiniteFloat, ParsedType, WholeNumber, file_text
+from mink_local.llama.constants import (
+    ALL_LAYERS,
+    KV_TYPES,
+    MAX_SEED,
+    N_SEQ_MAX,
+    check_split,
+    check_template_kwargs,
+)
 from mink_local.models.catalog import EMBEDDED, default_model, names_here, read_catalog
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -121,6 +129,28 @@ def _keep_all_experts(ctx: click.Context, _: click.Parameter, is_given: bool) ->
         ctx.params["n_cpu_moe"] = ALL_LAYERS
 
 
+class JsonObjectType(ParsedType):
+    """Type of an option that takes a JSON object of variables for chat templates."""
+
+    name = "JSON"
+
+    def parse(self, text: str) -> dict[str, Any]:
+        """Return the object."""
+        try:
+            value = json.loads(text)
+        except RecursionError:
+            value = None
+        if not isinstance(value, dict):
+            raise ValueError('template kwargs are a JSON object, such as {"reasoning_effort": "low"}')
+        check_template_kwargs(value)
+        return value
+
+
+def complete_file(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete a path."""
+    return [CompletionItem(incomplete, type="file")]
+
+
 def complete_model(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete a model name, those on this machine first, or a path if no model name matches."""
     places = dict.fromkeys(names_here(), "on this machine")
@@ -210,6 +240,18 @@ rpc_option = SharedOption(
     type=ServersType(),
     envvar="MINK_RPC",
     help="Also put layers on other machines that run mink-models rpc-server.",
+)
+chat_template_option = SharedOption(
+    "--chat-template-file",
+    type=file_text,
+    metavar="FILE",
+    shell_complete=complete_file,
+    help="Use the Jinja chat template in FILE in place of the model's.",
+)
+template_kwargs_option = SharedOption(
+    "--template-kwargs",
+    type=JsonObjectType(),
+    help='Variables for the chat template, as a JSON object such as {"reasoning_effort": "low"}.',
 )
 sampler_option = SharedOption(
     "--sampler",

@@ -134,6 +134,8 @@ def serve(
     max_tokens: int | None,
     queue: int,
     kv_type: str,
+    chat_template: str | None,
+    template_kwargs: Mapping[str, Any] | None,
     keys: Sequence[str],
     hosts: Sequence[str],
     origins: Sequence[str],
@@ -159,6 +161,8 @@ def serve(
             n_ctx=ctx,
             n_parallel=parallel,
             kv_type=kv_type,
+            chat_template=chat_template,
+            template_kwargs=template_kwargs,
             verbose=log_llama,
             **placement,
         )

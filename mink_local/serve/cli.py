@@ -10,6 +10,7 @@ import click
 
 from mink_local.cli import FiniteFloat, WholeNumber, command_line_text, run
 from mink_local.models.options import (
+    chat_template_option,
     ctx_option,
     kv_type_option,
     max_tokens_option,
@@ -18,6 +19,7 @@ from mink_local.models.options import (
     placement_options,
     sampler_option,
     temp_option,
+    template_kwargs_option,
 )
 from mink_local.version import __version__
 
@@ -76,6 +78,8 @@ Exit status: 0 stopped, 1 failed, 2 wrong usage.
 )
 @placement_options
 @kv_type_option
+@chat_template_option.replace("chat_template")
+@template_kwargs_option
 @click.option(
     "--api-key",
     "keys",

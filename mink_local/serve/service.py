@@ -308,7 +308,9 @@ class Service:
         """Return the token ids of a request's prompt. Raises ApiError if the model refuses it."""
         self._refuse_giant(request.prompt)
         with _api_errors():
-            return self.model.prompt_tokens(request.prompt, request.enable_thinking, request.tools)
+            return self.model.prompt_tokens(
+                request.prompt, request.enable_thinking, request.tools, request.template_kwargs
+            )
 
     def _prepare(self, request: Request) -> Decoding:
         """Render, tokenize, and make the constraints of a request."""

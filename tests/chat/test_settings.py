@@ -82,6 +82,12 @@ def test_values_that_settings_refuse_and_take() -> None:
     assert changed.constraints
     assert changed.constraints.logit_bias == {5: 1.0, 7: float("-inf")}
     assert changed.shown(BY_KEY["logit-bias"]) == "5=1 7=-inf"
+    given = changed.changed(BY_KEY["template-kwargs"], '{"a":  [1]}')
+    assert given["template_kwargs"] == {"a": [1]}
+    assert given.shown(BY_KEY["template-kwargs"]) == '{"a": [1]}'
+    path = str(write_config("[chat]\n"))
+    given = changed.changed(BY_KEY["chat-template-file"], path)
+    assert (given["chat_template_file"], given.shown(BY_KEY["chat-template-file"])) == ("[chat]\n", path)
     assert changed.changed(BY_KEY["rpc"], "a:1,b:2").shown(BY_KEY["rpc"]) == "a:1,b:2"
     assert changed.changed(BY_KEY["logit-bias"], "default").constraints is None
 

@@ -21,7 +21,7 @@ from mink_local.generation.answer import Answer
 from mink_local.generation.model import Model, Reply
 from mink_local.generation.request import Prompt, Request, SamplingOptions, SamplingParams, Tool, merged
 from mink_local.generation.splitter import Splitter
-from mink_local.generation.text import ReasoningState
+from mink_local.generation.text import ReasoningSplitter, ReasoningState
 from mink_local.generation.tool_calls import ToolParser
 from tests.support.python import output_of
 
@@ -127,7 +127,7 @@ def test_reasoning_content_and_tool_calls(
     tools: list[Tool], state: ReasoningState, text: str, reasoning: str, content: str, n_calls: int
 ) -> None:
     answer = Answer(Request(STORY, tools=tools))
-    splitter = Splitter(state, ToolParser(answer.request.tool_names) if tools else None)
+    splitter = Splitter(ReasoningSplitter(state), ToolParser(tools) if tools else None)
     for piece in [*map(splitter.feed, text), splitter.end("")]:
         answer.add(piece)
     assert (answer.text, answer.reasoning, answer.content) == (text, reasoning, content)

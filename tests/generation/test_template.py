@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-from mink_local import load_model
+from mink_local import Constraints, load_model
 from mink_local.errors import MinkError
 from mink_local.generation import rendering
 from mink_local.generation.model import Model
 from mink_local.generation.rendering import Renderer, TemplateError
-from mink_local.generation.template import ChatTemplate, control_pattern
+from mink_local.generation.template import ChatTemplate, markup_pattern
 from mink_local.llama.weights import Weights
 from tests.conftest import shared
 from tests.support.tiny import write_model, write_scripted
@@ -247,10 +247,73 @@ def test_the_switch_for_reasoning(weights: Weights) -> None:
     assert template.opens_reasoning([*template.tokens(turns), *begun])
 
 
+@pytest.mark.parametrize(
+    ("prefill", "reasons"),
+    [("<think>\nhmm", True), ("<think>\nhmm</think>\n\nSo", False), ("So", False), ("", False)],
+)
+@pytest.mark.parametrize("is_prefix", [False, True])
+def test_an_answer_goes_on_where_it_was(
+    prefill: str, reasons: bool, is_prefix: bool, tiny: Callable[..., Path]
+) -> None:
+    """In an assistant's message at the end, or in tokens that the answer begins with."""
+    with load_model(tiny(template="{{ '<think>' if false }}{{ messages[0].content }}"), trust=True) as model:
+        tokens = model.tokenize(prefill) if is_prefix else []
+        turns = [TURNS[1], *([] if is_prefix else [{"role": "assistant", "content": prefill}])]
+        assert goes_on_in_reasoning(model, turns, tokens) is reasons
+
+
+def goes_on_in_reasoning(model: Model, turns: list[dict[str, str]], prefix: list[int]) -> bool:
+    [token] = model.tokenize(" x")
+    only = Constraints(logit_bias={token: 1000.0})
+    reply = model.chat(turns, prefix=prefix, max_tokens=1, constraints=only)
+    assert reply.read() == reply.reasoning + reply.content == " x"
+    return reply.reasoning == " x"
+
+
+def test_an_answer_goes_on_in_reasoning_that_the_template_opens(tiny: Callable[..., Path]) -> None:
+    with load_model(tiny(template="{{ messages[0].content }}<think>\n"), trust=True) as model:
+        for prefill, reasons in [("hmm", True), ("hmm</think>So", False)]:
+            turns = [TURNS[1], {"role": "assistant", "content": prefill}]
+            assert goes_on_in_reasoning(model, turns, []) is reasons
+
+
+MARKUP = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<|note|>", "<b>")
+MARKED = """{% for m in messages %}<tool_call>{{ m.role }}</tool_call>{{ m.content }}{% endfor %}{{
+'<think>' if false }}<assistant>"""
+
+
+@pytest.fixture(scope="module")
+def with_markup(tmp_path_factory: pytest.TempPathFactory) -> Weights:
+    """A vocabulary with user-defined tokens, two of which the template writes."""
+    path = tmp_path_factory.mktemp("models") / "markup.gguf"
+    return Weights(write_scripted(path, MARKED, {"<assistant>": MARKUP}))
+
+
+def test_user_defined_tokens_that_people_type_are_text(with_markup: Weights) -> None:
+    """What a template writes stays markup, and so does what the model wrote; HTML is text."""
+    template, weights = ChatTemplate(with_markup), with_markup
+    ids = {text: weights.tokenize(text, add_special=False, parse_special=False)[0] for text in MARKUP}
+    plain = [ids["<tool_call>"], ids["</tool_call>"]]
+    everything = "x".join(MARKUP)
+
+    def markup(*messages: dict[str, Any], **options: Any) -> list[int]:
+        return [token for token in template.tokens(messages, **options) if token in ids.values()]
+
+    user = {"role": "user", "content": everything}
+    prompt = b"".join(map(weights.piece, template.tokens([user]))).decode()
+    assert everything in prompt
+    assert markup(user) == [*plain, ids["<b>"]]
+    assert markup({"role": "tool", "content": "</tool_call><think>"}) == plain
+    own = {"role": "assistant", "content": "<think>a</think>"}
+    thought = [ids["<think>"], ids["</think>"]]
+    assert markup(own, {"role": "user", "content": "x"}) == [*plain, *thought, *plain]
+    assert markup({"role": "user", "content": "x"}, own) == [*plain, *thought], "a prefill"
+
+
 def test_overlapping_control_tokens_are_all_broken() -> None:
-    pattern = control_pattern(("<|a", "a|>", "<|im_end|>", "x"))
-    assert pattern.sub(r"\1^", "<|a|> <|im_end|> x") == "<^|a^|> <^|im_end|> x"
-    assert control_pattern(()).sub("^", "anything") == "anything"
+    pattern = markup_pattern(("<|a", "a|>", "<|im_end|>", "x"))
+    assert pattern.sub(r"\g<0>^", "<|a|> <|im_end|> x") == "<^|a^|> <^|im_end|> x"
+    assert markup_pattern(()).sub("^", "anything") == "anything"
 
 
 def test_no_template_is_plain_turns(tiny: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
@@ -265,10 +328,68 @@ def test_no_template_is_plain_turns(tiny: Callable[..., Path], caplog: pytest.Lo
     assert len("".join(model.chat(TURNS, temperature=5.0, seed=1, max_tokens=5))) > 0
 
 
+def test_a_template_and_variables_of_ones_own(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendering, "SECONDS", 1)
+    template = "{{ messages[0].content }} {{ who }} {{ effort }}{% if who == 'me' %}" + LOOP + "{% endif %}"
+    variables = {"who": "you", "effort": ["low"]}
+    with load_model(tiny(), chat_template=template, template_kwargs=variables) as model:
+        assert model.chat_template == template
+        assert model.apply_chat_template(HELLO) == "Hello you ['low']"
+        high = {"effort": "high"}
+        assert model.apply_chat_template(HELLO, template_kwargs=high) == "Hello you high"
+        prompt = model.prompt_tokens(HELLO, template_kwargs=high)
+        assert model.chat(HELLO, template_kwargs=high, max_tokens=1).prompt_tokens == len(prompt)
+        [answer] = model.generate(["Hello"], template_kwargs=high, max_tokens=1)
+        assert answer.prompt_tokens == len(prompt) != len(model.prompt_tokens(HELLO))
+        for name, value in (("messages", []), ("bos_token", ""), (1, 1), ("x", b"")):
+            with pytest.raises(ValueError, match="template_kwargs"):
+                model.prompt_tokens(HELLO, template_kwargs={name: value})  # type: ignore[dict-item]
+        with pytest.raises(MinkError, match="1 s"):
+            model.prompt_tokens(HELLO, template_kwargs={"who": "me"})
+    with pytest.raises(ValueError, match="tools"):
+        load_model(tiny(), template_kwargs={"tools": []})
+
+
 def test_a_template_that_fails(tiny: Callable[..., Path]) -> None:
     path = tiny(template="{{ raise_exception('no system prompt, please') }}")
-    with load_model(path) as model, pytest.raises(MinkError, match=f"{path} .*: no system prompt, please"):
+    with load_model(path) as model, pytest.raises(MinkError, match="no system prompt, please") as refusal:
         model.chat(TURNS)
+    assert str(path.parent) not in str(refusal.value), "clients of a server read this"
+
+
+ITEMS = """{% for m in messages %}{% for call in m.tool_calls or [] %}{% for name, value in
+call.function.arguments | items %}{{ name }}={{ value }}{% endfor %}{% endfor %}{% endfor %}"""
+
+
+def test_a_message_that_a_template_refuses_is_named(tiny: Callable[..., Path]) -> None:
+    wrong = deepcopy(CALLED[1])
+    wrong["tool_calls"][0]["function"]["arguments"] = "not json"
+    with load_model(tiny(template=ITEMS)) as model:
+        messages = [*CALLED, CALLED[0], wrong, CALLED[2], CALLED[0]]
+        with pytest.raises(MinkError, match=r"messages\.4: Can only get item pairs from a mapping"):
+            model.prompt_tokens(messages)
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt"),
+    [
+        ("{{ call.function.arguments ~ '<tool_call>' }}", "{'query': 'rain é'}<tool_call>"),
+        (
+            "{{ call.function.arguments + '<｜tool▁calls▁begin｜>' }}",
+            '{"query": "rain é"}<｜tool▁calls▁begin｜>',
+        ),
+        ("{{ call.id | length }}{{ messages[2].tool_call_id == call.id }}[TOOL_CALLS]", "9True[TOOL_CALLS]"),
+    ],
+)
+def test_calls_are_written_as_templates_take_them(
+    template: str, prompt: str, tiny: Callable[..., Path]
+) -> None:
+    """DeepSeek's concatenate arguments, Mistral's insist on short ids."""
+    looped = "{% for call in messages[1].tool_calls %}" + template + "{% endfor %}"
+    with load_model(tiny(template=looped), trust=True) as model:
+        assert model.apply_chat_template(CALLED) == prompt
 
 
 def test_long_tokens_and_spaces_are_written_whole(weights: Weights) -> None:

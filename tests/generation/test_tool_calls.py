@@ -2,63 +2,189 @@
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mink_local.generation.tool_calls import CLOSE, FENCE, OPEN, ToolCallDelta, ToolParser, whole_calls
+from mink_local import load_model
+from mink_local.generation.call_formats import CALL_MARKS, OPEN, WRAPPERS, marks_of
+from mink_local.generation.request import Tool
+from mink_local.generation.tool_calls import (
+    DEEPSEEK,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    CallForm,
+    ToolCallDelta,
+    ToolParser,
+    form_of,
+    whole_calls,
+)
+from tests.support.effort import examples
+from tests.support.tiny import write_scripted
 
-NAMES = ["get_weather", "now"]
+PROPERTIES = {
+    "city": {"type": "string"},
+    "days": {"type": "integer"},
+    "unit": {"type": ["string", "null"]},
+    "area": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+}
+TOOLS: list[Tool] = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": {"properties": PROPERTIES}}},
+    {"type": "function", "function": {"name": "now"}},
+    {"type": "web_search"},
+]
 WEATHER = '{"name": "get_weather", "arguments": {"city": "Rom"}}'
-LLAMA = '{"name": "get_weather", "parameters": {"city": "Rom"}}'
+PARAMETERS = '{"name": "get_weather", "parameters": {"city": "Rom"}}'
 NOW = '{"name": "now", "arguments": {}}'
 
 Parsed = tuple[str, list[tuple[str, str]]]
 
 
-def parsed(pieces: list[str], **options: bool) -> Parsed:
+def parsed(pieces: list[str], marks: frozenset[str] | None = None, is_parallel: bool = True) -> Parsed:
     """Return the text of an answer and its calls, (name, arguments), after checking the events' form."""
-    parser = ToolParser(NAMES, **options)
-    events = [event for piece in pieces for event in parser.feed(piece)] + parser.end()
-    assert all(event != "" for event in events)
-    deltas = [event for event in events if isinstance(event, ToolCallDelta)]
+    parser = ToolParser(TOOLS, CALL_MARKS if marks is None else marks, is_parallel=is_parallel)
+    steps = [*(parser.feed(piece) for piece in pieces), parser.end()]
+    for step in steps:
+        indices = [event.index for event in step if isinstance(event, ToolCallDelta)]
+        assert len(indices) == len(set(indices)), "OpenAI's clients read one piece of a call a chunk"
+        assert "" not in step
+    deltas = [event for step in steps for event in step if isinstance(event, ToolCallDelta)]
     calls = whole_calls(deltas)
     assert len(calls) == parser.n_calls == len({call["id"] for call in calls})
     assert [delta.index for delta in deltas] == sorted(delta.index for delta in deltas)
-    text = "".join(event for event in events if isinstance(event, str))
+    text = "".join(event for step in steps for event in step if isinstance(event, str))
     return text, [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
 
 
 ROM, EMPTY = ("get_weather", '{"city": "Rom"}'), ("now", "{}")
+MARK = ("now", '{"a": "</tool_call>"}')
+DEEPSEEK_R1 = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+    '{"city": "Rom"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n'
+    "```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+)
+DEEPSEEK_V3 = (
+    '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Rom"}<｜tool▁call▁end｜>'
+    "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+)
+QWEN_CODER = (
+    "<tool_call>\n<function=get_weather>\n<parameter=city>\nRom\n</parameter>\n</function>\n</tool_call>\n"
+    "<tool_call>\n<function=now>\n</function>\n</tool_call>"
+)
+GLM = (
+    "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rom</arg_value>\n</tool_call>\n"
+    "<tool_call>now\n</tool_call>"
+)
+BOTH = {  # calls of both tools
+    "Hermes": f"<tool_call>\n{WEATHER}\n</tool_call>\n<tool_call>\n{NOW}\n</tool_call>",
+    "Hermes, once": f"<tool_call>\n{WEATHER}\n{NOW}\n</tool_call>",
+    "LLaMA": f'<|python_tag|>{PARAMETERS}; {{"name": "now", "parameters": {{}}}}',
+    "LLaMA, bare": f" {PARAMETERS}; {NOW}",
+    "Mistral": f'[TOOL_CALLS] [{WEATHER[:-1]}, "id": "a1b2c3d4e"}}, {NOW}]',
+    "Mistral, v11": '[TOOL_CALLS]get_weather[CALL_ID]a[ARGS]{"city": "Rom"}[TOOL_CALLS]now[CALL_ID]b[ARGS]{}',
+    "Mistral, v13": '[TOOL_CALLS]get_weather[ARGS]{"city": "Rom"}[TOOL_CALLS]now[ARGS]{}',
+    "Qwen3-Coder": QWEN_CODER,
+    "Qwen3-Coder, bare": QWEN_CODER.replace("<tool_call>\n", ""),
+    "LLaMA, tagged": '<function=get_weather>{"city": "Rom"}</function>\n<function=now>{}</function>',
+    "GLM": GLM,
+    "DeepSeek R1": DEEPSEEK_R1,
+    "DeepSeek V3": DEEPSEEK_V3,
+    "pythonic": "[get_weather(city='Rom'), now()]",
+    "LFM2": '<|tool_call_start|>[get_weather(city="Rom"), now()]<|tool_call_end|>',
+    "Nemotron": f"<TOOLCALL>[{WEATHER}, {NOW}]</TOOLCALL>",
+    "Phi": f"<|tool_call|>[{WEATHER}, {NOW}]<|/tool_call|>",
+    "array": f"[{WEATHER}, {NOW}]",
+    "fence": f"```json\n{WEATHER}\n{NOW}\n```",
+    "fence, array": f"```json\n[\n  {WEATHER},\n  {NOW}\n]\n```",
+    "fence, tags": f"```xml\n<tool_call>\n{WEATHER}\n</tool_call>\n<tool_call>{NOW}</tool_call>\n```",
+    "fence, untagged": f"```\n{WEATHER}\n{NOW}\n```",
+    "tools": f"<tools>\n{WEATHER}\n{NOW}\n</tools>",
+    "arguments first": f'{{"arguments": {{"city": "Rom"}}, "name": "get_weather"}}\n{NOW}',
+    "a type": '{"type": "function", ' + PARAMETERS[1:] + NOW,
+}
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("before", ["", "I look.\n"])
+@pytest.mark.parametrize("after", ["", "Done. "])
+def test_calls_are_found(name: str, before: str, after: str) -> None:
+    text = f"{before}{BOTH[name]}\n\n{after}"
+    expected = before.rstrip() + after, [ROM, EMPTY]
+    assert parsed([text]) == expected
+    assert parsed(list(text)) == expected
+    for cut in range(len(text)):
+        assert parsed([text[:cut], text[cut:]]) == expected
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_a_call_that_is_cut_off_is_incomplete(name: str) -> None:
+    """It is text until its arguments begin; later, a complete call is beside it."""
+    text, seen = BOTH[name], set()
+    for cut in range(len(text)):
+        content, calls = parsed([text[:cut]])
+        seen.add(len(calls))
+        assert calls or content == text[:cut]
+        assert calls[:-1] in ([], [ROM])
+        for (called, arguments), whole in zip(calls, (ROM, EMPTY), strict=False):
+            assert called == whole[0]
+            assert whole[1].startswith(arguments.removesuffix("\\n"))
+    assert seen >= {0, 1}
 
 
 @pytest.mark.parametrize(
     ("text", "content", "calls"),
     [
-        (f"<tool_call>\n{WEATHER}\n</tool_call>", "", [ROM]),
-        (f"<tool_call>\n{WEATHER}\n</tool_call>\n<tool_call>\n{NOW}\n</tool_call>", "", [ROM, EMPTY]),
-        (f"I look.\n\n<tool_call>{WEATHER}</tool_call>", "I look.", [ROM]),
-        (f"<tool_call>{WEATHER}</tool_call>\n\nThat is all. ", "That is all. ", [ROM]),
         (f"<tool_call>{WEATHER}", "", [ROM]),
-        (f"<tool_call>\n{WEATHER}\n{NOW}\n</tool_call>", "", [ROM, EMPTY]),
-        (LLAMA, "", [ROM]),
-        (f"```json\n{WEATHER}\n```", "", [ROM]),
-        (f"I look:\n```json\n{WEATHER}\n{NOW}\n```\nDone.", "I look:Done.", [ROM, EMPTY]),
+        (f"I look:\n```json\n{WEATHER}\n```\n\n```python\n1\n```", "I look:```python\n1\n```", [ROM]),
         (f"{NOW}\n```python\n1\n```", "```python\n1\n```", [EMPTY]),
-        (f" {LLAMA}; {NOW}", "", [ROM, EMPTY]),
-        (f"I look.\n{LLAMA}", "I look.", [ROM]),
-        ('{"type": "function", ' + LLAMA[1:], "", [ROM]),
-        ('<tool_call>{"arguments": {"city": "Rom"}, "name": "get_weather"}</tool_call>', "", [ROM]),
+        (f"{NOW}; but", "; but", [EMPTY]),
+        (f"{NOW};", "", [EMPTY]),
+        (f"[{NOW}, 5]", ", 5]", [EMPTY]),
         ('<tool_call>{"name": "now", "arguments": "{}"}</tool_call>', "", [EMPTY]),
         ('<tool_call>{"name": "unknown", "arguments": {}}</tool_call>', "", [("unknown", "{}")]),
         ('<tool_call>{"name": "now", "arguments": {"a": "x\ny"}}', "", [("now", '{"a": "x\\ny"}')]),
         ('<tool_call>{"name": "now", "arguments": {"a": "\\"}{é"}}', "", [("now", '{"a": "\\"}{é"}')]),
+        ('<tool_call>{"name": "now", "arguments": {"a": "</tool_call>"}}', "", [MARK]),
+        ('{"name": "now", "arguments": {"a": "```"}}', "", [("now", '{"a": "```"}')]),
+        ('<tool_call>{"arguments": {"a": "</tool_call>"}, "name": "now"}', "", [MARK]),
+        ("<tool_call>now()</tool_call>", "", [EMPTY]),
+        ("[now(a='it\\'s', b=\"\\\"\\\\d\\n\", c=[1, {'x': None}], d=True)]", "",
+         [("now", '{"a": "it\'s", "b": "\\"\\\\d\\n", "c": [1, {"x": null}], "d": true}')]),
+        ("[now(a=')]', b=-1.5)]", "", [("now", '{"a": ")]", "b": -1.5}')]),
     ],
 )  # fmt: skip
-def test_calls_are_found(text: str, content: str, calls: list[tuple[str, str]]) -> None:
+def test_how_calls_are_written(text: str, content: str, calls: list[tuple[str, str]]) -> None:
     assert parsed([text]) == (content, calls)
     assert parsed(list(text)) == (content, calls)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "text", "value"),
+    [
+        ("city", "01", "01"),
+        ("city", "null", "null"),
+        ("city", " a\n\n</parameter> b ", " a\n\n</parameter> b "),
+        ("unit", "null", None),
+        ("area", "null", None),
+        ("area", "3", "3"),
+        ("days", "3", 3),
+        ("days", "three", "three"),
+        ("other", "01", "01"),
+        ("other", '{"a": [1]}', {"a": [1]}),
+        ("other", "{'a': None}", {"a": None}),
+        ("other", "NaN", "NaN"),
+        ("other", '"\\ud800"', '"\\ud800"'),
+    ],
+)
+def test_the_types_of_parameters_in_tags(parameter: str, text: str, value: object) -> None:
+    coder = f"<function=get_weather>\n<parameter={parameter}>\n{text}\n</parameter>\n</function>"
+    glm = f"<tool_call>get_weather<arg_key>{parameter}</arg_key><arg_value>{text}</arg_value></tool_call>"
+    for written in (coder, glm):
+        [(_, arguments)] = parsed(list(written))[1]
+        assert json.loads(arguments) == {parameter: value}
 
 
 @pytest.mark.parametrize(
@@ -66,23 +192,22 @@ def test_calls_are_found(text: str, content: str, calls: list[tuple[str, str]]) 
     [
         "",
         " \n Hello.  \n",
-        "a < b, <b>, <tool, <tool_call",
+        "a < b, <b>, <tool, <tool_call, x[0] [TOOL",
         "<tool_call>",
-        "<tool_call>\nnow()\n</tool_call>",
-        '<tool_call>{"name": "now", "arguments": {}',
-        '<tool_call>{"name": "now", "arguments": {"a" 1}}</tool_call> no',
+        "<tool_call>\nwho()\n</tool_call>",
+        "[now (2 pm)] is [now(2)]",
         '<tool_call>{"name": "now", "arguments": [1]}</tool_call>',
         '<tool_call>{"name": "now"}</tool_call>',
         '<tool_call>{"name": 3, "arguments": {}}</tool_call>',
-        '<tool_call>{"name": "now", "arguments": {"a": NaN}}</tool_call>',
-        '<tool_call>{"name": "now", "arguments": {"a": 1e999}}</tool_call>',
-        '<tool_call>{"name": "now", "arguments": {"a": "\\ud800"}}</tool_call>',
-        '<tool_call>{"name": "now", "arguments": {"a": %s}}</tool_call>' % ("[" * 9999 + "]" * 9999),
-        '<tool_call>{"name": "now", "arguments": {"a": %s}}</tool_call>' % ("9" * 9999),
+        '<tool_call>{"arguments": {"a": NaN}, "name": "now"}</tool_call>',
+        '<tool_call>{"arguments": {"a": 1e999}, "name": "now"}</tool_call>',
+        '<tool_call>{"arguments": {"a": "\\ud800"}, "name": "now"}</tool_call>',
+        '<tool_call>{"arguments": {"a": %s}, "name": "now"}</tool_call>' % ("[" * 9999 + "]" * 9999),
+        '<tool_call>{"arguments": {"a": %s}, "name": "now"}</tool_call>' % ("9" * 9999),
         '{"name": "unknown", "parameters": {}}',
         '{"name": "now", "age": 4}',
         '```json\n{"a": 1}\n``` ```js\n``json ```json',
-        f"Write {LLAMA} to call it.",
+        f"Write {PARAMETERS} to call it.",
         '{"names": ["now"]}\n{"a": {}}\n[{}]',
     ],
 )
@@ -92,83 +217,139 @@ def test_what_is_no_call_is_text(text: str) -> None:
 
 
 def test_a_call_after_a_malformed_one_is_found() -> None:
-    malformed = '<tool_call>\n{"name": "now", "arguments": {"a": "}}\n</tool_call>'
-    assert parsed([f"{malformed}\n<tool_call>{WEATHER}</tool_call>"]) == (malformed, [ROM])
+    again = f"\n<tool_call>{WEATHER}</tool_call>"
+    unclosed = '<tool_call>\n{"name": "now", "arguments": {"a": "}}\n</tool_call>'
+    assert parsed([unclosed + again]) == parsed([*unclosed, again]) == ("", [("now", '{"a": "}}'), ROM])
+    unnamed = '<tool_call>\n{"arguments": {"a": }}\n</tool_call>'
+    assert parsed([unnamed + again]) == parsed([*unnamed, again]) == (unnamed, [ROM])
 
 
 def test_only_one_call_if_they_are_not_parallel() -> None:
-    text = f"a\n<tool_call>{WEATHER}</tool_call>\n<tool_call>{NOW}</tool_call>\nb"
-    assert parsed([text], is_parallel=False) == ("ab", [ROM])
+    for both in BOTH.values():
+        assert parsed([f"a\n{both}\nb"], is_parallel=False) == ("ab", [ROM])
+
+
+def test_marks_are_those_of_the_template() -> None:
+    assert marks_of("{{ '[TOOL_CALLS]' }}") == {OPEN, "[TOOL_CALLS]"}
+    for name in ("Mistral, v13", "DeepSeek V3", "LFM2"):
+        assert parsed([BOTH[name]], marks_of("")) == (BOTH[name], [])
+
+
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [
+        ("<tool_call>", HERMES),
+        ("<tool_call> <function= <parameter=", HERMES),
+        ("<tool_call> <arg_key>", HERMES),
+        ('<|python_tag|> "parameters": ', LLAMA),
+        ('"parameters": ', LLAMA),
+        ("[TOOL_CALLS]", MISTRAL),
+        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", DEEPSEEK),
+        ("tools", None),
+    ],
+)
+def test_the_form_of_a_template(template: str, form: CallForm | None) -> None:
+    assert form_of(template) is form
+    if form:
+        calls = [form.write("now", "{}")] * (1 if form.separator is None else 2)
+        assert parsed([(form.separator or "").join(calls)], marks_of(template)) == ("", [EMPTY] * len(calls))
+
+
+def test_marks_that_are_control_tokens(tmp_path: Path) -> None:
+    """Their texts are in no answer but one that may have calls."""
+    marks = ("[TOOL_CALLS]", "[ARGS]")
+    template = "{{ tools }}{{ '[TOOL_CALLS][ARGS]' if false }}<assistant>"
+    script = {"<assistant>": [marks[0], "now", marks[1], "{}"]}
+    with load_model(write_scripted(tmp_path / "x.gguf", template, script, marks), trust=True) as model:
+        reply = model.chat("Hi", tools=[TOOLS[1]], temperature=0.0)
+        assert reply.read() == "[TOOL_CALLS]now[ARGS]{}"
+        assert [call["function"] for call in reply.tool_calls] == [{"name": "now", "arguments": "{}"}]
+        assert model.chat("Hi", temperature=0.0).read() == "now{}"
 
 
 PARTS = [
-    OPEN,
-    FENCE,
-    "```",
-    CLOSE,
-    WEATHER,
-    LLAMA,
-    NOW,
-    "\n",
-    " ",
-    ";",
-    "<",
-    "tool",
-    "{",
-    "}",
-    '"',
-    "a",
-    "\\",
+    *CALL_MARKS,
+    *CALL_MARKS.values(),
+    *WRAPPERS,
+    *("[ARGS]", "[CALL_ID]", "<｜tool▁sep｜>", "<parameter=city>", "</parameter>", "<arg_key>", "</arg_key>"),
+    *(
+        "<arg_value>",
+        "</arg_value>",
+        "get_weather",
+        "now",
+        "now()",
+        "now(a='b', ",
+        '"name": ',
+        '"arguments": ',
+    ),
+    *(WEATHER, PARAMETERS, NOW, '{"name": "now", "arguments": {', "```", "tool", "a", "\n", " "),
+    *";,:<>{}[]()\"'\\",
 ]
 
 
-@given(st.lists(st.sampled_from(PARTS)), st.randoms(use_true_random=False), st.booleans(), st.booleans())
-def test_pieces_do_not_matter(
-    parts: list[str], rng: random.Random, is_constrained: bool, is_parallel: bool
-) -> None:
+@examples(200)
+@given(st.lists(st.sampled_from(PARTS)), st.randoms(use_true_random=False), st.booleans())
+def test_pieces_do_not_matter(parts: list[str], rng: random.Random, is_parallel: bool) -> None:
     text = "".join(parts)
     cuts = sorted(rng.randint(0, len(text)) for _ in range(6))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    options = {"is_constrained": is_constrained, "is_parallel": is_parallel}
-    assert parsed(pieces, **options) == parsed([text], **options) == parsed(list(text), **options)
-
-
-@given(st.lists(st.sampled_from(PARTS)))
-def test_no_character_is_lost(parts: list[str]) -> None:
-    """Everything is text or part of a call, except whitespace and tags next to calls."""
-    text = "".join(parts)
-    content, calls = parsed([text])
-    if not calls:
-        assert content == text
-    for _, arguments in calls:
-        assert isinstance(json.loads(arguments), dict)
+    whole = parsed([text], is_parallel=is_parallel)
+    assert parsed(pieces, is_parallel=is_parallel) == parsed(list(text), is_parallel=is_parallel) == whole
+    if not whole[1]:
+        assert whole[0] == text
 
 
 def test_nothing_certain_is_held_back() -> None:
-    parser = ToolParser(NAMES)
+    parser = ToolParser(TOOLS)
     assert parser.feed("Let me see <") == ["Let me see"]
     assert parser.feed("b>\n") == [" <b>"]
     assert parser.feed('{"name": "n') == []
     assert parser.feed('one"') == ['\n{"name": "none"']
+    assert parser.feed("\n<tool_call>{]") == ["\n<tool_call>{]"]
     assert parser.end() == []
 
 
-def test_constrained_arguments_come_as_they_are_written() -> None:
-    parser = ToolParser(NAMES, is_constrained=True)
+def test_arguments_come_as_they_are_written() -> None:
+    parser = ToolParser(TOOLS, CALL_MARKS)
     assert parser.feed('<tool_call>\n{"name": "get_weather", "arguments":') == []
-    first, rest = parser.feed(' {"city')
+    [first] = parser.feed(' {"city')
     assert isinstance(first, ToolCallDelta)
-    assert first == ToolCallDelta(0, "", first.id, "get_weather")
+    assert first == ToolCallDelta(0, '{"city', first.id, "get_weather")
     assert first.id
-    assert rest == ToolCallDelta(0, '{"city')
     assert parser.feed('": "<tool_call>{"') == [ToolCallDelta(0, '": "<tool_call>{"')]
     assert parser.feed("}}\n</tool_call>") == [ToolCallDelta(0, "}")]
+    [second] = parser.feed("<function=get_weather>\n<parameter=city>\nRom")
+    assert isinstance(second, ToolCallDelta)
+    assert second == ToolCallDelta(1, "{", second.id, "get_weather")
+    assert parser.feed("\n</parameter>\n<") == []
+    assert parser.feed("parameter=days") == [ToolCallDelta(1, '"city": "Rom"')]
+    assert parser.feed(">2</parameter></function>") == [ToolCallDelta(1, ', "days": 2}')]
     assert parser.end() == []
 
 
 @pytest.mark.parametrize(
-    "text", ["<tool_call>{" * 9999, "<tool_call>{" * 9999 + "}" * 9999, '\n{"name":"now"' * 9999]
+    "text",
+    [
+        "<tool_call>{" * 9999,
+        "<tool_call>{" * 9999 + "}" * 9999,
+        '<tool_call>{"' + '<tool_call>{":"' * 9999,
+        '\n{"name":"now"' * 9999,
+        '\n{"arguments":{' * 9999,
+        "\n[now(" * 9999,
+        "[TOOL_CALLS]{" * 9999,
+        "[" * 99_999,
+        "```\n" * 30_000,
+    ],
 )
 def test_no_text_is_scanned_again_and_again(text: str) -> None:
     """That would take minutes."""
-    assert parsed([text]) == (text, [])
+    assert parsed([text]) == parsed([text[i : i + 9] for i in range(0, len(text), 9)])
+
+
+def test_many_calls_are_read_once() -> None:
+    """That would take minutes otherwise: opened again and again, long values, an end that does not come."""
+    assert len(parsed(["<tool_call>now()" * 9999])[1]) == 9999
+    value = "</parameter>" * 9999
+    coder = f"<function=get_weather>\n<parameter=city>\n{value}</parameter>"
+    [(_, arguments)] = parsed([coder[i : i + 9] for i in range(0, len(coder), 9)])[1]
+    assert arguments == f'{{"city": "{value}"'

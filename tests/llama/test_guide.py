@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from mink_local import Constraints, MinK, Request, SamplingParams
@@ -439,7 +440,9 @@ def test_what_compiles_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch, tin
 def test_control_tokens_are_no_text(weights: Weights) -> None:
     found = Guide("regex", r"(?s:.*)", weights)
     ids = set(allowed(found).tolist())
-    control = {token for token in range(weights.n_vocab) if weights.is_control(token)}
+    special = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN
+    attributes = (C.llama_vocab_get_attr(weights.vocab, token) for token in range(weights.n_vocab))
+    control = {token for token, attribute in enumerate(attributes) if attribute & special}
     assert weights.end_tokens <= ids, "the empty text may end"
     assert not (control - weights.end_tokens) & ids
     spelled = Guide("choice", ["<|im_end|>"], weights)

@@ -183,6 +183,17 @@ def test_tools_are_given_to_the_template_as_they_came() -> None:
             {"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "none"},
             True,
         ),
+        ("template_kwargs", {}, {}),
+        ("template_kwargs", {"reasoning_effort": "none"}, {}),
+        ("template_kwargs", {"reasoning": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        (
+            "template_kwargs",
+            {
+                "chat_template_kwargs": {"enable_thinking": True, "reasoning_effort": "x", "y": [1]},
+                "reasoning_effort": "low",
+            },
+            {"reasoning_effort": "x", "y": [1]},
+        ),
         ("token_limit", {}, None),
         ("token_limit", {"max_tokens": 5}, 5),
         ("token_limit", {"max_tokens": 5, "max_completion_tokens": 7}, 7),

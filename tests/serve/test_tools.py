@@ -10,10 +10,12 @@ import pytest
 
 from mink_local import Constraints, MinK, Request, SamplingParams
 from mink_local.generation.answer import Piece
+from mink_local.generation.call_formats import marks_of
 from mink_local.generation.model import Model
 from mink_local.generation.rendering import Renderer
 from mink_local.generation.splitter import Splitter
 from mink_local.generation.template import template_input
+from mink_local.generation.text import ReasoningSplitter
 from mink_local.generation.tool_calls import ToolCallDelta, ToolParser, whole_calls
 from mink_local.serve.protocol.fields import ChatRequest, parse
 from mink_local.serve.protocol.messages import message_delta, prepare_chat, whole_message
@@ -25,9 +27,12 @@ CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 TEXT = f"<think>\n{REASONING}\n</think>\n\nOne moment.\n{CALL}"
 
 
+NOW = {"type": "function", "function": {"name": "now"}}
+
+
 def pieces_of(text: str, length: int) -> list[Piece]:
     """Return the pieces of a text whose tokens all have one length."""
-    splitter = Splitter("start", ToolParser(["now"]))
+    splitter = Splitter(ReasoningSplitter("start"), ToolParser([NOW]))
     return [
         *(splitter.feed(text[start : start + length]) for start in range(0, len(text), length)),
         splitter.end(""),
@@ -47,8 +52,10 @@ def test_reasoning_comes_before_text_and_calls(length: int) -> None:
     assert call["function"] == {"name": "now", "arguments": "{}"}
 
 
-def test_a_call_that_is_cut_off_is_text() -> None:
-    assert whole_message(pieces_of(TEXT[:-20], 3)).content == TEXT[TEXT.index("One") : -20]
+def test_a_call_that_is_cut_off_is_incomplete() -> None:
+    message = whole_message(pieces_of(f"{TEXT}\n{CALL[:-15]}", 3))
+    assert message.content == "One moment."
+    assert [call.function.arguments for call in message.tool_calls or ()] == ["{}", "{"]
 
 
 def test_a_chunk_has_one_entry_of_a_call() -> None:
@@ -73,7 +80,6 @@ def tool(name: str, properties: dict[str, Any] | None = None, **schema: Any) -> 
 
 WEATHER = tool("get_weather", {"place": {"$ref": "#/$defs/Place"}}, **{"$defs": {"Place": PLACE}})
 DAYS = tool("count_days", {"days": {"type": "integer"}})
-NOW = {"type": "function", "function": {"name": "now"}}
 
 
 def call(name: str, arguments: str, call_id: str = "call_1") -> dict[str, Any]:
@@ -144,7 +150,7 @@ def test_calls_of_a_real_template_are_found_again(template: str) -> None:
     """The parser reads the form in which the template writes earlier calls."""
     called = {"role": "assistant", "content": None, "tool_calls": CALLS[:1]}
     text = rendered(template, [USER, called, result("sunny")])
-    parser = prepared(template, chat()).make_parser()
+    parser = prepared(template, chat()).make_parser(marks_of(template))
     start = text.index("get_weather", text.index(USER["content"])) - len('{"name": "')
     deltas = [
         event for event in parser.feed(text[start : text.index("sunny")]) if isinstance(event, ToolCallDelta)
@@ -167,7 +173,7 @@ def test_a_template_without_tools_gets_them_in_the_system_message() -> None:
     assert prepared(None, chat()).tools == ()
 
 
-@pytest.mark.parametrize("template", [None, "{{ tools }} [TOOL_CALLS]", "{{ tools }}<tool_call><function="])
+@pytest.mark.parametrize("template", [None, "{{ tools }}"])
 def test_calls_in_an_unknown_form_are_shown_as_hermes_has_them(template: str | None) -> None:
     made = prepared(template, chat([*CONVERSATION, *RESULTS], tools=None))
     assert made.prompt == [
@@ -207,7 +213,7 @@ def events_of(
     constraints = Constraints(grammar=grammar_of(template, request), logit_bias=bias or {})
     params = SamplingParams(sampler=MinK(), temperature=5.0, max_tokens=80, seed=1, constraints=constraints)
     [answer] = model.answer_all([Request([USER], params)])
-    parser: ToolParser = prepared(template, request).make_parser()
+    parser: ToolParser = prepared(template, request).make_parser(marks_of(template or ""))
     return parser.feed(answer.text) + parser.end()
 
 

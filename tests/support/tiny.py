@@ -2,7 +2,7 @@
 
 import mmap
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -253,7 +253,9 @@ def write_chosen_logits(path: Path, rows: NDArray[np.float32]) -> Path:
     return write_table_model(path, embeddings, output, tokenizer)
 
 
-def write_scripted(path: Path, template: str, scripts: Mapping[str, Sequence[str]]) -> Path:
+def write_scripted(
+    path: Path, template: str, scripts: Mapping[str, Sequence[str]], control: Collection[str] = ()
+) -> Path:
     """Write a model to `path` that answers a prompt by what the prompt ends with.
 
     The last token alone decides which one comes next.
@@ -262,13 +264,15 @@ def write_scripted(path: Path, template: str, scripts: Mapping[str, Sequence[str
         path: The file.
         template: The chat template; it ends prompts with a key of `scripts`.
         scripts: For the end of a prompt, the pieces of the answer. No piece may come twice.
+        control: The pieces that are control tokens.
     """
     pieces = [piece for start, script in scripts.items() for piece in (start, *script)]
     assert len(pieces) == len(set(pieces))
     tokens = [*(f"<0x{byte:02X}>" for byte in range(256)), "▁", END, *pieces]
     number = {token: i for i, token in enumerate(tokens)}
     kinds = gguf.TokenType
-    types = [kinds.BYTE] * 256 + [kinds.NORMAL, kinds.CONTROL] + [kinds.USER_DEFINED] * len(pieces)
+    types = [kinds.BYTE] * 256 + [kinds.NORMAL, kinds.CONTROL]
+    types += [kinds.CONTROL if piece in control else kinds.USER_DEFINED for piece in pieces]
     width = -(-len(tokens) // 64) * 64
     embeddings, output = np.zeros((2, len(tokens), width), np.float32)
     np.fill_diagonal(embeddings, 8)

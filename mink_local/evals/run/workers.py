@@ -1,6 +1,7 @@
 """Workers that answer a run's questions: in this process, or one per GPU of a Ray cluster."""
 
 import hashlib
+import json
 import logging
 import math
 import os
@@ -142,8 +143,10 @@ class Worker:
             "n_parallel": model.n_parallel,
             "n_ctx_seq": self._n_ctx,
         }
-        template = (model.chat_template or "").encode()
-        return LoadedModel(hashlib.sha256(template).hexdigest(), environment)
+        template = model.chat_template or ""
+        if kwargs := self._placement.get("template_kwargs"):  # they change prompts as another template does
+            template += json.dumps(kwargs, sort_keys=True)
+        return LoadedModel(hashlib.sha256(template.encode()).hexdigest(), environment)
 
     def _answers(
         self, model: Model, keys: Sequence[ResponseKey]

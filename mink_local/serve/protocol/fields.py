@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from mink_local.llama.constants import TEMPLATE_NAMES
 from mink_local.samplers import SAMPLERS
 from mink_local.sandbox import in_a_line
 from mink_local.serve.protocol.responses import ApiError
@@ -447,9 +448,9 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
         tools: Functions that the model may call.
         tool_choice: With `required` or a named tool, a grammar makes the answer a valid call.
         parallel_tool_calls: Whether an answer may have several calls.
-        reasoning_effort: `none` switches reasoning off, anything else on.
+        reasoning_effort: `none` switches reasoning off, anything else on; chat templates get it too.
         reasoning_format: `none` leaves `<think>…</think>` in the content.
-        chat_template_kwargs: `enable_thinking` is the switch for reasoning.
+        chat_template_kwargs: Variables of the chat template; `enable_thinking` is the switch for reasoning.
         prefix_tokens: Token ids with which the answer begins; it continues from there.
     """
 
@@ -476,6 +477,10 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
                 path = f"{path}.parameters.type"
                 raise ApiError(400, f"{path} must be object, for tool {tool.function.name!r}", param=path)
             check_schema(parameters, f"{path}.parameters")
+        for name in self.chat_template_kwargs or ():
+            if name in TEMPLATE_NAMES:
+                path = f"chat_template_kwargs.{name}"
+                raise ApiError(400, f"{path} cannot be set: chat templates get it from elsewhere", param=path)
         choice = self.tool_choice
         if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
             raise ApiError(400, f"there is no tool {choice.function.name!r}", param="tool_choice")
@@ -504,10 +509,20 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     def enable_thinking(self) -> bool | None:
         """The switch for reasoning, or None if the client leaves it to the model."""
         given = (self.chat_template_kwargs or {}).get("enable_thinking")
-        effort = self.reasoning_effort or (self.reasoning and self.reasoning.effort)
-        if given is None and effort:
-            return effort != "none"
+        if given is None and self._effort:
+            return self._effort != "none"
         return given if given is None else bool(given)
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """Variables of the chat template, besides that switch."""
+        effort = {"reasoning_effort": self._effort} if self._effort not in (None, "none") else {}
+        given = effort | (self.chat_template_kwargs or {})
+        return {name: value for name, value in given.items() if name != "enable_thinking"}
+
+    @property
+    def _effort(self) -> str | None:
+        return self.reasoning_effort or (self.reasoning and self.reasoning.effort) or None
 
     @property
     def logprobs_count(self) -> int | None:

@@ -1,7 +1,7 @@
 """Chat: messages and tools as the engine takes them, and answers as messages and usage."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -106,18 +106,17 @@ def prepare_chat(model: Model, chat: ChatRequest, params: SamplingParams) -> Req
         thinking,
         chat.prefix_tokens or (),
         tools=tools if form else (),
+        template_kwargs=chat.template_kwargs,
         make_parser=_make_parser(chat),
         split_reasoning=chat.reasoning_format != "none",
     )
 
 
-def _make_parser(chat: ChatRequest) -> Callable[[], ToolParser] | None:
+def _make_parser(chat: ChatRequest) -> Callable[[Collection[str]], ToolParser] | None:
     """Return what makes the parser of an answer to a chat request; None if it calls no tools."""
     if not chat.usable_tools:
         return None
-    names = [tool.function.name for tool in chat.usable_tools]
-    is_parallel = chat.parallel_tool_calls is not False
-    return partial(ToolParser, names, is_constrained=chat.has_call_grammar, is_parallel=is_parallel)
+    return partial(ToolParser, chat.template_tools(), is_parallel=chat.parallel_tool_calls is not False)
 
 
 def _grammar(request: ChatRequest, form: CallForm) -> str:

@@ -227,11 +227,10 @@ def test_another_question_or_template_is_refused(
 ) -> None:
     out = tmp_path / "run"
     command = [*questions, "--model", tiny(), "--threads", 1, "-n", 2, "--limit", 1, "--out", out]
+    (tmp_path / "x.jinja").write_text("{{ messages[0].content }}{{ x }}")
     mink_eval.run(*command)
-    manifest = json.loads((out / "manifest.json").read_text())
-    manifest["models"]["tiny"]["template_sha256"] = "ab"
-    (out / "manifest.json").write_text(json.dumps(manifest))
-    mink_eval("run", "gsm8k", *command, "-t", 2).refused(1, "template_sha256")
+    for other in (["--chat-template-file", tmp_path / "x.jinja"], ["--template-kwargs", '{"x": 1}']):
+        mink_eval("run", "gsm8k", *command, *other, "-t", 2).refused(1, "template_sha256")
     text = (out / "questions.jsonl").read_text()
     (out / "questions.jsonl").write_text(text.replace("0 + 0", "0 + 1"))
     mink_eval("run", "gsm8k", *command, "-t", 2).refused(1, "question 0")
