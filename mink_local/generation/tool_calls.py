@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from mink_local.generation.call_formats import (
     CALL_ENDS,
@@ -61,17 +61,19 @@ def whole_calls(deltas: Iterable[ToolCallDelta]) -> list[dict[str, Any]]:
     """Return the entries of `message.tool_calls` in OpenAI's format."""
     return [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in _merged(deltas)
-        if isinstance(call, ToolCallDelta)
+        for call in merged(deltas)
     ]
 
 
-def _merged(events: Iterable[Event]) -> Iterator[Event]:
+EventT = TypeVar("EventT", bound=Event)
+
+
+def merged(events: Iterable[EventT]) -> Iterator[EventT]:
     """Join consecutive texts, and consecutive pieces of a call."""
     for index, group in groupby(events, lambda event: None if isinstance(event, str) else event.index):
         pieces: list[Any] = list(group)
         if index is None:
-            yield "".join(pieces)
+            yield "".join(pieces)  # type: ignore[misc]
         else:
             yield replace(pieces[0], arguments="".join(piece.arguments for piece in pieces))
 
@@ -132,7 +134,7 @@ class ToolParser:
         self._text += text
         next(self._reading)
         events, self._events = self._events, []
-        return [event for event in _merged(events) if event]
+        return [event for event in merged(events) if event]
 
     def end(self) -> list[Event]:
         """Return what was held back."""

@@ -54,6 +54,13 @@ def test_reasoning_comes_before_text_and_calls(length: int) -> None:
     assert call["function"] == {"name": "now", "arguments": "{}"}
 
 
+def test_a_chunk_has_one_entry_for_a_call() -> None:
+    """Also if it is made of several pieces."""
+    builder = built(f"{CALL}\n{CALL}", 1)
+    calls = builder.delta().tool_calls
+    assert [(call.index, call.function.arguments) for call in calls or ()] == [(0, "{}"), (1, "{}")]
+
+
 def test_tokens_of_reasoning_are_counted() -> None:
     assert built(TEXT, 1).n_reasoning == TEXT.index("</think>") + len("</think>") - len("<think>")
     assert built("No reasoning.", 1).n_reasoning == 0

@@ -20,6 +20,7 @@ from mink_local.generation.tool_calls import (
     ToolParser,
     calls_grammar,
     form_of,
+    merged,
     whole_calls,
 )
 from mink_local.llama.constraints import Constraints
@@ -209,7 +210,7 @@ class MessageBuilder:
     def delta(self) -> MessageDelta:
         """Return what was added since the last delta, perhaps nothing."""
         delta = MessageDelta(content=self._text or UNSET)
-        self._describe(delta, [_call_delta(call) for call in self._calls])
+        self._describe(delta, [_call_delta(call) for call in merged(self._calls)])
         self._text = self._reasoning = ""
         self._calls = []
         return delta
