@@ -56,21 +56,12 @@ Event = str | ToolCallDelta
 """A piece of the answer's text, or of a call."""
 
 
-def whole_calls(deltas: Iterable[ToolCallDelta]) -> list[dict[str, Any]]:
-    """Return the entries of `message.tool_calls` in OpenAI's format."""
-    return [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in _merged(deltas)
-        if isinstance(call, ToolCallDelta)
-    ]
-
-
-def _merged(events: Iterable[Event]) -> Iterator[Event]:
+def merged(events: Iterable[EventT]) -> Iterator[EventT]:
     """Join consecutive texts, and consecutive pieces of a call."""
     for index, group in groupby(events, lambda event: None if isinstance(event, str) else event.index):
         pieces: list[Any] = list(group)
         if index is None:
-            yield "".join(pieces)
+            yield "".join(pieces)  # type: ignore[misc]
         else:
             yield replace(pieces[0], arguments="".join(piece.arguments for piece in pieces))
 
@@ -131,7 +122,7 @@ class ToolParser:
         self._text += text
         next(self._reading)
         events, self._events = self._events, []
-        return [event for event in _merged(events) if event]
+        return [event for event in merged(events) if event]
 
     def end(self) -> list[Event]:
         """Return what was held back."""

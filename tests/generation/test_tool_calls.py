@@ -20,8 +20,8 @@ from mink_local.generation.tool_calls import (
     ToolCallDelta,
     ToolParser,
     form_of,
-    whole_calls,
 )
+from tests.support.calls import whole_calls
 from tests.support.effort import examples
 from tests.support.tiny import write_scripted
 

@@ -16,11 +16,12 @@ from mink_local.generation.rendering import Renderer
 from mink_local.generation.splitter import Splitter
 from mink_local.generation.template import template_input
 from mink_local.generation.text import ReasoningSplitter
-from mink_local.generation.tool_calls import ToolCallDelta, ToolParser, whole_calls
+from mink_local.generation.tool_calls import ToolCallDelta, ToolParser
 from mink_local.serve.protocol.fields import ChatRequest, parse
 from mink_local.serve.protocol.messages import message_delta, prepare_chat, whole_message
 from mink_local.serve.protocol.responses import ApiError
 from tests.conftest import shared
+from tests.support.calls import whole_calls
 
 REASONING = "Shall I write <tool_call>? Yes."
 CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'

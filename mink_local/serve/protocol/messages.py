@@ -18,9 +18,11 @@ from mink_local.generation.tool_calls import (
     LLAMA,
     NO_PARAMETERS,
     CallForm,
+    ToolCallDelta,
     ToolParser,
     calls_grammar,
     form_of,
+    merged,
 )
 from mink_local.llama.constraints import Constraints
 from mink_local.llama.guide import check
@@ -186,20 +188,20 @@ def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
 
 def message_delta(pieces: Sequence[Piece]) -> MessageDelta:
     """Return what pieces of an answer add to its message, perhaps nothing."""
-    calls: dict[int, ResponseToolCall] = {}
-    for delta in (delta for piece in pieces for delta in piece.tool_calls):
-        if delta.index not in calls:  # clients take one entry of a call from a chunk
-            calls[delta.index] = ResponseToolCall(index=delta.index, function=FunctionCall(arguments=""))
-        call = calls[delta.index]
-        if delta.id and delta.name:
-            call.id, call.type, call.function.name = delta.id, "function", delta.name
-        call.function.arguments += delta.arguments
     message = MessageDelta(content="".join(piece.content for piece in pieces) or UNSET)
     if reasoning := "".join(piece.reasoning for piece in pieces):
         message.reasoning_content = message.reasoning = reasoning
-    if calls:
-        message.tool_calls = list(calls.values())
+    # Clients take one entry of a call from a chunk.
+    if calls := [_call_delta(delta) for delta in merged(d for piece in pieces for d in piece.tool_calls)]:
+        message.tool_calls = calls
     return message
+
+
+def _call_delta(delta: ToolCallDelta) -> ResponseToolCall:
+    call = ResponseToolCall(index=delta.index, function=FunctionCall(arguments=delta.arguments))
+    if delta.id and delta.name:
+        call.id, call.type, call.function.name = delta.id, "function", delta.name
+    return call
 
 
 def whole_message(pieces: Sequence[Piece]) -> AssistantMessage:
