@@ -163,13 +163,16 @@ def said_of(judge: str, known: pd.DataFrame) -> str:
     weights = own["responses"].to_numpy()
     mean = {name: float(np.average(own[name], weights=weights)) for name in ("near", "error")}
     exact = float(np.average([one.value for one in own["exact"]], weights=weights))
-    broken = own[own["kind"] != WHOLE]
+    broken, whole = own[own["kind"] != WHOLE], own[own["kind"] == WHOLE]
     missed = float(np.average(broken["missed"], weights=broken["responses"])) if len(broken) else 0.0
+    alarms = "".join(
+        f", calls {percent(1 - one.value)}% of the whole ones collapsed" for one in whole["exact"]
+    )
     return (
         f"Calibration: {judge} names the right sentence in {percent(exact)}% of "
         f"{count(int(weights.sum()), 'response')} whose collapse is known, one within a sentence of it in "
-        f"{percent(mean['near'])}%, and misses {percent(missed)}% of the collapses; its noise is off by "
-        f"{points(mean['error'])} points on average."
+        f"{percent(mean['near'])}%{alarms}, and misses {percent(missed)}% of the collapses; its noise is off "
+        f"by {points(mean['error'])} points on average."
     )
 
 

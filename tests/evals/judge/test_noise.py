@@ -201,6 +201,7 @@ def test_a_judge_is_calibrated(
     assert kinds[SALAD]["exact"][0] < 1
     shown = " ".join(mink_eval("report", run).succeeded().stdout.split())
     assert "Calibration: judge-1 at" in shown
+    assert "calls 0.0% of the whole ones collapsed" in shown
     assert sum(body["messages"][0]["content"].count(": solution]") for body in server.bodies) > 12
 
 
