@@ -51,7 +51,10 @@ Examples:
   mink-eval run my-questions.jsonl --model ./mine.gguf --temp 5
   mink-eval report mink-eval-run
   mink-eval judge mink-eval-run --judge ./larger.gguf
+  mink-eval noise mink-eval-run --judge ./larger.gguf --calibrate
+  mink-eval people mink-eval-run --sampler min-k --sampler top-n-sigma
   mink-eval coverage --model ./mine.gguf
+  mink-eval steps --model ./mine.gguf --text novel.txt
   mink-eval frontier --model ./small.gguf --reference ./large.gguf --text novel.txt
   mink-eval quants ./mine-Q8_0.gguf ./mine-Q5_K_M.gguf ./mine-Q4_K_M.gguf
   mink-eval quants ./mine-Q8_0.gguf --kv-type f16 q8_0 q4_0
@@ -727,7 +730,7 @@ JUDGE_OPTIONS = (
         type=click.IntRange(min=200),
         default=6000,
         metavar="N",
-        help="Maximum number of characters of a response to show the judge, which is told of any cut.",
+        help="Maximum number of characters of a response to show the judge.",
     ),
     parallel_option.replace(
         type=AutoOrInt(min=1, max=64),

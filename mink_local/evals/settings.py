@@ -8,10 +8,15 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import pandas as pd
+
 from mink_local.errors import DataError, GenerationError
 from mink_local.evals.inputs import DATE, file_sha256
-from mink_local.evals.measurement import Measurement
-from mink_local.evals.store import R, Store
+from mink_local.evals.measurement import Measurement, Results
+from mink_local.evals.report.report import Report, Section
+from mink_local.evals.stats import few_clusters
+from mink_local.evals.store import R, Store, public
+from mink_local.evals.tables import Table, count
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
 from mink_local.generation.slots import RowReader
@@ -163,6 +168,33 @@ class SettingsMeasurement(RowMeasurement[R], Generic[R, Unit]):
             ]
             store.begin_session(placement=[model.placement for model in models], **self.session)
             yield from self.measure_units(units, models, opened)
+
+
+def settings_report(
+    results: Results,
+    title: str,
+    sections: Sequence[Section],
+    printed: Table,
+    clusters: tuple[int, int, str],
+    **frames: pd.DataFrame,
+) -> Report:
+    """Return the report of a measurement of settings.
+
+    Args:
+        clusters: Number of units that the intervals are over, number excluded because they lack a setting,
+            and what a unit is called: (60, 0, "prompt").
+        frames: Content of the JSON; `settings` is also written as CSV.
+    """
+    name = results.manifest["measures"]
+    n, n_left_out, noun = clusters
+    few = few_clusters(n, f"{noun}s")
+    notes = list(filter(None, [results.rows.left_out, few]))
+    if n_left_out:
+        notes.append(f"{count(n_left_out, noun)} excluded: not measured with every setting yet.")
+    about = {**public(results.manifest), f"n_{noun}s": n}
+    del about["sessions"]
+    csv = {name: frames["settings"]}
+    return Report(name, title, notes, sections, [printed], about=about, frames=frames, csv=csv)
 
 
 def cuts(settings: Sequence[SamplerSetting]) -> Iterator[tuple[Sampler, float, list[int]]]:

@@ -20,9 +20,9 @@ from mink_local.evals.figures import NOTE, Picture, panels
 from mink_local.evals.frontier.measure import read_paragraphs
 from mink_local.evals.inputs import DATE, file_sha256
 from mink_local.evals.measurement import Measurement, Results
-from mink_local.evals.report.report import Report, Section, settings_report
+from mink_local.evals.report.report import Report, Section
 from mink_local.evals.run.records import seed_of
-from mink_local.evals.settings import described
+from mink_local.evals.settings import described, settings_report
 from mink_local.evals.stats import share
 from mink_local.evals.store import Store
 from mink_local.evals.tables import Format, Table, count, percent, temperature_name, with_interval

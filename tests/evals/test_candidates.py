@@ -1,5 +1,6 @@
 """`mink-eval candidates`: the candidates of one token."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mink_local.errors import MinkError
+from mink_local.evals import candidates
 from mink_local.evals.candidates import next_step, plot
 from mink_local.generation.model import Model
 from mink_local.generation.sampling_step import sampling_step
@@ -53,3 +55,17 @@ def test_a_picture_of_any_text(logits: NDArray[np.float32], tmp_path: Path) -> N
     for path in (tmp_path / "step.parrot", tmp_path / "no" / "step.png"):
         with pytest.raises(MinkError, match=path.name):
             plot(step, ["a"], path)
+
+
+def test_tokens_are_shown_as_they_are(
+    smollm2: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A token's text may be what Rich takes for markup or for an emoji."""
+    step = next_step(smollm2, PROMPT, ANSWER)
+    monkeypatch.setattr(candidates, "load_model", lambda *_, **__: nullcontext(smollm2))
+    monkeypatch.setattr(candidates, "next_step", lambda *_: step)
+    texts = iter(["[/x]", "[red]", ":smile:"])
+    monkeypatch.setattr(candidates, "token_name", lambda *_: next(texts, "a"))
+    candidates.show_candidates(PROMPT, "any", ANSWER, [], [1.0], None)
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in ("'[/x]'", "'[red]'", "':smile:'"))

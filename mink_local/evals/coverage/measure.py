@@ -16,8 +16,8 @@ from mink_local.evals.coverage.answers import BUNDLED, AnswerSet, ClosedPrompt, 
 from mink_local.evals.coverage.tree import MOST_TOKENS, TokenProbabilities, Vocabulary, walk
 from mink_local.evals.figures import Picture, curves
 from mink_local.evals.measurement import Results
-from mink_local.evals.report.report import Report, Section, settings_report
-from mink_local.evals.settings import SamplerSetting, SettingsMeasurement
+from mink_local.evals.report.report import Report, Section
+from mink_local.evals.settings import SamplerSetting, SettingsMeasurement, settings_report
 from mink_local.evals.stats import FEW, share
 from mink_local.evals.tables import Format, Table, count, percent, temperature_name, values, with_interval
 from mink_local.generation.model import Model

@@ -13,7 +13,7 @@ from mink_local.errors import DataError, ModelError
 from mink_local.evals.frontier.report import report
 from mink_local.evals.frontier.sums import PositionFigures
 from mink_local.evals.inputs import file_sha256
-from mink_local.evals.report.recorded_run import read_run
+from mink_local.evals.run.recorded_run import read_run
 from mink_local.evals.settings import SamplerSetting, SettingsMeasurement, sweep
 from mink_local.evals.store import Store
 from mink_local.evals.tasks.base import decoded_lines

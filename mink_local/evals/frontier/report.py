@@ -19,8 +19,8 @@ from mink_local.errors import ReportError
 from mink_local.evals.figures import Picture, look, panels
 from mink_local.evals.frontier.sums import FIGURES, TAIL_LEVELS
 from mink_local.evals.measurement import Results
-from mink_local.evals.report.report import Report, Section, settings_report
-from mink_local.evals.settings import SamplerSetting, sweep
+from mink_local.evals.report.report import Report, Section
+from mink_local.evals.settings import SamplerSetting, settings_report, sweep
 from mink_local.evals.stats import Interval, resample
 from mink_local.evals.tables import (
     Cell,

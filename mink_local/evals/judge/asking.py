@@ -3,14 +3,20 @@
 import hashlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import count as numbers
-from typing import Any, NamedTuple, Protocol, TypeVar
+from itertools import starmap
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 ATTEMPTS = 3  # at getting a readable answer
 SHORTEST = 200  # characters of a response; one that does not fit even so is left out
 MOST_MISSING = 0.1  # share of what a judge was shown without a readable answer above which it is useless
 
-Item = TypeVar("Item")
+Unit = TypeVar("Unit")
+Row = TypeVar("Row", bound="DataclassInstance")
 Answers = Generator[tuple[int, str | None], None, None]
 
 
@@ -46,29 +52,40 @@ class Judge(Protocol):
         """Free what the judge holds."""
 
 
-def until_done(
+def asked(
     judge: Judge,
-    items: Sequence[Item],
-    prompt: Callable[[Item], Prompt],
-    answered: Callable[[Item, str | None], tuple[Item, bool]],
+    items: Sequence[tuple[Unit, Row]],
+    prompt: Callable[[Unit, Row], Prompt],
+    answered: Callable[[Unit, Row, str | None], tuple[Row, bool]],
     stopped: Callable[[], bool],
-) -> Iterator[Item]:
-    """Have a judge answer a prompt about every item, and yield the items as they are done.
+    same: str,
+    given: Sequence[str],
+) -> Iterator[Row]:
+    """Yield the rows of what a judge is asked about, as it answers.
 
     Args:
-        answered: Returns an item with an answer, and whether it is done; if not, its new prompt is asked.
+        items: What it is asked about, each with its row so far.
+        answered: Returns a row with an answer, and whether that is the last one; if not, it is asked again.
         stopped: Whether to ask nothing more.
+        same: Field that is the same in rows with the same prompt, about which the judge is asked once.
+        given: Fields that its answer gives.
     """
-    while items and not stopped():
+    alike: dict[str, list[tuple[Unit, Row]]] = {}
+    for item in items:
+        alike.setdefault(getattr(item[1], same), []).append(item)
+    waiting = [group[0] for group in alike.values()]
+    while waiting and not stopped():
         again = []
-        with closing(judge.answers(list(map(prompt, items)))) as answers:
+        with closing(judge.answers(list(starmap(prompt, waiting)))) as answers:
             for index, raw in answers:
-                item, done = answered(items[index], raw)
-                if done:
-                    yield item
-                else:
-                    again.append(item)
-        items = again
+                unit, last = waiting[index]
+                row, done = answered(unit, last, raw)
+                if not done:
+                    again.append((unit, row))
+                    continue
+                for _, twin in alike[getattr(row, same)]:
+                    yield replace(twin, **{name: getattr(row, name) for name in given})
+        waiting = again
 
 
 def mark_of(question: str, texts: Sequence[str]) -> str:

@@ -18,12 +18,12 @@ from mink_local.evals.judge.asking import (
     SHORTEST,
     Judge,
     Prompt,
+    asked,
     mark_of,
-    until_done,
 )
 from mink_local.evals.judge.report import BOTH_ORDERS, PAPER, missing_share, report_judgements
 from mink_local.evals.measurement import Measurement, Results, carry_out
-from mink_local.evals.report.recorded_run import RecordedRun, read_run
+from mink_local.evals.run.recorded_run import RecordedRun, read_run
 from mink_local.evals.run.records import Response
 from mink_local.evals.store import Store
 from mink_local.evals.tables import count, percent
@@ -269,54 +269,14 @@ class Judging(Measurement[Judgement]):
 
     def measure(self, keys: Sequence[Key], store: Store[Judgement]) -> Iterator[Judgement]:
         store.begin_session(judge=self._judge.name)
-        # A sampler may give the same response at several temperatures: ask the same prompt only once.
-        same_prompt: dict[str, list[Judgement]] = defaultdict(list)
-        first: dict[str, tuple[ResponsePair, Judgement]] = {}
-        for pair, blank in map(self._wanted.__getitem__, keys):
-            if pair.identical:
-                yield blank
-            else:
-                same_prompt[blank.prompt_sha256].append(blank)
-                first.setdefault(blank.prompt_sha256, (pair, blank))
+        items = [self._wanted[key] for key in keys]
+        yield from (blank for pair, blank in items if pair.identical)
+        others = [(pair, blank) for pair, blank in items if not pair.identical]
+        given = ("winner", "raw", "attempts", "characters", "is_cut")
         with closing(self._judge):
-            waiting = list(first.values())
-            for _, done in until_done(
-                self._judge, waiting, self._prompt, self._answered, lambda: self.interrupted
-            ):
-                for blank in same_prompt[done.prompt_sha256]:
-                    yield replace(
-                        blank,
-                        winner=done.winner,
-                        raw=done.raw,
-                        attempts=done.attempts,
-                        characters=done.characters,
-                        is_cut=done.is_cut,
-                    )
-
-    def _prompt(self, item: tuple[ResponsePair, Judgement]) -> Prompt:
-        pair, last = item
-        return Prompt(prompt_of(pair, last.order, last.characters, last.protocol), SCHEMA, last.attempts)
-
-    def _answered(
-        self, item: tuple[ResponsePair, Judgement], raw: str | None
-    ) -> tuple[tuple[ResponsePair, Judgement], bool]:
-        """Return a pair with its judgement updated with another answer, and whether that is the last one.
-
-        Without an answer, the responses must be cut shorter; if they cannot be, there is no winner.
-        """
-        pair, last = item
-        if raw is not None:
-            done = replace(last, winner=read_winner(raw), raw=raw, attempts=last.attempts + 1)
-            return (pair, done), done.winner is not None or done.attempts == ATTEMPTS
-        characters = min(last.characters, max(map(len, pair.texts))) // 2
-        if characters < SHORTEST:
-            log.warning(
-                "question %s of %s does not fit into the context of the judge: left out",
-                pair.key.question_id,
-                pair.key.task,
+            yield from asked(
+                self._judge, others, _prompt, _answered, lambda: self.interrupted, "prompt_sha256", given
             )
-            return (pair, replace(last, attempts=ATTEMPTS)), True
-        return (pair, replace(last, characters=characters, is_cut=True)), False
 
     def interrupt(self) -> None:
         super().interrupt()
@@ -332,6 +292,25 @@ class Judging(Measurement[Judgement]):
             )
 
     report = staticmethod(report_judgements)
+
+
+def _prompt(pair: ResponsePair, last: Judgement) -> Prompt:
+    return Prompt(prompt_of(pair, last.order, last.characters, last.protocol), SCHEMA, last.attempts)
+
+
+def _answered(pair: ResponsePair, last: Judgement, raw: str | None) -> tuple[Judgement, bool]:
+    """Return a judgement updated with another answer, and whether that is the last one.
+
+    Without an answer, the responses must be cut shorter; if they cannot be, there is no winner.
+    """
+    if raw is not None:
+        done = replace(last, winner=read_winner(raw), raw=raw, attempts=last.attempts + 1)
+        return done, done.winner is not None or done.attempts == ATTEMPTS
+    characters = min(last.characters, max(map(len, pair.texts))) // 2
+    if characters < SHORTEST:
+        log.warning("question %s of %s does not fit into the judge's context", last.question_id, last.task)
+        return replace(last, attempts=ATTEMPTS), True
+    return replace(last, characters=characters, is_cut=True), False
 
 
 def judge_run(

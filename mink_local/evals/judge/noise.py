@@ -21,11 +21,11 @@ import numpy as np
 from mink_local.errors import JudgeError, ReportError
 from mink_local.evals.frontier.sums import log_softmax
 from mink_local.evals.inputs import DATE
-from mink_local.evals.judge.asking import ATTEMPTS, MOST_MISSING, SHORTEST, Judge, Prompt, mark_of, until_done
+from mink_local.evals.judge.asking import ATTEMPTS, MOST_MISSING, SHORTEST, Judge, Prompt, asked, mark_of
 from mink_local.evals.judge.noise_report import report
 from mink_local.evals.judge.splices import COHERENT, JudgedText, judged_texts, spliced
 from mink_local.evals.measurement import Results, carry_out
-from mink_local.evals.report.recorded_run import read_run
+from mink_local.evals.run.recorded_run import read_run
 from mink_local.evals.settings import RowMeasurement, described
 from mink_local.evals.store import Store
 from mink_local.evals.tables import percent
@@ -172,30 +172,12 @@ class Noise(RowMeasurement[Collapse]):
         if self._judge and (own := [self._wanted[key] for key in keys if key[0] == self._judge.name]):
             store.begin_session(judge=self._judge.name)
             with closing(self._judge):
-                yield from self._judged(self._judge, own)
+                given = ("sentence", "raw", "attempts", "characters")
+                yield from asked(
+                    self._judge, own, _prompt, _answered, lambda: self.interrupted, "text_sha256", given
+                )
         if self._reference and (own := [self._wanted[key] for key in keys if key[0] == self._reference.name]):
             yield from self._scored(self._reference, own, store)
-
-    def _judged(self, judge: Judge, items: Sequence[tuple[JudgedText, Collapse]]) -> Iterator[Collapse]:
-        """Yield a judge's rows; a text that several samplers wrote in answer to a question is asked once."""
-        alike: dict[str, list[Collapse]] = {}
-        first: dict[str, tuple[JudgedText, Collapse]] = {}
-        for text, blank in items:
-            alike.setdefault(blank.text_sha256, []).append(blank)
-            first.setdefault(blank.text_sha256, (text, blank))
-
-        def prompt(item: tuple[JudgedText, Collapse]) -> Prompt:
-            return prompt_of(item[0], item[1].characters, item[1].attempts)
-
-        for _, done in until_done(judge, list(first.values()), prompt, _answered, lambda: self.interrupted):
-            for blank in alike[done.text_sha256]:
-                yield replace(
-                    blank,
-                    sentence=done.sentence,
-                    raw=done.raw,
-                    attempts=done.attempts,
-                    characters=done.characters,
-                )
 
     def _scored(
         self,
@@ -253,26 +235,29 @@ def _blank(text: JudgedText, judge: str, characters: int) -> Collapse:
     )
 
 
-def _answered(item: tuple[JudgedText, Collapse], raw: str | None) -> tuple[tuple[JudgedText, Collapse], bool]:
-    """Return a text with its row updated with another answer, and whether that is the last one.
+def _prompt(text: JudgedText, last: Collapse) -> Prompt:
+    return prompt_of(text, last.characters, last.attempts)
+
+
+def _answered(text: JudgedText, last: Collapse, raw: str | None) -> tuple[Collapse, bool]:
+    """Return a row updated with another answer, and whether that is the last one.
 
     Without an answer, less of the text must be shown; if that is too little, the row stays without one.
     """
-    text, last = item
     if raw is None:
         characters = min(last.characters, len(text.text)) // 2
         if characters < SHORTEST:
             log.warning(
                 "question %s of %s does not fit into the judge's context", last.question_id, last.task
             )
-            return (text, replace(last, attempts=ATTEMPTS)), True
-        return (text, replace(last, characters=characters)), False
+            return replace(last, attempts=ATTEMPTS), True
+        return replace(last, characters=characters), False
     n_shown = len(shown(text, last.characters))
     sentence = read_collapse(raw, n_shown)
     done = replace(last, sentence=sentence, raw=raw, attempts=last.attempts + 1)
     if sentence == COHERENT and n_shown < len(text.sentences):  # what follows is unknown
-        return (text, replace(done, sentence=None)), True
-    return (text, done), sentence is not None or done.attempts == ATTEMPTS
+        return replace(done, sentence=None), True
+    return done, sentence is not None or done.attempts == ATTEMPTS
 
 
 def _sequence(model: Model, text: JudgedText) -> tuple[list[int], list[int]]:

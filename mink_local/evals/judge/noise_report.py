@@ -17,7 +17,7 @@ from mink_local.evals.figures import GREY, NOTE, Picture, look
 from mink_local.evals.judge.splices import COHERENT, WHOLE
 from mink_local.evals.measurement import Results
 from mink_local.evals.report.report import Report, Section
-from mink_local.evals.report.summary import sampler_rank
+from mink_local.evals.run.summary import sampler_rank
 from mink_local.evals.stats import few_clusters, share
 from mink_local.evals.tables import (
     Cell,

@@ -20,8 +20,8 @@ from mink_local.errors import ReportError
 from mink_local.evals.judge.judgements import ORDERS, PairKey, ResponsePair, response_pairs, samplers_of
 from mink_local.evals.judge.report import PEOPLE, report_votes
 from mink_local.evals.report.page import render
-from mink_local.evals.report.recorded_run import read_run
 from mink_local.evals.report.report import Report
+from mink_local.evals.run.recorded_run import read_run
 from mink_local.evals.store import write_file
 from mink_local.evals.tables import count
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from mink_local.errors import ReportError
-from mink_local.evals.report.recorded_run import RecordedRun
+from mink_local.evals.run.recorded_run import RecordedRun
 from mink_local.evals.run.records import Response, ResponseKey
 from mink_local.evals.tasks.base import without_reasoning
 

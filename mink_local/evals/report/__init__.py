@@ -1,1 +1,1 @@
-"""Read a run's records and write its report."""
+"""The report of any measurement: its parts, and the files that it is written to."""

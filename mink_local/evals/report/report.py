@@ -11,11 +11,9 @@ from rich.console import Console
 
 from mink_local.cli import printable, show
 from mink_local.evals.figures import Picture
-from mink_local.evals.measurement import Results
 from mink_local.evals.report.page import render
-from mink_local.evals.stats import few_clusters
-from mink_local.evals.store import as_run_error, public, write_file
-from mink_local.evals.tables import Table, count, escape_markdown, to_csv, to_json
+from mink_local.evals.store import as_run_error, write_file
+from mink_local.evals.tables import Table, escape_markdown, to_csv, to_json
 
 Part = Table | Picture | str
 
@@ -48,7 +46,7 @@ class Report:
         frames: Frames of the JSON.
         csv: Frames with a CSV file each, by the files' names without an ending.
         folder: Folder of its own for the files; empty for the measurement's.
-        responses: What the page's browser of responses unpacks, if anything; see `run.pack`.
+        responses: What the page's browser of responses unpacks, if anything; see `run.report.pack`.
     """
 
     name: str
@@ -67,33 +65,6 @@ class Report:
     def pictures(self) -> list[Picture]:
         parts = [part for section in self.sections for part in (section.lead, *section.parts)]
         return [part for part in parts if isinstance(part, Picture)]
-
-
-def settings_report(
-    results: Results,
-    title: str,
-    sections: Sequence[Section],
-    printed: Table,
-    clusters: tuple[int, int, str],
-    **frames: pd.DataFrame,
-) -> Report:
-    """Return the report of a measurement of settings.
-
-    Args:
-        clusters: Number of units that the intervals are over, number excluded because they lack a setting,
-            and what a unit is called: (60, 0, "prompt").
-        frames: Content of the JSON; `settings` is also written as CSV.
-    """
-    name = results.manifest["measures"]
-    n, n_left_out, noun = clusters
-    few = few_clusters(n, f"{noun}s")
-    notes = list(filter(None, [results.rows.left_out, few]))
-    if n_left_out:
-        notes.append(f"{count(n_left_out, noun)} excluded: not measured with every setting yet.")
-    about = {**public(results.manifest), f"n_{noun}s": n}
-    del about["sessions"]
-    csv = {name: frames["settings"]}
-    return Report(name, title, notes, sections, [printed], about=about, frames=frames, csv=csv)
 
 
 def publish(report: Report, folder: Path) -> None:

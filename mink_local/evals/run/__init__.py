@@ -1,1 +1,1 @@
-"""`mink-eval run`: ask every question with every sampler, and record each response."""
+"""`mink-eval run`: ask every question with every sampler, record each response, and report on them."""

@@ -245,8 +245,8 @@ class Run(Measurement[Response]):
 
     @staticmethod
     def report(results: Results) -> "Report":
-        from mink_local.evals.report.recorded_run import read_run, rescore
-        from mink_local.evals.report.run import run_report  # a run need not wait for its libraries
+        from mink_local.evals.run.recorded_run import read_run, rescore
+        from mink_local.evals.run.report import run_report  # a run need not wait for its libraries
 
         return run_report(rescore(read_run(results.folder)), results.against)
 

@@ -3,16 +3,28 @@
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mink_local.errors import JudgeError, MinkError
 from mink_local.evals.judge import ask
 from mink_local.evals.judge.ask import EndpointJudge
-from mink_local.evals.judge.judgements import ORDERS, PairKey, ResponsePair, prompt_of, read_winner
+from mink_local.evals.judge.asking import Answers, Prompt
+from mink_local.evals.judge.judgements import (
+    ORDERS,
+    SCHEMA,
+    Judging,
+    PairKey,
+    ResponsePair,
+    prompt_of,
+    read_winner,
+)
+from mink_local.evals.measurement import carry_out
 from tests.support.judge_server import Body, JudgeServer, Said, fails, judge_server, says, shown_answers
 from tests.support.made_run import change, write_run
 from tests.support.mink_eval import MinkEval
@@ -436,6 +448,36 @@ def test_a_local_judge(
     assert len(judge["sha256"]) == 64
     monkeypatch.delattr(ask, "load_model")
     mink_eval(*command).succeeded()
+
+
+def test_a_judge_is_closed_when_it_has_judged(tmp_path: Path) -> None:
+    """Also after a failure, so that its model's memory is free."""
+
+    class Failing:
+        name, sha256, closed = "mine", "", False
+
+        def answers(self, _: Sequence[Prompt]) -> Answers:
+            raise JudgeError("no more")
+
+        def interrupt(self) -> None: ...
+
+        def close(self) -> None:
+            self.closed = True
+
+    judge = Failing()
+    with pytest.raises(JudgeError):
+        carry_out(Judging(judge, [pair("one", "two")], 1000), tmp_path, quiet=True)
+    assert judge.closed
+
+
+def test_closing_a_local_judge_frees_its_model(tiny_path: Path) -> None:
+    judge = ask.LocalJudge(str(tiny_path), n_threads=1)
+    judge.close()  # there is no model yet
+    with closing(judge):
+        [(_, text)] = judge.answers([Prompt("A or B?", SCHEMA)])
+    assert json.loads(text or "").keys() == {"winner"}
+    with pytest.raises(MinkError):
+        list(judge.answers([Prompt("A or B?", SCHEMA)]))
 
 
 def test_an_interrupt_loads_no_model(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

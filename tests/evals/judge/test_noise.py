@@ -33,7 +33,7 @@ from mink_local.evals.judge.splices import (
     sentences,
     spliced,
 )
-from mink_local.evals.report.recorded_run import read_run
+from mink_local.evals.run.recorded_run import read_run
 from mink_local.evals.run.records import ResponseKey
 from tests.support.judge_server import Body, JudgeServer, Said, fails, judge_server, says
 from tests.support.made_run import change, write_run

@@ -12,7 +12,7 @@ from scipy import stats
 from mink_local.errors import ReportError
 from mink_local.evals.judge.judgements import response_pairs, samplers_of
 from mink_local.evals.judge.report import CELL, PAPER, PEOPLE, kappa, win_rates
-from mink_local.evals.report.recorded_run import read_run
+from mink_local.evals.run.recorded_run import read_run
 from tests.support.made_run import write_run
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from mink_local.evals.figures import GREY, look
-from mink_local.evals.report import plots
-from mink_local.evals.report.recorded_run import read_run
-from mink_local.evals.report.summary import Summary, summarise
+from mink_local.evals.run import plots
+from mink_local.evals.run.recorded_run import read_run
+from mink_local.evals.run.summary import Summary, summarise
 from tests.support.made_run import change, judge, write_run
 
 MIN_K, SIGMA = "min-k:tau=3", "top-n-sigma:n=1"

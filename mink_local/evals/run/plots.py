@@ -15,7 +15,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from pandas.api.types import is_numeric_dtype
 
 from mink_local.evals.figures import GREY, MARKERS, NOTE, Picture, look, panels
-from mink_local.evals.report.summary import Summary
+from mink_local.evals.run.summary import Summary
 from mink_local.evals.tables import values
 from mink_local.samplers import Sampler, label, parse
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mink_local.evals.report.recorded_run import read_run
-from mink_local.evals.report.summary import (
+from mink_local.evals.run.recorded_run import read_run
+from mink_local.evals.run.summary import (
     Summary,
     attempt_sizes,
     pass_at,

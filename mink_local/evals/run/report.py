@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from mink_local.evals.report.plots import pictures
-from mink_local.evals.report.recorded_run import RecordedRun
 from mink_local.evals.report.report import Report, Section
-from mink_local.evals.report.summary import (
+from mink_local.evals.run.plots import pictures
+from mink_local.evals.run.recorded_run import RecordedRun
+from mink_local.evals.run.summary import (
     CELL,
     GROUP,
     Baseline,

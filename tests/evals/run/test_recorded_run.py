@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mink_local.evals.report.recorded_run import read_run, rescore
+from mink_local.evals.run.recorded_run import read_run, rescore
 from mink_local.evals.tasks import Verdict
 from tests.support.made_run import records, write_run
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from mink_local.evals.report.recorded_run import read_run
 from mink_local.evals.report.report import Report, markdown
-from mink_local.evals.report.run import run_report, settings_table
-from mink_local.evals.report.summary import summarise
+from mink_local.evals.run.recorded_run import read_run
+from mink_local.evals.run.report import run_report, settings_table
+from mink_local.evals.run.summary import summarise
 from mink_local.evals.tables import Table, percent
 from tests.support.made_run import change, judge, write_run
 

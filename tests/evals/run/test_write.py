@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mink_local.evals.report import recorded_run
-from mink_local.evals.report.recorded_run import read_run, rescore
+from mink_local.evals.run import recorded_run
+from mink_local.evals.run.recorded_run import read_run, rescore
 from tests.support.made_run import change, judge, records, write_run
 from tests.support.mink_eval import MinkEval
 from tests.support.python import Finished, run_python
