@@ -13,7 +13,7 @@ import click
 from mink_local.cli import AutoOrInt, FiniteFloat, Temperature, run
 from mink_local.errors import ReportError
 from mink_local.files import user_path
-from mink_local.llama.constants import N_SEQ_MAX
+from mink_local.llama.constants import KV_TYPES, N_SEQ_MAX
 from mink_local.models.catalog import default_model
 from mink_local.models.options import (
     SamplerType,
@@ -21,6 +21,7 @@ from mink_local.models.options import (
     chat_template_option,
     complete_model,
     ctx_option,
+    kv_type_option,
     max_tokens_option,
     model_option,
     parallel_option,
@@ -58,6 +59,7 @@ Examples:
   mink-eval steps --model ./mine.gguf --text novel.txt
   mink-eval frontier --model ./small.gguf --reference ./large.gguf --text novel.txt
   mink-eval quants ./mine-Q8_0.gguf ./mine-Q5_K_M.gguf ./mine-Q4_K_M.gguf
+  mink-eval quants ./mine-Q8_0.gguf --kv-type f16 q8_0 q4_0
 
 Run the same command again to resume a measurement, however it ended. Add samplers, temperatures, models,
 tasks, questions or repeats, and only what is new is measured.
@@ -573,9 +575,28 @@ def _limits(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> dict
     return limits
 
 
-@cli.command("quants")
+class KvTypesCommand(click.Command):
+    """A command whose --kv-type takes several types at once."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        expanded: list[str] = []
+        is_type = False  # whether the argument before is --kv-type or one of its types
+        for argument in args:
+            if is_type and argument in KV_TYPES and expanded[-1] in KV_TYPES:
+                expanded.append("--kv-type")
+            expanded.append(argument)
+            is_type = argument == "--kv-type" or (is_type and argument in KV_TYPES)
+        return super().parse_args(ctx, expanded)
+
+
+@cli.command("quants", cls=KvTypesCommand)
 @click.argument(
-    "models", nargs=-1, required=True, metavar="BASE OTHER…", callback=_models, shell_complete=complete_model
+    "models",
+    nargs=-1,
+    required=True,
+    metavar="BASE [OTHER]…",
+    callback=_models,
+    shell_complete=complete_model,
 )
 @click.option(
     "--text",
@@ -624,6 +645,13 @@ def _limits(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> dict
     callback=_limits,
     help="Exit with status 1 if a figure is less than X for any file, such as same_top=0.95; repeatable.",
 )
+@kv_type_option.replace(
+    "kv_types",
+    multiple=True,
+    default=["f16"],
+    metavar="TYPE…",
+    help="Types of BASE's KV cache: the first one is compared with the others, and used for all files.",
+)
 @out_option.replace(default="mink-eval-quants")
 @placement_options
 @quiet_option
@@ -638,11 +666,12 @@ def quants_command(
     limit: int | None,
     fail_above: "dict[str, float]",
     fail_below: "dict[str, float]",
+    kv_types: Sequence[str],
     out: Path,
     quiet: bool,
     **placement: Any,
 ) -> None:
-    """Measure what the quantizations OTHER lose compared with the file BASE.
+    """Measure what the quantizations OTHER, or other types of the KV cache, lose compared with the file BASE.
 
     Compares next-token distributions at the same positions of a text: divergence, top token, perplexity and
     the samplers' candidates, each next to the base's self-noise; also speed, size and memory. Two files that
@@ -651,8 +680,9 @@ def quants_command(
     Writes to DIR: quants.html, including responses if there is a task, quants.md, .csv and .json, and two
     figures. Run the same command again to resume; with more files or positions, only what is new is measured.
     """
-    if len(models) < 2:
-        raise click.UsageError("give the base and at least one other file.")
+    kv_types = list(dict.fromkeys(kv_types))
+    if len(models) + len(kv_types) < 3:
+        raise click.UsageError("give the base and at least one other file or --kv-type.")
     if task is None and (limit or data):
         raise click.UsageError("--limit and --data need --task.")
     from mink_local.evals.measurement import Results, fill
@@ -665,7 +695,9 @@ def quants_command(
     base, *others = models
     tasks = [find_task(task)] if task else []
     files = _files("--data", data, [asked.name for asked in tasks])
-    quants = Quants(base, others, samplers, text, positions, chunk, fail_above, fail_below, **placement)
+    quants = Quants(
+        base, others, samplers, text, positions, chunk, fail_above, fail_below, kv_types, **placement
+    )
     answers = [
         Run([asked], models, [Greedy()], [0.0], data=files, shots_from={}, limit=limit, **placement)
         for asked in tasks

@@ -16,8 +16,8 @@ What the simulations in tests/evals/test_levels.py measure, where a 95% interval
 - `share`, with one response per question: 95% on average over true shares from 2% to 98%, but near the ends
   as little as 83% for 6 clusters, 91% for 20, 93% for 100. With several responses: 92% or more.
 - `paired_test`: 93% or more, and errors of 5% or less, from 6 clusters on.
-- `mean` and `Interval.of`: 94% for 8 clusters or more if they differ by a third of their mean, 90% if by two
-  thirds, and 82% if by as much as their mean, which takes hundreds of clusters to cover.
+- `mean` and `Interval.of`: with 8 clusters, 92% if they differ by a third of their mean (standard deviation),
+  89% if by two thirds, and 84% if by as much as their mean; with 60 clusters, 94%, 93% and 90%.
 """
 
 import math

@@ -44,6 +44,7 @@ _N_BEFORE = 16  # tokens of text shown before a position
 _N_TOP = 3  # tokens of a distribution shown
 _FEWEST = 2  # chunks needed for an interval
 _LARGE_BLOCK, _SMALL_BLOCK = 256, 32  # numbers per block of K-quants, and of the types they fall back to
+DEFAULT_KV_TYPE = "f16"
 _FILE_TYPE = "LLAMA_FTYPE_MOSTLY_"
 
 log = logging.getLogger("mink_local")
@@ -98,6 +99,8 @@ class ChunkRow:
 class Quants(RowMeasurement[ChunkRow]):
     """Every file against the base, and the base against itself with a different batch split.
 
+    The base with another type of KV cache counts as a file.
+
     Args:
         base: The file that the others are compared with.
         others: Files with the same vocabulary.
@@ -107,6 +110,7 @@ class Quants(RowMeasurement[ChunkRow]):
         chunk: Tokens per chunk; the second half of each is scored, as in llama-perplexity.
         fail_above: Maximum values of figures for any file, by their names in the report.
         fail_below: Minimum values.
+        kv_types: Types of the base's KV cache. The first is the one compared with, and that of all files.
         placement: Options of `load_model`.
     """
 
@@ -122,13 +126,18 @@ class Quants(RowMeasurement[ChunkRow]):
         chunk: int = 512,
         fail_above: Mapping[str, float] | None = None,
         fail_below: Mapping[str, float] | None = None,
+        kv_types: Sequence[str] = (DEFAULT_KV_TYPE,),
         **placement: Any,
     ) -> None:
         super().__init__()
         path = text or BUNDLED
         self._text = "".join(line for _, line in decoded_lines(path)).replace("\r\n", "\n")
         self._base, self._samplers = base, samplers
-        self._files = {file.name: file for file in (base, *others)}
+        own_type, *types = kv_types
+        cached = {f"{base.name} with {kv_type} KV": kv_type for kv_type in types}
+        variants = [replace(base, name=name) for name in cached]
+        self._files = {file.name: file for file in (base, *others, *variants)}
+        self._kv_types = dict.fromkeys(self._files, own_type) | cached
         self._positions, self._chunk, self._placement = positions, chunk, placement
         self._fail_above, self._fail_below = dict(fail_above or {}), dict(fail_below or {})
         self._metadata: dict[str, Metadata] = {}
@@ -136,12 +145,17 @@ class Quants(RowMeasurement[ChunkRow]):
         self._n_common: dict[str, int] = {}
         self._chunks: list[list[int]] = []
         self.settings = {
-            "base": described(base),
-            "files": {file.name: described(file) for file in others},
+            "base": self._described(base),
+            "files": {file.name: self._described(file) for file in (*others, *variants)},
             "text": {"source": "bundled" if text is None else path.name, "sha256": file_sha256(path)},
             "chunk": chunk,
             "samplers": [str(sampler) for sampler in samplers],
         }
+
+    def _described(self, file: ModelFile) -> dict[str, Any]:
+        """Return what the manifest records about a file; a KV cache of the default type is not mentioned."""
+        kv_type = self._kv_types[file.name]
+        return described(file) | ({} if kv_type == DEFAULT_KV_TYPE else {"kv_type": kv_type})
 
     def prepare(self, store: Store[ChunkRow]) -> None:
         super().prepare(store)
@@ -213,7 +227,10 @@ class Quants(RowMeasurement[ChunkRow]):
     ) -> "Iterator[Evaluated]":
         """Load a model, which is closed with `opened`, read all its weights, and yield its chunks."""
         before, began = memory_in_use(), time.perf_counter()
-        model = opened.enter_context(load_model(str(file.path), n_ctx=256, **self._placement))
+        kv_type = self._kv_types[file.name]
+        model = opened.enter_context(
+            load_model(str(file.path), n_ctx=256, kv_type=kv_type, **self._placement)
+        )
         length = self._chunk + _N_ANSWER, "a --chunk with a short answer"
         reader = self.reader(opened, model, [length], 1, n_outputs)
         for _ in reader([(self._chunks[0][:_N_WARM], 1)]):

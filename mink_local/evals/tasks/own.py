@@ -140,7 +140,9 @@ def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
         name = written.strip()
         if value is None or value == "" or name.startswith("_") or name.casefold() in _UNUSED:
             continue
-        if name and name in _LETTERS:
+        if name in ("", "Unnamed: 0"):  # the index of a pandas frame
+            continue
+        if name in _LETTERS:
             options[name] = value
             continue
         field = _FIELDS.get(name.casefold())
@@ -197,6 +199,8 @@ def _choice_question(name: str, text: str, answer: Any, given: Any, solution: st
         given, labels = (given["text"], given["label"]) if is_listed else (list(given.values()), list(given))
     if not isinstance(given, list) or not 2 <= len(given) <= len(_LETTERS):
         raise DataError(f"'choices' must be a list of 2 to {len(_LETTERS)} options")
+    if not isinstance(labels, list) or len(labels) not in (0, len(given)):
+        raise DataError("'choices' needs as many labels as texts")
     choices = tuple(_text({"choices": choice}, "choices") for choice in given)
     gold = _letter(answer, choices, [str(label) for label in labels])
     letters = _LETTERS[: len(choices)]
@@ -212,7 +216,7 @@ def _choice_question(name: str, text: str, answer: Any, given: Any, solution: st
 def _letter(answer: Any, choices: Sequence[str], labels: Sequence[str]) -> str:
     """Return the letter of the right option. Raises DataError if there is no or more than one reading."""
     letters, text = _LETTERS[: len(choices)], str(answer).strip()
-    if labels.count(text) == 1 and len(labels) == len(choices):
+    if labels.count(text) == 1:
         return letters[labels.index(text)]
     found = {letter for letter, choice in zip(letters, choices, strict=True) if text in (letter, choice)}
     if isinstance(answer, int) and 0 <= answer < len(letters):

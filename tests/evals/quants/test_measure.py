@@ -156,6 +156,22 @@ def test_only_what_is_added_is_measured(quants: Quants, files: dict[str, Path], 
     quants(q8, base).refused(1, "base")
 
 
+def test_types_of_the_kv_cache_are_compared(quants: Quants, files: dict[str, Path], tmp_path: Path) -> None:
+    """In any order of the arguments; the same type loses no more than another batch split does."""
+    quants(files["base"], "--kv-type", "f16", "q8_0", "q4_0").succeeded()
+    found = found_in(tmp_path / "out")
+    losses = [one["kld_mean"] for one in found["files"]]
+    assert [one["file"] for one in found["files"]] == ["base with q8_0 KV", "base with q4_0 KV"]
+    assert found["self_noise"]["kld_mean"] < losses[0] < losses[1]
+    quants("--kv-type", "f16", "q4_0", files["base"], files["Q2_K"]).succeeded()
+    added = {one["file"]: one["kld_mean"] for one in found_in(tmp_path / "out")["files"]}
+    assert added.keys() == {"base with q8_0 KV", "base with q4_0 KV", "Q2_K"}
+    assert added["base with q4_0 KV"] == losses[1]
+    quants(files["base"], "--kv-type", "q8_0", "q4_0").refused(1, "kv_type")
+    quants(files["base"], "--kv-type", "q8_0").refused(2, "--kv-type")
+    quants(files["base"], "--kv-type", "q9").refused(2, "q9")
+
+
 def test_a_limit_that_is_exceeded_is_status_1(quants: Quants, files: dict[str, Path], tmp_path: Path) -> None:
     command = [files["base"], files["Q2_K"], "--fail-above"]
     assert quants(*command, "kld_mean=100").status == 0

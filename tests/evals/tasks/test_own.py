@@ -90,6 +90,7 @@ def test_the_spellings_of_other_programs_files(write: Write, row: dict[str, obje
         ("mine.csv", "question,A,B,C,answer\nWhich?,Nile,Elbe,Oder,C\n"),
         ("mine.csv", "\ufeffquestion;A;B;C;answer\r\nWhich?;Nile;Elbe;Oder;2\r\n"),
         ("mine.tsv", "question\tA\tB\tC\tanswer\n\nWhich?\tNile\tElbe\tOder\tOder\n"),
+        ("mine.csv", ',question,A,B,C,answer\n0,"Which?",Nile,Elbe,Oder,C\n'),  # with a pandas index
         ("mine.json", json.dumps([ROW], indent=2)),
         ("mine.jsonl", json.dumps([ROW])),
         ("mine.json", "\ufeff" + json.dumps(ROW) + "\r\n"),
