@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from mink_local.generation.call_formats import (
     CALL_ENDS,
@@ -54,6 +54,8 @@ class ToolCallDelta:
 
 Event = str | ToolCallDelta
 """A piece of the answer's text, or of a call."""
+
+EventT = TypeVar("EventT", bound=Event)
 
 
 def merged(events: Iterable[EventT]) -> Iterator[EventT]:
