@@ -27,6 +27,7 @@ from mink_local.chat.loop import COMMANDS
 from mink_local.evals.cli import cli as evals
 from mink_local.models.cli import cli as models
 from mink_local.samplers import SAMPLERS
+from mink_local.serve import endpoints
 from mink_local.serve.cli import cli as serve
 from mink_local.serve.endpoints import openapi
 from mink_local.serve.protocol import fields, responses
@@ -172,13 +173,15 @@ def server_api() -> Iterator[str]:
         if endpoint.chunk is not None:
             yield f"\nA stream of `{path}` consists of {type_link(endpoint.chunk)}s."
     yield f"\nThe body of an error is an {type_link(responses.ErrorBody)}."
+    modules = (endpoints.messages, endpoints.responses, responses, fields)
+    types_by_name = {name: kind for module in modules for name, kind in vars(module).items()}
     for name, schema in sorted(openapi.schemas().items()):
-        kind = getattr(fields, name, None) or getattr(responses, name)
+        kind = types_by_name[name]
         summary = inspect.cleandoc(kind.__doc__).partition("\n\nAttributes:")[0].replace("\n", " ")
         yield f"\n## {name}\n\n{summary}\n\n| field | type | |\n|---|---|---|"
         texts = field_texts(kind)
         for field, field_schema in schema["properties"].items():
-            is_required = name in vars(fields) and field in schema.get("required", ())
+            is_required = issubclass(kind, fields.Fields) and field in schema.get("required", ())
             text = f"{'Required. ' if is_required else ''}{texts.get(field, '')}"
             yield f"| `{field}` | {type_text(field_schema)} | {text} |"
     yield ""

@@ -84,8 +84,8 @@ ENDPOINTS = {
         create_chat_completion, ChatCompletion, ChatRequest, ChatCompletionChunk
     ),
     "/v1/completions": Endpoint(create_completion, TextCompletion, CompletionRequest, TextCompletion),
-    "/v1/responses": Endpoint(create_response, ResponseObject, ResponsesRequest, ResponseObject),
-    "/v1/messages": Endpoint(create_message, MessageObject, MessagesRequest, MessageObject),
+    "/v1/responses": Endpoint(create_response, ResponseObject, ResponsesRequest),
+    "/v1/messages": Endpoint(create_message, MessageObject, MessagesRequest),
     "/v1/messages/count_tokens": Endpoint(count_message_tokens, InputTokens, MessagesRequest),
     "/v1/chat/completions/input_tokens": Endpoint(count_input_tokens, InputTokens, ChatRequest),
     "/candidates": Endpoint(find_candidates, StepCandidates, CandidatesRequest),
