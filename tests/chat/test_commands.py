@@ -385,15 +385,15 @@ def test_help(typist: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     assert say("/help bye").startswith("/exit")
 
 
-@pytest.mark.parametrize(("kind", "options", "noise", "usual"), ADVICE)
+@pytest.mark.parametrize(("kind", "options", "tail_mass", "usual"), ADVICE)
 def test_advice_has_the_figures_of_the_results(
-    typist: Begin, kind: str, options: str, noise: float, usual: float
+    typist: Begin, kind: str, options: str, tail_mass: float, usual: float
 ) -> None:
     with (Path(__file__).parents[2] / "docs" / "results" / "advice.csv").open(encoding="utf-8") as lines:
         row = {row["for"]: row for row in csv.DictReader(lines)}[kind]
-    figures = row["options"], row["noise, %"], row["noise of llama.cpp's default cuts, %"]
-    assert figures == (f"`{options}`", f"{noise:.1f}", f"{usual:.1f}")
-    assert f"{noise:.1f}%" in typist().say("/help advice")
+    figures = row["options"], row["tail mass, %"], row["tail mass of llama.cpp's default cuts, %"]
+    assert figures == (f"`{options}`", f"{tail_mass:.1f}", f"{usual:.1f}")
+    assert f"{tail_mass:.1f}%" in typist().say("/help advice")
 
 
 @pytest.mark.parametrize("words", ["/exit", "/quit", "/bye", "/q", "exit", "quit"])

@@ -168,12 +168,12 @@ def _beside(screen: Screen) -> int:
 def show_advice(screen: Screen) -> None:
     """Print which settings suit prose, code and mathematics, and the figures behind them."""
     rows = []
-    for kind, options, noise, usual in ADVICE:
+    for kind, options, tail_mass, usual in ADVICE:
         commands = re.sub(" ?--", ", /set ", options).removeprefix(", ")
-        rows.append((kind, commands, f"{noise:.1f}%", f"{usual:.1f}%"))
-    screen.table(rows, "for", "type", "noise", "usual")
+        rows.append((kind, commands, f"{tail_mass:.1f}%", f"{usual:.1f}%"))
+    screen.table(rows, "for", "type", "tail mass", "usual")
     screen.note(
-        "(noise: the probability of tokens that a larger model all but excludes, in texts of "
+        "(tail mass: the probability of tokens that a larger model all but excludes, in texts of "
         "Qwen2.5-Coder-0.5B; usual: that of llama.cpp's default cuts at the same temperature, at 1 beside "
         "/set temp 0. docs/results.md has the measurements)"
     )
