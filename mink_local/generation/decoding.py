@@ -2,7 +2,9 @@
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +82,7 @@ class Decoding:
         self._budget: ReasoningBudget | None = None
         if params.reasoning_budget is not None and params.limits_reasoning:
             self._budget = ReasoningBudget(params.reasoning_budget, state, weights, request.prefix)
+        self._must_follow: deque[int] = deque()
         self._logprob: float | None = None
         self._top_logprobs: TopLogprobs = ()
 
@@ -117,24 +120,40 @@ class Decoding:
             answer.prompt_logprobs.append(logprob(logits, self.answer.prompt[position]))
             answer.prompt_top_logprobs.append(_top_logprobs(logits, count))
 
-    def sample(self, logits: NDArray[np.float32]) -> Piece:
-        """Append a token sampled from raw logits, float32 (V,); return the text that it adds.
+    def sample(self, logits: NDArray[np.float32]) -> Iterator[Piece]:
+        """Append a token sampled from raw logits, float32 (V,), and those that must follow it.
+
+        Yields the text that each adds. If each one's logits are needed, for log-probabilities, a token that
+        must come next is appended alone.
 
         Raises GenerationError if a logit is NaN, none is finite, or the constraints leave no token.
         """
-        if (watch := self.answer.request.watch) is not None:
+        watch, params = self.answer.request.watch, self._params
+        if watch is not None:
             watch(logits)
-        params = self._params
-        token = self._budget.forced if self._budget else None
+        token, k = self._forced(), 0
         if token is None:
             token, k = self._sampled(logits), self._sampler.k
-        else:
-            self._sampler.accept(token)
-            k = 0
         if params.logprobs is not None:
             self._logprob = logprob(logits, token)
             self._top_logprobs = _top_logprobs(logits, params.logprobs)
-        return self.append(token, k)
+        yield self.append(token, k)
+        if watch is None and params.logprobs is None:
+            while self.answer.finish_reason is None and (token := self._forced()) is not None:
+                yield self.append(token, 0)
+
+    def _forced(self) -> int | None:
+        """Return the token that must come next, if there is one, having told the sampler."""
+        token = self._budget.forced if self._budget else None
+        if token is None:
+            if not self._must_follow:
+                self._must_follow.extend(
+                    takewhile(lambda token: token not in self._stop_tokens, self._sampler.forced())
+                )
+            token = self._must_follow.popleft() if self._must_follow else None
+        if token is not None:
+            self._sampler.accept(token)
+        return token
 
     def _sampled(self, logits: NDArray[np.float32]) -> int:
         params, step = self._params, len(self.answer.tokens) + 1

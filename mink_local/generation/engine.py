@@ -172,7 +172,7 @@ class Engine:
         if not busy:
             return []
         began = time.perf_counter()
-        n_growing = sum(len(slot.pending) == 1 for slot in busy)  # answers that get a token
+        n_growing = sum(len(slot.pending) for slot in busy if slot.is_growing)
         n_pending = sum(len(slot.pending) for slot in busy)
         if n_growing:
             n_tokens: int | None = self._budget.tokens(len(busy))
@@ -298,40 +298,40 @@ class Engine:
         return events
 
     def _sample(self, slot: Slot[Group], logits: NDArray[np.float32]) -> Step:
-        """Sample a token for every answer in a slot, then fork it if they diverge."""
+        """Sample a token for every answer in a slot, and what must follow; then fork it if they diverge."""
         events: Step = []
-        by_token: dict[int, Group] = {}
+        by_tokens: dict[tuple[int, ...], Group] = {}
         for decoding in slot.job or ():
+            n_before = decoding.answer.n_tokens
             try:
-                piece = decoding.sample(logits)
+                for piece in decoding.sample(logits):
+                    events.append((decoding.answer, piece))
             except Exception as error:  # also of `watch`, and of a sampler from another package
-                piece = decoding.end("error", error)
-            events.append((decoding.answer, piece))
+                events.append((decoding.answer, decoding.end("error", error)))
             if decoding.answer.finish_reason is None:
-                assert piece.token is not None
-                by_token.setdefault(piece.token, []).append(decoding)
-        self._fork(slot, by_token)
+                by_tokens.setdefault(tuple(decoding.answer.tokens[n_before:]), []).append(decoding)
+        self._fork(slot, by_tokens)
         return events
 
-    def _fork(self, slot: Slot[Group], by_token: dict[int, Group]) -> None:
-        """Keep the answers with the first token in `slot`; move the others to copies of it.
+    def _fork(self, slot: Slot[Group], by_tokens: dict[tuple[int, ...], Group]) -> None:
+        """Keep the answers with the first tokens in `slot`; move the others to copies of it.
 
-        If there are more tokens than free slots, the remaining answers wait. Without answers, the slot is
+        If there are more of them than free slots, the remaining answers wait. Without answers, the slot is
         released.
         """
-        if not by_token:
+        if not by_tokens:
             slot.release()
             return
-        [(token, group), *others] = by_token.items()
-        for other_token, other_group in others:
+        [(tokens, group), *others] = by_tokens.items()
+        for other_tokens, other_group in others:
             if (copy := find_free(self.slots)) is None:
                 self._forked.append(other_group)
             else:
                 copy.copy_from(slot)
                 copy.job = other_group
-                copy.push(other_token)
+                copy.push(other_tokens)
         slot.job = group
-        slot.push(token)
+        slot.push(tokens)
 
 
 def _ended(decoding: Decoding, error: Exception | None) -> Piece:

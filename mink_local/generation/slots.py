@@ -54,9 +54,14 @@ class Slot(Generic[Job]):
         self.pending, self.n_outputs = tokens[len(self.tokens) :], n_outputs
         self.deadline = self._context.n_evaluated + len(self.pending)
 
-    def push(self, token: int) -> None:
-        """Queue another token of an answer; its logits are needed before those of prompts."""
-        self.pending, self.n_outputs, self.deadline = [token], 1, 0
+    def push(self, tokens: Sequence[int]) -> None:
+        """Queue more tokens of an answer; the logits after them are needed before those of prompts."""
+        self.pending, self.n_outputs, self.deadline = tokens, 1, 0
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether the pending tokens are an answer's own, or the last one of a prompt."""
+        return self.deadline == 0 or len(self.pending) == 1
 
     def truncate(self, length: int) -> None:
         """Remove all but the first `length` tokens, or all tokens if the model cannot remove just the end."""
@@ -169,8 +174,7 @@ def decode(
     """Evaluate one batch: pending tokens of `busy` slots, in the order of their deadlines.
 
     Args:
-        n_prompt: Maximum number of tokens from slots with several pending; None for as many as fit into a
-            batch.
+        n_prompt: Maximum number of tokens of prompts; None for as many as fit into a batch.
 
     Returns, for every row of logits computed, its slot, its place in the batch, and the number of the slot's
     tokens that it follows; None if the batch was interrupted. Raises GenerationError if llama.cpp fails. In
@@ -178,7 +182,7 @@ def decode(
     """
     n_tokens, n_outputs = context.n_batch, context.n_outputs
     if n_prompt is not None:
-        n_growing = sum(len(slot.pending) == 1 for slot in busy)
+        n_growing = sum(len(slot.pending) for slot in busy if slot.is_growing)
         n_tokens = min(n_tokens - len(busy), n_prompt + n_growing)
     parts: list[tuple[Slot[Job], Segment]] = []
     for slot in sorted(busy, key=lambda slot: slot.deadline):

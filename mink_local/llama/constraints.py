@@ -5,6 +5,7 @@ import math
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -127,11 +128,12 @@ class Constrainer:
         before: str = "",
     ) -> None:
         self._buffers = buffers or SamplingBuffers(weights.n_vocab)
-        self.guide: Guide | None = None
+        self._banned = {token for token, bias in constraints.logit_bias.items() if bias == -math.inf}
+        self._guide: Guide | None = None
         if constraints.form is not None:
-            self.guide = Guide(*constraints.form, weights, before)
-            if not self.guide.begin(prefix):
-                self.guide = Guide(*constraints.form, weights)
+            self._guide = Guide(*constraints.form, weights, before)
+            if not self._guide.begin(prefix):
+                self._guide = Guide(*constraints.form, weights)
         self._chain: Any = None
         if not constraints.changes_logits:
             return
@@ -169,16 +171,26 @@ class Constrainer:
             C.llama_sampler_apply(self._chain, ctypes.byref(array))
             read_token_data(buffers.records, buffers.logits)
             row = buffers.logits
-        if self.guide is None:
+        if self._guide is None:
             return row
-        return logits if mask_logits(row, self.guide.mask(), buffers.logits) else buffers.logits
+        return logits if mask_logits(row, self._guide.mask(), buffers.logits) else buffers.logits
 
     def accept(self, token: int) -> None:
         """Take the next token of the answer. Raises GenerationError if the guide bans it."""
         if self._chain is not None:
             C.llama_sampler_accept(self._chain, token)
-        if self.guide is not None:
-            self.guide.accept(token)
+        if self._guide is not None:
+            self._guide.accept(token)
+
+    def forced(self) -> list[int]:
+        """Return the tokens that must come next, up to one that is banned."""
+        tokens = self._guide.forced() if self._guide is not None else []
+        return list(takewhile(lambda token: token not in self._banned, tokens))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing may follow."""
+        return self._guide is not None and self._guide.is_over
 
 
 def _history(last_n: int, weights: Weights) -> int:

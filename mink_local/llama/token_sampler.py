@@ -94,11 +94,14 @@ class TokenSampler:
         if self._constrainer is not None:
             self._constrainer.accept(token)
 
+    def forced(self) -> list[int]:
+        """Return the tokens that the constraints leave no choice about."""
+        return self._constrainer.forced() if self._constrainer is not None else []
+
     @property
     def is_over(self) -> bool:
         """Whether the constraints let nothing follow."""
-        constrainer = self._constrainer
-        return constrainer is not None and constrainer.guide is not None and constrainer.guide.is_over
+        return self._constrainer is not None and self._constrainer.is_over
 
 
 def broken(error: int, step: int) -> str:
