@@ -4,6 +4,7 @@ Click keeps the precedence: command line, environment, file, default. The sample
 imported only where they are needed.
 """
 
+import logging
 import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -39,6 +40,8 @@ from mink_local.models.options import (
     threads_option,
 )
 
+log = logging.getLogger("mink_local")
+
 if TYPE_CHECKING:
     from mink_local.generation.model import Model
     from mink_local.generation.request import SamplingParams
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
 
 COMMAND_LINE, DEFAULT, SET_HERE = "command line", "default", "set in this chat"  # three sources of values
 MIN_K = ("tau", "floor")  # the settings that are options of Min-k
+_CREATIVE = "--creative"
 CREATIVE = {"temp": 5.0, "floor": 1.4}  # see `ADVICE`: prose, hot
 CONSTRAINTS = "Penalties and limits"  # the group of settings that `Constraints` are made from
 
@@ -114,7 +118,7 @@ def file_text(path: str) -> FileText:
         raise click.BadParameter(f"{path!r} is not UTF-8 text.") from None
     except OSError as error:
         raise click.BadParameter(f"{path!r}: {error.strerror}.") from None
-    text.path = path
+    text.path = path if path == "-" else os.path.abspath(path)
     return text
 
 
@@ -272,6 +276,12 @@ SETTINGS: tuple[Setting, ...] = (
     ),
 )
 BY_KEY = {setting.key: setting for setting in SETTINGS}
+# What a conversation keeps besides its system prompt.
+_KEPT = [
+    setting
+    for setting in SETTINGS
+    if setting.group in ("Sampling", CONSTRAINTS) and setting.key not in ("system", "prompt-name")
+]
 _TABLES = ("chat", "prompts")  # of the TOML file
 _OTHER_VARIABLES = ("MINK_CONFIG", "MINK_URL", "MINK_API_KEY")
 # Settings of earlier versions that a file may still have, and what there is instead.
@@ -352,9 +362,10 @@ class Settings:
         if ctx.params.get("creative"):
             for name, value in CREATIVE.items():
                 if not self.given(name):
-                    self.put(name, value, "--creative")
+                    self.put(name, value, _CREATIVE)
         if not self.given("system"):
             self._take_named_prompt()
+        self._at_start = [(setting, self[setting.name], self.sources[setting.name]) for setting in _KEPT]
 
     def _take_named_prompt(self) -> None:
         """Set the system prompt to the one that `prompt_name` names, if it names one."""
@@ -372,6 +383,36 @@ class Settings:
         """Set a value that is known to be valid."""
         self._values[name], self.sources[name] = value, source
 
+    def kept(self) -> dict[str, str | None]:
+        """Return the sampling settings that are not the defaults, as `restore` takes them."""
+        return {
+            setting.key: None if self[setting.name] in (None, ()) else self.shown(setting)
+            for setting in _KEPT
+            if self.sources[setting.name] != DEFAULT
+        }
+
+    def restore(self, kept: Mapping[str, str | None], source: str) -> None:
+        """Take the sampling settings of a conversation; the rest is as at the start of the program.
+
+        The command line overrides them.
+        """
+        for setting, value, origin in self._at_start:
+            if setting.key in kept and origin not in (COMMAND_LINE, _CREATIVE):
+                try:
+                    value, origin = self._parsed(setting, kept[setting.key]), source
+                except click.UsageError as error:  # a file is gone, or another version kept it
+                    log.warning("%s: %s: %s", source, setting.key, error.format_message())
+            self.put(setting.name, value, origin)
+
+    def restored(self) -> str:
+        """Return the sampling settings that come from a conversation, in words."""
+        restored = [one for one in _KEPT if self.sources[one.name].startswith("conversation ")]
+        return ", ".join(f"{setting.key} {self.shown(setting)}" for setting in restored)
+
+    def _parsed(self, setting: Setting, text: str | None) -> Any:
+        parts: Any = text.split() if text is not None and setting.multiple else text
+        return setting.process_value(self.context, parts)
+
     def changed(self, setting: Setting, text: str) -> "Settings":
         """Return a copy with one value from text; "default" is the value without the command line.
 
@@ -386,8 +427,7 @@ class Settings:
             defaults = Settings(self.context.command.make_context(None, arguments))
             other.put(name, defaults[name], defaults.sources[name])
         else:
-            parts: Any = text.split() if setting.multiple else text
-            other.put(name, setting.process_value(self.context, parts), SET_HERE)
+            other.put(name, self._parsed(setting, text), SET_HERE)
             for option in MIN_K if name == "sampler" else ():
                 if f"{option}=" in text:  # which the one that was set before must not replace
                     other.put(option, None, SET_HERE)
@@ -475,7 +515,7 @@ class Settings:
             case bool():
                 return "on" if value else "off"
             case float():
-                return f"{value:g}"
+                return f"{value:.15g}"
             case FileText():
                 return value.path
             case tuple() if setting.name == "logit_bias":

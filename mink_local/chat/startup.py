@@ -74,12 +74,8 @@ class Startup:
             self.screen.note(f"({_TOY})")
         from mink_local.chat.terminal.progress import print_answer
 
-        try:
-            files = before_message(file.text for file in self._attached(session))
-            answer = session.ask(prompt, files)
-            status = print_answer(self.screen, answer.message, answer.pieces, self.settings, as_json)
-        except ValueError as error:  # an option that does not suit this model: a grammar, a token id
-            raise click.UsageError(f"{error}.") from None
+        answer = session.ask(prompt, before_message(file.text for file in self._attached(session)))
+        status = print_answer(self.screen, answer.message, answer.pieces, self.settings, as_json)
         session.end()
         return status
 
@@ -118,7 +114,7 @@ class Startup:
         try:
             wanted = click.confirm(f"{name} ({size}) fits this machine. {question} {decline}", default=True)
         except click.Abort:
-            click.echo()  # the cursor is behind the question
+            self.screen.note("")  # the cursor is behind the question
             raise
         try:
             if wanted:
@@ -159,6 +155,7 @@ class Startup:
         system = self.settings["system"] if is_given else None
         if self._conversation:
             self._unanswered = session.load(self._conversation)
+            self.settings.check(is_new=self.settings.given)
         if system is not None:
             session.set_system(system, source)
         return session

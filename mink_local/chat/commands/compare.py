@@ -17,7 +17,7 @@ from mink_local.chat.conversation.store import StoredMessage
 from mink_local.chat.settings import BY_KEY
 from mink_local.chat.terminal.progress import candidates
 from mink_local.chat.terminal.screen import Screen, counted, of_sure_width, one_line
-from mink_local.errors import ContextOverflowError
+from mink_local.errors import ContextOverflowError, MinkError
 from mink_local.generation.answer import Answer
 from mink_local.generation.common_numbers import CommonNumbers
 from mink_local.generation.model import Model
@@ -46,14 +46,14 @@ class Comparison:
         answers: Those of the samplers, None until they are finished.
 
     Raises:
-        ValueError: There is no message to answer again.
+        MinkError: There is no message to answer again.
     """
 
     def __init__(self, session: Session, text: str, temperature: float, samplers: Sequence[Sampler]) -> None:
         branch, seed = session.branch, session.settings["seed"]
         if not text:
             if not branch:
-                raise ValueError("there is no message yet: /compare TEXT")
+                raise MinkError("there is no message yet: /compare TEXT")
             branch = branch[:-1]
         if seed is None:
             seed = secrets.randbelow(RANDOM_SEED)
@@ -106,7 +106,7 @@ class Comparison:
         """
         answer, sampler = self.answers[number - 1], self.samplers[number - 1]
         if answer is None or not answer.tokens:
-            raise ValueError(f"answer {number} is empty")
+            raise MinkError(f"answer {number} is empty")
         session.check_unchanged()
         taken = StoredMessage(
             "assistant",
@@ -180,10 +180,10 @@ def parsed(argument: str, temperature: float, own: Sampler) -> tuple[float, list
         if word == "--":
             break
     if temperature == 0:
-        raise ValueError("at temperature 0 all samplers are greedy: /compare T=5 compares them at 5")
+        raise MinkError("at temperature 0 all samplers are greedy: /compare T=5 compares them at 5")
     for sampler in samplers:
         if sampler.is_stateful:
-            raise ValueError(f"{sampler.name} cannot share random numbers: leave it out")
+            raise MinkError(f"{sampler.name} cannot share random numbers: leave it out")
     return temperature, list(dict.fromkeys(samplers or _usual(own))), argument
 
 
@@ -267,11 +267,11 @@ def take(chat: Chat, number: int) -> None:
     """Make an answer of the last comparison part of the conversation, as a branch."""
     comparison, session = chat.comparison, chat.session
     if not isinstance(comparison, Comparison):
-        raise ValueError("nothing has been compared yet: /compare TEXT")
+        raise MinkError("nothing has been compared yet: /compare TEXT")
     if not 1 <= number <= len(comparison.answers):
-        raise ValueError(f"the comparison has {counted(len(comparison.answers), 'answer')}")
+        raise MinkError(f"the comparison has {counted(len(comparison.answers), 'answer')}")
     if session.conversation != comparison.conversation:
-        raise ValueError("the comparison belongs to another conversation: /load goes back to it")
+        raise MinkError("the comparison belongs to another conversation: /load goes back to it")
     comparison.take(number, session)
     chat.screen.text(session.last_answer().content)
     chat.note(f"(answer {number} is part of the conversation; /pick lists all answers to this message)")

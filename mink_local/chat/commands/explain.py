@@ -73,11 +73,11 @@ def _index(steps: AnswerSteps, wanted: str) -> int:
     if wanted.lstrip("-").isdecimal():
         number = int(wanted)
         if not 1 <= abs(number) <= n:
-            raise ValueError(f"the last answer has {counted(n, 'token')}")
+            raise MinkError(f"the last answer has {counted(n, 'token')}")
         return number - 1 if number > 0 else n + number
     start = "".join(steps.texts).find(wanted)
     if start < 0:
-        raise ValueError(f"{wanted!r} is not in the last answer")
+        raise MinkError(f"{wanted!r} is not in the last answer")
     ends = accumulate(map(len, steps.texts))
     return next(at for at, end in enumerate(ends) if end > start)
 
@@ -103,7 +103,7 @@ def heat(chat: Chat, _: str) -> None:
     session, screen = chat.session, chat.screen
     steps = AnswerSteps(session, session.last_answer())
     if not any(steps.k):
-        raise ValueError("the figures of this answer were lost when the program ended")
+        raise MinkError("the figures of this answer were lost when the program ended")
     screen.show(coloured(session.model.token_texts(steps.tokens), steps.k, screen.is_plain), "")
 
 

@@ -11,6 +11,7 @@ from mink_local.chat.chat import Chat
 from mink_local.chat.settings import BY_KEY, CREATIVE, DEFAULT, MIN_K, SET_HERE, SETTINGS, Setting, Settings
 from mink_local.chat.terminal.screen import Screen, one_line
 from mink_local.cli import did_you_mean, printable
+from mink_local.errors import MinkError
 from mink_local.generation.model import Model
 from mink_local.llama.devices import n_cores
 from mink_local.models import trust
@@ -54,7 +55,7 @@ def _change(chat: Chat, setting: Setting, text: str) -> None:
     """Set a setting from text, and apply it; after an error, settings and model are as before."""
     session, before = chat.session, chat.session.settings
     if setting.fixed:
-        raise ValueError(f"{setting.key} can only be set at the start: --{setting.key}, {setting.envvar}")
+        raise MinkError(f"{setting.key} can only be set at the start: --{setting.key}, {setting.envvar}")
     settings = before.changed(setting, text)
     if setting.reloads:
         trust.check(resolve(settings["model"]))
@@ -68,17 +69,16 @@ def _change(chat: Chat, setting: Setting, text: str) -> None:
     if setting.reloads:
         session.changed_model()
         chat.note(f"{session.model.name} {session.model.placement}")
-    if setting.key in ("system", "prompt-name"):
-        session.set_system(settings["system"], settings.sources["system"])
+    session.go_to(session.branch)  # which keeps the settings with the conversation
     chat.screen = Screen(settings["plain"], settings["thoughts"])
 
 
 def _setting(key: str) -> Setting:
-    """Return the setting of a key. Raises ValueError, with the nearest key, if there is none."""
+    """Return the setting of a key. Raises MinkError, with the nearest key, if there is none."""
     if key in BY_KEY:
         return BY_KEY[key]
     hint = did_you_mean(key, BY_KEY) or ": /show lists them"
-    raise ValueError(f"there is no setting {key!r}{hint}")
+    raise MinkError(f"there is no setting {key!r}{hint}")
 
 
 def system(chat: Chat, argument: str) -> None:
