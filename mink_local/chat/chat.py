@@ -83,7 +83,8 @@ class Chat:
         finally:
             hotter = max(2.0, 2 * answer.message.parts[-1].temperature)
             against_loops = f"/regen {hotter:g}, /set dry-multiplier 0.8 or /set loop-guard off"
-            note_end(self.screen, answer.message, settings["max_tokens"], against_loops)
+            to_go_on = "; /continue goes on"
+            note_end(self.screen, answer.message, settings["max_tokens"], against_loops, to_go_on)
             if answer.message.n_new and settings["status"]:
                 self.note(status(answer.message, n_ctx))
             self.screen.show("")

@@ -143,7 +143,7 @@ def find(word: str) -> Command:
         return COMMANDS[name]
     commands = [f"/{known}" for known in COMMANDS]
     hint = did_you_mean(f"/{name}", commands) or ": /help lists them."
-    raise MinkError(f"there is no command /{name}{hint} To send it as a message, begin with a space")
+    raise MinkError(f"there is no command /{name}{hint}")
 
 
 class CommandCompleter(Completer):
@@ -226,7 +226,11 @@ def _handle(chat: Chat, text: str, files: str, replaces: bool) -> None:
         if text.rstrip() in _LEAVING:
             chat.leaving = True
         elif text.startswith("/") and _is_command(word):
-            _call(find(word), chat, text[len(word) :].strip())
+            try:
+                command = find(word)
+            except MinkError as error:
+                raise MinkError(f"{error} To send it as a message, begin with a space") from None
+            _call(command, chat, text[len(word) :].strip())
         else:
             chat.ask(text.strip(), files, replaces)
     except (MinkError, OSError, click.ClickException) as error:

@@ -4,6 +4,7 @@ Click keeps the precedence: command line, environment, file, default. The sample
 imported only where they are needed.
 """
 
+import json
 import logging
 import os
 import tomllib
@@ -20,7 +21,9 @@ from click.shell_completion import CompletionItem
 from platformdirs import user_config_path
 
 from mink_local.cli import FiniteFloat, Number, did_you_mean
+from mink_local.files import user_path
 from mink_local.llama.constants import ALL_LAYERS
+from mink_local.models.catalog import find
 from mink_local.models.options import (
     SamplerOption,
     cpu_moe_option,
@@ -52,6 +55,7 @@ COMMAND_LINE, DEFAULT, SET_HERE = "command line", "default", "set in this chat" 
 MIN_K = ("tau", "floor")  # the settings that are options of Min-k
 _CREATIVE = "--creative"
 CREATIVE = {"temp": 5.0, "floor": 1.4}  # see `ADVICE`: prose, hot
+RARE = "Rarely needed"  # the group of settings that comes last in the help
 CONSTRAINTS = "Penalties and limits"  # the group of settings that `Constraints` are made from
 
 
@@ -122,6 +126,30 @@ def file_text(path: str) -> FileText:
     return text
 
 
+def model_name(text: str) -> str:
+    """Return the name of a model, or the path of a file so that it means the same in every folder."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        name = command_line_text(text)
+        raise click.BadParameter(f"the file name {name!r} is not UTF-8: rename the file.") from None
+    path = user_path(text)
+    return text if find(text) or not os.path.isfile(path) else os.path.abspath(path)
+
+
+def schema_text(path: str) -> FileText:
+    """Return the text of a file that is JSON."""
+    text = file_text(path)
+    try:
+        json.loads(text)
+    except ValueError as error:
+        where = (
+            f": line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+        )
+        raise click.BadParameter(f"{path!r} is not valid JSON{where}.") from None
+    return text
+
+
 def _token_bias(text: str) -> tuple[int, float]:
     token, _, bias = text.partition("=")
     try:
@@ -157,6 +185,7 @@ def _complete_prompt_name(ctx: click.Context, _: click.Parameter, incomplete: st
 _sampling = partial(Setting, group="Sampling")
 _constraint = partial(Setting, group=CONSTRAINTS)
 _model = partial(Setting, group="Model", reloads=True)
+_rare = partial(Setting, group=RARE, reloads=True)
 _screen = partial(Setting, group="Screen and store")
 
 SETTINGS: tuple[Setting, ...] = (
@@ -240,21 +269,14 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _constraint(
         "--json-schema",
-        type=file_text,
+        type=schema_text,
         metavar="FILE",
         shell_complete=_complete_file,
         help="Restrict the answer to JSON that follows this schema.",
     ),
-    model_option.build(_model),
+    model_option.build(_model, type=model_name),
     ctx_option.build(_model),
     gpu_layers_option.build(_model),
-    cpu_moe_option.build(_model, expose_value=True, callback=None),
-    n_cpu_moe_option.build(_model),
-    tensor_split_option.build(_model),
-    main_gpu_option.build(_model),
-    kv_type_option.build(_model),
-    threads_option.build(_model),
-    rpc_option.build(_model, fixed=True),
     _screen(
         "--plain/--rich",
         default=False,
@@ -274,6 +296,13 @@ SETTINGS: tuple[Setting, ...] = (
         default=True,
         help="Keep the KV caches of conversations on disk, 2 GB at most, so that long ones continue at once.",
     ),
+    cpu_moe_option.build(_rare, expose_value=True, callback=None),
+    n_cpu_moe_option.build(_rare),
+    tensor_split_option.build(_rare),
+    main_gpu_option.build(_rare),
+    kv_type_option.build(_rare),
+    threads_option.build(_rare),
+    rpc_option.build(_rare, fixed=True),
 )
 BY_KEY = {setting.key: setting for setting in SETTINGS}
 # What a conversation keeps besides its system prompt.
@@ -303,7 +332,7 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> Pa
     if path or file.exists():
         tables = _tables(file)
         settings = tables.get("chat", {})
-        ctx.meta["gone"] = [key for key in _GONE if key in settings]
+        ctx.meta["ignored"] = list(_ignored_keys(file, settings))
         ctx.default_map = dict(_texts(file, settings))
         ctx.meta["prompts"] = {name: str(text) for name, text in tables.get("prompts", {}).items()}
     return path
@@ -327,12 +356,9 @@ def _tables(path: Path) -> dict[str, dict[str, Any]]:
 def _texts(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield settings as they would be typed, so that click parses and checks them."""
     for key, value in table.items():
-        if key in _GONE:
-            continue
         setting = BY_KEY.get(key.replace("_", "-"))
         if setting is None:
-            hint = did_you_mean(key, BY_KEY) or ": mink-chat --help lists them."
-            raise click.UsageError(f"{path}: there is no setting {key!r} in [chat]{hint}")
+            continue
         if setting.multiple and isinstance(value, list):
             yield setting.name, [str(item) for item in value]
         elif isinstance(value, list | dict):
@@ -341,10 +367,18 @@ def _texts(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield setting.name, str(value)
 
 
+def _ignored_keys(path: Path, table: Mapping[str, Any]) -> Iterator[str]:
+    for key in table:
+        if key in _GONE:
+            yield f"{path}: the setting {key} is gone: {_GONE[key]}"
+        elif key.replace("_", "-") not in BY_KEY:
+            hint = did_you_mean(key, BY_KEY) or ": mink-chat --help lists them"
+            yield f"{path}: there is no setting {key!r} in [chat]{hint}"
+
+
 def ignored(ctx: click.Context) -> Iterator[str]:
-    """Yield a sentence for each setting of the file that is gone, and each variable that is no setting."""
-    for key in ctx.meta.get("gone", ()):
-        yield f"{ctx.meta['config']}: the setting {key} is gone: {_GONE[key]}"
+    """Yield a sentence for each key of the file and each variable that is no setting."""
+    yield from ctx.meta.get("ignored", ())
     known = [*(str(setting.envvar) for setting in SETTINGS), *_OTHER_VARIABLES]
     for name in sorted(os.environ):
         if name.startswith("MINK_") and name not in known:
@@ -411,7 +445,10 @@ class Settings:
 
     def _parsed(self, setting: Setting, text: str | None) -> Any:
         parts: Any = text.split() if text is not None and setting.multiple else text
-        return setting.process_value(self.context, parts)
+        try:
+            return setting.process_value(self.context, parts)
+        except click.BadParameter as error:
+            raise click.UsageError(f"{setting.key}: {error.message}") from None
 
     def changed(self, setting: Setting, text: str) -> "Settings":
         """Return a copy with one value from text; "default" is the value without the command line.

@@ -35,7 +35,7 @@ def test_what_completions_mean(typist: Callable[..., Typist]) -> None:
         return {one.text: one.display_meta_text for one in CommandCompleter(typed.chat).complete(line)}
 
     assert meaning("/reg") == {"/regen ": COMMANDS["regen"].about}
-    assert meaning("/set te") == {"temp ": BY_KEY["temp"].about}
+    assert meaning("/set tem") == {"temp ": BY_KEY["temp"].about}
     assert meaning("/load ") == {"1": "Name three animals."}
     answers = [answer.content for answer in typed.chat.session.alternatives()]
     assert meaning("/pick ") == {"1": one_line(answers[0], 50), "2": one_line(answers[1], 50)}

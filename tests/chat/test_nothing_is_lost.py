@@ -1,6 +1,6 @@
 """Random commands, interrupts and kills: what was typed, begun and set can be reached again."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -93,6 +93,9 @@ class Line:
         if text is None:
             raise EOFError
         return text or default
+
+    def forget(self, messages: Collection[str]) -> None:
+        pass
 
 
 class Person(RuleBasedStateMachine):

@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
+from difflib import get_close_matches
 
 from rich.cells import cell_len
 from rich.live import Live
@@ -133,13 +134,13 @@ def divergence(first: CommonNumbers, other: CommonNumbers, model: Model) -> str:
 
     at = common_prefix(first.tokens, other.tokens)
     if at == min(len(first.steps), len(other.steps)):
-        return "cut off before it leaves 1"
+        return "cut off before it differs from answer 1"
     theirs, ours = first.steps[at], other.steps[at]
-    where = f"leaves 1 at token {at + 1}: {name(ours.token)}, rank {ours.rank:,}"
+    where = f"differs from answer 1 at token {at + 1}: {name(ours.token)} (rank {ours.rank:,})"
     if not theirs.keeps(ours.rank):
-        return f"{where}; 1 had cut it and kept {theirs.k:,}"
-    where += f"; 1 has {name(theirs.token)}, rank {theirs.rank:,}"
-    return where if ours.keeps(theirs.rank) else f"{where}, which is cut here, keeping {ours.k:,}"
+        return f"{where}, which answer 1's sampler cuts"
+    where += f", not {name(theirs.token)} (rank {theirs.rank:,})"
+    return where if ours.keeps(theirs.rank) else f"{where}, which this sampler cuts"
 
 
 def compare(chat: Chat, argument: str) -> None:
@@ -172,8 +173,11 @@ def parsed(argument: str, temperature: float, own: Sampler) -> tuple[float, list
         word = argument.split(maxsplit=1)[0]
         if word.startswith("T="):
             temperature = BY_KEY["temp"].type(word.removeprefix("T="))
-        elif word.partition(":")[0] in SAMPLERS:
-            samplers.append(parse(word))
+        elif _is_meant_as_sampler(word):
+            try:
+                samplers.append(parse(word))
+            except ValueError as error:
+                raise MinkError(f"{error}; -- before the message sends it as it is") from None
         elif word != "--":
             break
         argument = argument[len(word) :].lstrip()
@@ -185,6 +189,13 @@ def parsed(argument: str, temperature: float, own: Sampler) -> tuple[float, list
         if sampler.is_stateful:
             raise MinkError(f"{sampler.name} cannot share random numbers: leave it out")
     return temperature, list(dict.fromkeys(samplers or _usual(own))), argument
+
+
+def _is_meant_as_sampler(word: str) -> bool:
+    """Return whether a word is a sampler, or could be a mistyped one: minp:p=0.1, top-k=5."""
+    name = re.split("[:=+]", word)[0]
+    is_like_one = (name != word or "-" in word) and get_close_matches(name, SAMPLERS, cutoff=0.8)
+    return (name == word and name in SAMPLERS) or bool(is_like_one)
 
 
 def _usual(own: Sampler) -> list[Sampler]:

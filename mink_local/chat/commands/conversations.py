@@ -62,10 +62,11 @@ def list_(chat: Chat, argument: str) -> None:
 def delete(chat: Chat, argument: str) -> None:
     """Delete a conversation for good, by its name or number, which /list shows, after asking you."""
     conversation = chat.session.store.find(argument)
-    messages = counted(conversation.turns, "message")
-    begins = one_line(conversation.title, 40)
-    chat.confirm(f"delete {argument} for good, with {messages}, beginning with {begins!r}?")
+    n, begins = counted(conversation.turns, "message"), one_line(conversation.title, 40)
+    chat.confirm(f"delete {argument} for good, with {n}, beginning with {begins!r}?")
+    messages = {message.typed for message in chat.session.store.messages(conversation.id)}
     chat.session.store.delete(conversation.id)
+    chat.line.forget(messages)
     if conversation.id == chat.session.conversation:
         chat.session.clear()
     cache.forget(conversation.id)

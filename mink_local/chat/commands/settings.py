@@ -48,7 +48,10 @@ def change_setting(chat: Chat, key: str, text: str) -> None:
     if text:
         _change(chat, setting, text)
     settings = chat.session.settings
-    chat.note(f"({key} is {settings.shown(setting)}, {settings.sources[setting.name]})")
+    value = _value(setting, settings, chat.session.model)
+    if key == "system" and settings["system"]:
+        value = f'"{value}"'
+    chat.note(f"({key} is {value}, {settings.sources[setting.name]})")
 
 
 def _change(chat: Chat, setting: Setting, text: str) -> None:
@@ -138,7 +141,9 @@ def show(chat: Chat, argument: str) -> None:
 def _value(setting: Setting, settings: Settings, model: Model) -> str:
     """Return a value as /set takes it, or what is used in its place."""
     sampler, shown = settings.sampler, settings.shown(setting)
-    used = {"ctx": str(model.n_ctx), "threads": str(n_cores())}
+    if setting.key == "ctx":  # llama.cpp rounds it up
+        return str(model.n_ctx)
+    used = {"threads": str(n_cores())}
     if sampler.name != "min-k":
         used.update(dict.fromkeys(MIN_K, f"not used by {sampler.name}"))
     if not model.has_thinking_switch:

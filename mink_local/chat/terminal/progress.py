@@ -123,15 +123,21 @@ class _ReasoningView:
         return counted(len(self._text.split()), "word")
 
 
-def note_end(screen: Screen, answer: "StoredMessage", max_tokens: int | None, against_loops: str) -> None:
-    """Say why an answer was cut short, if it was; `against_loops` says what to do about repetition."""
+def note_end(
+    screen: Screen,
+    answer: "StoredMessage",
+    max_tokens: int | None,
+    against_loops: str,
+    to_go_on: str = "",
+) -> None:
+    """Say why an answer was cut short, if it was, and what to do: `against_loops`, or `to_go_on`."""
     reason = answer.finish_reason
     if reason == "repetition":
         screen.note(f"(stopped: repeating itself since token {answer.repeats_since}; try {against_loops})")
     elif reason == "interrupted":
         screen.note("(interrupted)")
     elif reason == "length" and max_tokens == answer.n_new:
-        screen.note(f"(stopped after {counted(max_tokens, 'token')}: --max-tokens)")
+        screen.note(f"(stopped after {counted(max_tokens, 'token')}: --max-tokens{to_go_on})")
     elif reason == "length":
         used = answer.prompt_tokens + answer.n_new
         screen.note(f"(stopped: the context of {used} tokens is full)")
