@@ -3,10 +3,12 @@
 from mink_local.chat.attachments import Attachment, before_message
 from mink_local.chat.conversation.session import AnswerStream, Session
 from mink_local.chat.conversation.store import StoredMessage
+from mink_local.chat.kernels import compiling
 from mink_local.chat.terminal.input import InputLine
 from mink_local.chat.terminal.progress import note_end, show_answer, status
 from mink_local.chat.terminal.screen import Screen, counted
 from mink_local.errors import MinkError
+from mink_local.generation.sampling_step import compared_with
 from mink_local.interrupts import on_interrupt
 
 
@@ -79,7 +81,9 @@ class Chat:
             with on_interrupt(answer.reply.interrupt):
                 if self.is_stopped:
                     answer.reply.interrupt()
-                show_answer(self.screen, answer.message, answer.pieces, "; /think shows it")
+                is_compiling = compiling(settings.params.effective_sampler)
+                show_answer(self.screen, answer.message, answer.pieces, is_compiling, "; /think shows it")
+                compiling(*compared_with(settings.sampler))  # for /explain and /compare
         finally:
             hotter = max(2.0, 2 * answer.message.parts[-1].temperature)
             against_loops = f"/regen {hotter:g}, /set dry-multiplier 0.8 or /set loop-guard off"

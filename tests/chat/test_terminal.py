@@ -14,6 +14,7 @@ from typing import Any
 
 import pexpect
 import pytest
+from platformdirs import user_data_path
 
 from mink_local.chat.conversation.store import ConversationStore, default_path
 from tests.support.terminal import Terminal
