@@ -163,7 +163,7 @@ def file_text(path: str) -> FileText:
         raise click.BadParameter(f"{path!r} is not UTF-8 text.") from None
     except OSError as error:
         raise click.BadParameter(f"{path!r}: {error.strerror}.") from None
-    text.path = path
+    text.path = path if path == "-" else os.path.abspath(path)
     return text
 
 

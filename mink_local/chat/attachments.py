@@ -7,9 +7,8 @@ from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import click
-
 from mink_local.cli import command_line_text, file_text
+from mink_local.errors import MinkError
 from mink_local.files import user_path
 
 if TYPE_CHECKING:
@@ -28,13 +27,14 @@ class Attachment(NamedTuple):
         """Return a text file, as `fenced`.
 
         Raises:
-            click.UsageError: It cannot be read, is not UTF-8 text, or the context cannot hold it.
+            click.UsageError: It cannot be read, or is not UTF-8 text.
+            MinkError: The context cannot hold it.
         """
         text = fenced(path)
         tokens = len(model.tokenize(text))
         if tokens >= model.n_ctx:
-            raise click.UsageError(
-                f"{path} has {tokens} tokens, and the context holds {model.n_ctx}: use a shorter file."
+            raise MinkError(
+                f"{path} has {tokens} tokens, and the context holds {model.n_ctx}: use a shorter file"
             )
         return cls(path.name, tokens, text)
 

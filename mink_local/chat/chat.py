@@ -1,11 +1,14 @@
 """The state of a running chat: what commands and the loop work on."""
 
 from mink_local.chat.attachments import Attachment, before_message
-from mink_local.chat.conversation.session import AnswerStream, ConversationChangedError, Session
+from mink_local.chat.conversation.session import AnswerStream, Session
 from mink_local.chat.conversation.store import StoredMessage
+from mink_local.chat.kernels import compiling
 from mink_local.chat.terminal.input import InputLine
 from mink_local.chat.terminal.progress import note_end, show_answer, status
 from mink_local.chat.terminal.screen import Screen, counted
+from mink_local.errors import MinkError
+from mink_local.generation.sampling_step import compared_with
 from mink_local.interrupts import on_interrupt
 
 
@@ -41,10 +44,10 @@ class Chat:
         self.is_stopped = True
 
     def confirm(self, question: str) -> None:
-        """Raise ValueError unless a question is answered with yes."""
+        """Raise MinkError unless a question is answered with yes."""
         self.note(f"({question} y or n)")
         if self.line.read().strip().casefold() not in ("y", "yes"):
-            raise ValueError("nothing was changed")
+            raise MinkError("nothing was changed")
 
     def ask(self, text: str, files: str = "", replaces: bool = False) -> None:
         """Send a message, or have it replace the last one; show the answer.
@@ -52,14 +55,20 @@ class Chat:
         Args:
             files: What stands before the text, besides the attached files.
         """
+        attached = before_message(file.text for file in self.attached)
+        answer = None
         try:
-            attached = before_message(file.text for file in self.attached)
             answer = self.session.ask(text, files + attached, replaces)
-        except ConversationChangedError:  # Enter sends it again
-            self.offered, self.replaces = StoredMessage("user", files + text, attached=len(files)), replaces
-            raise
-        self.attached.clear()  # whatever becomes of the answer, they are not for the next message
-        self.show(answer)
+            self.attached.clear()  # whatever becomes of the answer, they are not for the next message
+            files += attached
+            self.show(answer)
+        finally:
+            if answer is None or self.session.branch[-1:] != [answer.message]:
+                self.offered, self.replaces = (
+                    StoredMessage("user", files + text, attached=len(files)),
+                    replaces,
+                )
+                self.note("(your message is not answered: Enter sends it again)")
 
     def show(self, answer: AnswerStream) -> None:
         """Show an answer while it is generated, then its figures."""
@@ -72,16 +81,19 @@ class Chat:
             with on_interrupt(answer.reply.interrupt):
                 if self.is_stopped:
                     answer.reply.interrupt()
-                show_answer(self.screen, answer.message, answer.pieces, "; /think shows it")
+                is_compiling = compiling(settings.params.effective_sampler)
+                show_answer(self.screen, answer.message, answer.pieces, is_compiling, "; /think shows it")
+                compiling(*compared_with(settings.sampler))  # for /explain and /compare
         finally:
             hotter = max(2.0, 2 * answer.message.parts[-1].temperature)
             against_loops = f"/regen {hotter:g}, /set dry-multiplier 0.8 or /set loop-guard off"
-            note_end(self.screen, answer.message, settings["max_tokens"], against_loops)
+            to_go_on = "; /continue goes on"
+            note_end(self.screen, answer.message, settings["max_tokens"], against_loops, to_go_on)
             if answer.message.n_new and settings["status"]:
                 self.note(status(answer.message, n_ctx))
             self.screen.show("")
         if conversation not in (None, self.session.conversation):
             kept = self.session.conversation
             self.note(f"(this conversation was deleted in another window: it is kept as number {kept})")
-        if answer.message.id and len(answers := self.session.alternatives()) > 1:
-            self.note(f"(answer {len(answers)} to this message: /pick goes back to another)")
+        if answer.message.id and len(versions := self.session.versions()) > 1:
+            self.note(f"({len(versions)} versions of this turn: /pick goes back to another)")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from mink_local.chat.settings import SETTINGS, config_path, ignored, read_config
+from mink_local.chat.settings import RARE, SETTINGS, config_path, ignored, read_config
 from mink_local.cli import command_line_text, run
 from mink_local.version import __version__
 
@@ -29,19 +29,20 @@ Examples:
   mink-chat --resume recipes --export recipes.md
 
 \b
-Settings: every option of the first four groups is also an environment variable
-(MINK_MAX_TOKENS for --max-tokens) and a key of the table [chat] in
+Settings: every option but those of "What to do" is also an environment
+variable (MINK_MAX_TOKENS for --max-tokens) and a key of the table [chat] in
   {config}
-The command line overrides the environment, the environment overrides the file.
-While chatting, /set changes a setting and /show says where each value comes from.
+The command line overrides the environment, the environment overrides the
+file. While chatting, /set changes a setting and /show says where each value
+comes from. A conversation keeps its sampling settings and its model.
 The table [prompts] of the file names system prompts for --prompt-name:
   [prompts]
   editor = "Correct spelling and grammar. Keep everything else."
 
 \b
-Faster one-shots: set MINK_URL to a running mink-serve, such as http://127.0.0.1:8080.
-It answers prompts (not conversations), and no model is loaded. The key in MINK_API_KEY
-is sent along.
+Faster one-shots: set MINK_URL to a running mink-serve, such as
+http://127.0.0.1:8080. It answers prompts (not conversations), and no model is
+loaded. The key in MINK_API_KEY is sent along.
 
 \b
 What this program does not do: images, tools and MCP, retrieval. llm, oterm and
@@ -62,7 +63,10 @@ def _with_standard_input(prompt: str | None) -> str | None:
     is_piped = sys.stdin is not None and not sys.stdin.isatty()
     if not is_piped and prompt != "-":
         return prompt
-    piped = sys.stdin.buffer.read().decode("utf-8", "replace").rstrip("\r\n")
+    try:
+        piped = sys.stdin.buffer.read().decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise click.UsageError("standard input is not UTF-8 text.") from None
     return "\n\n".join(part for part in (piped, prompt) if part and part != "-")
 
 
@@ -75,7 +79,8 @@ class GroupedCommand(click.Command):
             group = getattr(option, "group", "What to do")
             if isinstance(option, click.Option) and (record := option.get_help_record(ctx)):
                 groups.setdefault(group, []).append(record)
-        for group, records in groups.items():
+        last = groups.pop(RARE, [])
+        for group, records in {**groups, RARE: last}.items():
             with formatter.section(group):
                 formatter.write_dl(records)
 
@@ -95,7 +100,7 @@ def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: st
     epilog=EPILOG.format(config=config_path()),
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
-@click.argument("text", required=False, type=command_line_text, metavar="[PROMPT]")
+@click.argument("texts", nargs=-1, type=command_line_text, metavar="[PROMPT]")
 @click.option(
     "--prompt",
     "-p",
@@ -159,7 +164,7 @@ def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: st
 def cli(
     ctx: click.Context,
     /,
-    text: str | None,
+    texts: tuple[str, ...],
     prompt: str | None,
     files: tuple[Path, ...],
     as_json: bool,
@@ -175,6 +180,9 @@ def cli(
     answer, Ctrl-D or /exit quits, /help lists the commands. Conversations are kept; a one-shot answer only
     with --continue or --resume.
     """
+    if len(texts) > 1:
+        raise click.UsageError(f'a prompt of several words needs quotes: "{" ".join(texts)}"')
+    text = texts[0] if texts else None
     for complaint in ignored(ctx):
         log.warning("%s", complaint)
     if continued and resume:

@@ -104,8 +104,8 @@ _GROUPS = {
     ),
     "Answers": (
         Command("regen [T] [SEED]", "Answer again", answers.regen),
-        Command("pick [N]", "Switch to another answer", answers.pick, completion.answers),
-        Command("undo", "Take back the last message", answers.undo),
+        Command("pick [N]", "Switch to another version", answers.pick, completion.answers),
+        Command("undo [N]", "Take back the last message", answers.undo),
         Command("redo", "Bring it back", answers.redo),
         Command("edit", "Change the last message", answers.edit),
         Command("continue", "Continue a cut-off answer", answers.continue_),
@@ -136,14 +136,14 @@ _ALIASES = {"quit": "exit", "bye": "exit", "q": "exit", "?": "help", "new": "cle
 
 
 def find(word: str) -> Command:
-    """Return the command of a name or an alias, with or without its slash. Raises ValueError."""
+    """Return the command of a name or an alias, with or without its slash. Raises MinkError."""
     name = word.removeprefix("/")
     name = _ALIASES.get(name, name)
     if name in COMMANDS:
         return COMMANDS[name]
     commands = [f"/{known}" for known in COMMANDS]
     hint = did_you_mean(f"/{name}", commands) or ": /help lists them."
-    raise ValueError(f"there is no command /{name}{hint} To send it as a message, begin with a space")
+    raise MinkError(f"there is no command /{name}{hint}")
 
 
 class CommandCompleter(Completer):
@@ -226,10 +226,14 @@ def _handle(chat: Chat, text: str, files: str, replaces: bool) -> None:
         if text.rstrip() in _LEAVING:
             chat.leaving = True
         elif text.startswith("/") and _is_command(word):
-            _call(find(word), chat, text[len(word) :].strip())
+            try:
+                command = find(word)
+            except MinkError as error:
+                raise MinkError(f"{error} To send it as a message, begin with a space") from None
+            _call(command, chat, text[len(word) :].strip())
         else:
             chat.ask(text.strip(), files, replaces)
-    except (MinkError, ValueError, OSError, click.ClickException) as error:
+    except (MinkError, OSError, click.ClickException) as error:
         chat.note(f"({str(error).removesuffix('.')})")
     except (click.Abort, KeyboardInterrupt, EOFError):  # of a question that a command asks
         chat.note("(interrupted)")
@@ -243,9 +247,11 @@ def _is_command(word: str) -> bool:
 
 
 def _call(command: Command, chat: Chat, argument: str) -> None:
-    """Run a command. Raises ValueError if its argument is missing."""
+    """Run a command. Raises MinkError if its argument is missing, or if it takes none."""
+    if argument and " " not in command.usage:
+        raise MinkError(f"/{command.name} takes nothing after it")
     if not argument and " " in command.usage and "[" not in command.usage:
-        raise ValueError(f"usage: /{command.usage}")
+        raise MinkError(f"usage: /{command.usage}")
     command.run(chat, argument)
 
 

@@ -138,10 +138,25 @@ def _response(connection: HTTPConnection, url: str) -> HTTPResponse:
         response = connection.getresponse()
         if response.status == 200:
             return response
-        error = json.loads(response.read()).get("error", {}).get("message", "")
-    except (OSError, HTTPException, ValueError) as failure:
+        message = _error_message(response.read())
+    except (OSError, HTTPException) as failure:
         raise MinkError(f"MINK_URL={url} does not answer like mink-serve: {failure}") from None
-    raise MinkError(f"{url}: {error or f'status {response.status}'}")
+    if message:
+        raise MinkError(f"{url}: {message}")
+    place = response.getheader("location")
+    to = f", which leads to {place}" if place else ""
+    raise MinkError(f"MINK_URL={url} does not answer like mink-serve: status {response.status}{to}")
+
+
+def _error_message(body: bytes) -> str:
+    """Return the message in the body of an error, "" if there is none."""
+    try:
+        error = json.loads(body)
+    except ValueError:
+        return ""
+    for key in ("error", "message"):
+        error = error.get(key) if isinstance(error, dict) else error
+    return error if isinstance(error, str) else ""
 
 
 def _pieces(
@@ -161,7 +176,10 @@ def _pieces(
         for chunk in _chunks(response):
             message.first_token_s = message.first_token_s or time.perf_counter() - began
             n_before = len(message.tokens)
-            piece = _added(message, chunk)
+            try:
+                piece = _added(message, chunk)
+            except (AttributeError, TypeError):
+                raise MinkError("the server does not answer like mink-serve") from None
             yield piece
             if has_guard:
                 from mink_local.chat.conversation.loop_guard import LoopGuard  # imports NumPy
@@ -184,10 +202,11 @@ def _chunks(response: HTTPResponse) -> Iterator[dict[str, Any]]:
     """Yield the chunks of a stream. Raises MinkError for one that is an error."""
     try:
         for line in response:
-            if line.startswith(b"data: {"):
-                chunk = json.loads(line.removeprefix(b"data: "))
-                if "error" in chunk:
-                    raise MinkError(chunk["error"]["message"])
+            data = line.removeprefix(b"data:").strip()
+            if data != line.strip() and data.startswith(b"{"):
+                chunk = json.loads(data)
+                if chunk.get("error"):
+                    raise MinkError(_error_message(data) or "the server failed")
                 yield chunk
     except (OSError, HTTPException, ValueError) as error:
         raise MinkError(f"the server ended the answer early: {error}") from None
@@ -198,15 +217,16 @@ def _added(message: "StoredMessage", chunk: dict[str, Any]) -> "Piece":
     from mink_local.generation.answer import Piece
 
     reasoning = content = ""
-    message.parts = [replace(message.parts[0], model=chunk["model"])]
+    message.parts = [replace(message.parts[0], model=chunk.get("model") or "")]
     if usage := chunk.get("usage"):
-        message.prompt_tokens = usage["prompt_tokens"]
-        message.evaluated_tokens = message.prompt_tokens - usage["prompt_tokens_details"]["cached_tokens"]
-    for choice in chunk["choices"]:
-        message.tokens += choice.get("tokens", [])
-        message.k += choice.get("k", [])
-        message.finish_reason = choice["finish_reason"]
-        delta = choice["delta"]
+        message.prompt_tokens = usage.get("prompt_tokens") or 0
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        message.evaluated_tokens = message.prompt_tokens - cached
+    for choice in chunk.get("choices") or []:
+        message.tokens += choice.get("tokens") or []
+        message.k += choice.get("k") or []
+        message.finish_reason = choice.get("finish_reason") or message.finish_reason
+        delta = choice.get("delta") or {}
         reasoning += delta.get("reasoning_content") or ""
         content += delta.get("content") or ""
     message.add(reasoning, content)

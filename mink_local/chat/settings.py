@@ -5,6 +5,7 @@ imported only where they are needed.
 """
 
 import json
+import logging
 import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,9 @@ from click.shell_completion import CompletionItem
 from platformdirs import user_config_path
 
 from mink_local.cli import FileText, FiniteFloat, Number, command_line_text, did_you_mean, file_text
+from mink_local.files import user_path
 from mink_local.llama.constants import ALL_LAYERS
+from mink_local.models.catalog import find
 from mink_local.models.options import (
     SamplerOption,
     chat_template_option,
@@ -43,6 +46,8 @@ from mink_local.models.options import (
     threads_option,
 )
 
+log = logging.getLogger("mink_local")
+
 if TYPE_CHECKING:
     from mink_local.generation.model import Model
     from mink_local.generation.request import SamplingParams
@@ -51,7 +56,9 @@ if TYPE_CHECKING:
 
 COMMAND_LINE, DEFAULT, SET_HERE = "command line", "default", "set in this chat"  # three sources of values
 MIN_K = ("tau", "floor")  # the settings that are options of Min-k
+_CREATIVE = "--creative"
 CREATIVE = {"temp": 5.0, "floor": 1.4}  # see `ADVICE`: prose, hot
+RARE = "Rarely needed"  # the group of settings that comes last in the help
 CONSTRAINTS = "Penalties and limits"  # the group of settings that `Constraints` are made from
 
 
@@ -98,6 +105,25 @@ class Setting(SamplerOption):
             raise click.BadParameter(f"{error.message} (in {source})", ctx, self) from None
 
 
+def model_name(text: str) -> str:
+    """Return the name of a model, or the path of a file so that it means the same in every folder."""
+    path = user_path(text)
+    return text if find(text) or not os.path.isfile(path) else os.path.abspath(path)
+
+
+def schema_text(path: str) -> FileText:
+    """Return the text of a file that is JSON."""
+    text = file_text(path)
+    try:
+        json.loads(text)
+    except ValueError as error:
+        where = (
+            f": line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+        )
+        raise click.BadParameter(f"{path!r} is not valid JSON{where}.") from None
+    return text
+
+
 def _token_bias(text: str) -> tuple[int, float]:
     token, _, bias = text.partition("=")
     try:
@@ -129,6 +155,7 @@ def _complete_prompt_name(ctx: click.Context, _: click.Parameter, incomplete: st
 _sampling = partial(Setting, group="Sampling")
 _constraint = partial(Setting, group=CONSTRAINTS)
 _model = partial(Setting, group="Model", reloads=True)
+_rare = partial(Setting, group=RARE, reloads=True)
 _screen = partial(Setting, group="Screen and store")
 
 SETTINGS: tuple[Setting, ...] = (
@@ -212,23 +239,14 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _constraint(
         "--json-schema",
-        type=file_text,
+        type=schema_text,
         metavar="FILE",
         shell_complete=complete_file,
         help="Restrict the answer to JSON that follows this schema.",
     ),
-    model_option.build(_model),
+    model_option.build(_model, type=model_name),
     ctx_option.build(_model),
     gpu_layers_option.build(_model),
-    cpu_moe_option.build(_model, expose_value=True, callback=None),
-    n_cpu_moe_option.build(_model),
-    tensor_split_option.build(_model),
-    main_gpu_option.build(_model),
-    kv_type_option.build(_model),
-    threads_option.build(_model),
-    rpc_option.build(_model, fixed=True),
-    chat_template_option.build(_model),
-    template_kwargs_option.build(_model),
     _screen(
         "--plain/--rich",
         default=False,
@@ -248,8 +266,23 @@ SETTINGS: tuple[Setting, ...] = (
         default=True,
         help="Keep the KV caches of conversations on disk, 2 GB at most, so that long ones continue at once.",
     ),
+    cpu_moe_option.build(_rare, expose_value=True, callback=None),
+    n_cpu_moe_option.build(_rare),
+    tensor_split_option.build(_rare),
+    main_gpu_option.build(_rare),
+    kv_type_option.build(_rare),
+    threads_option.build(_rare),
+    rpc_option.build(_rare, fixed=True),
+    chat_template_option.build(_rare),
+    template_kwargs_option.build(_rare),
 )
 BY_KEY = {setting.key: setting for setting in SETTINGS}
+# What a conversation keeps besides its system prompt.
+_KEPT = [
+    setting
+    for setting in SETTINGS
+    if setting.group in ("Sampling", CONSTRAINTS) and setting.key not in ("system", "prompt-name")
+]
 _TABLES = ("chat", "prompts")  # of the TOML file
 _OTHER_VARIABLES = ("MINK_CONFIG", "MINK_URL", "MINK_API_KEY")
 # Settings of earlier versions that a file may still have, and what there is instead.
@@ -271,7 +304,7 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> Pa
     if path or file.exists():
         tables = _tables(file)
         settings = tables.get("chat", {})
-        ctx.meta["gone"] = [key for key in _GONE if key in settings]
+        ctx.meta["ignored"] = list(_ignored_keys(file, settings))
         ctx.default_map = dict(_texts(file, settings))
         ctx.meta["prompts"] = {name: str(text) for name, text in tables.get("prompts", {}).items()}
     return path
@@ -295,12 +328,9 @@ def _tables(path: Path) -> dict[str, dict[str, Any]]:
 def _texts(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield settings as they would be typed, so that click parses and checks them."""
     for key, value in table.items():
-        if key in _GONE:
-            continue
         setting = BY_KEY.get(key.replace("_", "-"))
         if setting is None:
-            hint = did_you_mean(key, BY_KEY) or ": mink-chat --help lists them."
-            raise click.UsageError(f"{path}: there is no setting {key!r} in [chat]{hint}")
+            continue
         if setting.multiple and isinstance(value, list):
             yield setting.name, [str(item) for item in value]
         elif isinstance(value, list | dict):
@@ -309,10 +339,18 @@ def _texts(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield setting.name, str(value)
 
 
+def _ignored_keys(path: Path, table: Mapping[str, Any]) -> Iterator[str]:
+    for key in table:
+        if key in _GONE:
+            yield f"{path}: the setting {key} is gone: {_GONE[key]}"
+        elif key.replace("_", "-") not in BY_KEY:
+            hint = did_you_mean(key, BY_KEY) or ": mink-chat --help lists them"
+            yield f"{path}: there is no setting {key!r} in [chat]{hint}"
+
+
 def ignored(ctx: click.Context) -> Iterator[str]:
-    """Yield a sentence for each setting of the file that is gone, and each variable that is no setting."""
-    for key in ctx.meta.get("gone", ()):
-        yield f"{ctx.meta['config']}: the setting {key} is gone: {_GONE[key]}"
+    """Yield a sentence for each key of the file and each variable that is no setting."""
+    yield from ctx.meta.get("ignored", ())
     known = [*(str(setting.envvar) for setting in SETTINGS), *_OTHER_VARIABLES]
     for name in sorted(os.environ):
         if name.startswith("MINK_") and name not in known:
@@ -330,9 +368,10 @@ class Settings:
         if ctx.params.get("creative"):
             for name, value in CREATIVE.items():
                 if not self.given(name):
-                    self.put(name, value, "--creative")
+                    self.put(name, value, _CREATIVE)
         if not self.given("system"):
             self._take_named_prompt()
+        self._at_start = [(setting, self[setting.name], self.sources[setting.name]) for setting in _KEPT]
 
     def _take_named_prompt(self) -> None:
         """Set the system prompt to the one that `prompt_name` names, if it names one."""
@@ -350,6 +389,39 @@ class Settings:
         """Set a value that is known to be valid."""
         self._values[name], self.sources[name] = value, source
 
+    def kept(self) -> dict[str, str | None]:
+        """Return the sampling settings that are not the defaults, as `restore` takes them."""
+        return {
+            setting.key: None if self[setting.name] in (None, ()) else self.shown(setting)
+            for setting in _KEPT
+            if self.sources[setting.name] != DEFAULT
+        }
+
+    def restore(self, kept: Mapping[str, str | None], source: str) -> None:
+        """Take the sampling settings of a conversation; the rest is as at the start of the program.
+
+        The command line overrides them.
+        """
+        for setting, value, origin in self._at_start:
+            if setting.key in kept and origin not in (COMMAND_LINE, _CREATIVE):
+                try:
+                    value, origin = self._parsed(setting, kept[setting.key]), source
+                except click.UsageError as error:  # a file is gone, or another version kept it
+                    log.warning("%s: %s: %s", source, setting.key, error.format_message())
+            self.put(setting.name, value, origin)
+
+    def restored(self) -> str:
+        """Return the sampling settings that come from a conversation, in words."""
+        restored = [one for one in _KEPT if self.sources[one.name].startswith("conversation ")]
+        return ", ".join(f"{setting.key} {self.shown(setting)}" for setting in restored)
+
+    def _parsed(self, setting: Setting, text: str | None) -> Any:
+        parts: Any = text.split() if text is not None and setting.multiple else text
+        try:
+            return setting.process_value(self.context, parts)
+        except click.BadParameter as error:
+            raise click.UsageError(f"{setting.key}: {error.message}") from None
+
     def changed(self, setting: Setting, text: str) -> "Settings":
         """Return a copy with one value from text; "default" is the value without the command line.
 
@@ -364,8 +436,7 @@ class Settings:
             defaults = Settings(self.context.command.make_context(None, arguments))
             other.put(name, defaults[name], defaults.sources[name])
         else:
-            parts: Any = text.split() if setting.multiple else text
-            other.put(name, setting.process_value(self.context, parts), SET_HERE)
+            other.put(name, self._parsed(setting, text), SET_HERE)
             for option in MIN_K if name == "sampler" else ():
                 if f"{option}=" in text:  # which the one that was set before must not replace
                     other.put(option, None, SET_HERE)
@@ -455,7 +526,7 @@ class Settings:
             case bool():
                 return "on" if value else "off"
             case float():
-                return f"{value:g}"
+                return f"{value:.15g}"
             case FileText():
                 return value.path
             case dict():

@@ -3,12 +3,14 @@
 Most modules are imported after the model has been loaded, which goes on beside the first imports.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from platformdirs import user_cache_path
 
 from mink_local.chat.attachments import Attachment, before_message
 from mink_local.chat.conversation.store import (
@@ -26,13 +28,22 @@ from mink_local.interrupts import interrupt_ends_program
 from mink_local.models import catalog
 from mink_local.models.catalog import EMBEDDED, resolve
 
-_TOY = (
-    f"{EMBEDDED} is a toy that makes things up: mink-models list shows better models, mink-models default "
-    "chooses one"
-)
+_TOY = f"{EMBEDDED} is a toy that makes things up, and high temperatures need a better model"
 
 if TYPE_CHECKING:
     from mink_local.chat.conversation.session import Session
+
+
+def _better_model() -> str:
+    """Say which model would suit this machine, and how to get it."""
+    from mink_local.models.offer import find_offer
+
+    offer = find_offer()
+    if not offer:
+        return "mink-models list shows some"
+    name = offer["name"]
+    pull = "" if offer["path"] else f"mink-models pull {name} and "
+    return f"{name} suits this machine, {pull}mink-models default {name} make it yours"
 
 
 class Startup:
@@ -71,15 +82,15 @@ class Startup:
         session = self._session(QuietTerminal())
         self._note_model(session, is_named=self.settings.context.params["verbose"])
         if self.settings["model"] == EMBEDDED and not catalog.chosen_model() and sys.stderr.isatty():
-            self.screen.note(f"({_TOY})")
+            self.screen.note(f"({_TOY}: mink-models list shows some, mink-models default chooses one)")
+        from mink_local.chat.kernels import compiling
         from mink_local.chat.terminal.progress import print_answer
 
-        try:
-            files = before_message(file.text for file in self._attached(session))
-            answer = session.ask(prompt, files)
-            status = print_answer(self.screen, answer.message, answer.pieces, self.settings, as_json)
-        except ValueError as error:  # an option that does not suit this model: a grammar, a token id
-            raise click.UsageError(f"{error}.") from None
+        answer = session.ask(prompt, before_message(file.text for file in self._attached(session)))
+        is_compiling = compiling(self.settings.params.effective_sampler)
+        status = print_answer(
+            self.screen, answer.message, answer.pieces, self.settings, as_json, is_compiling
+        )
         session.end()
         return status
 
@@ -88,16 +99,22 @@ class Startup:
         self._offer_model()
         with QuietTerminal() as terminal:
             session = self._session(terminal)
+            from mink_local.chat.kernels import compiling
             from mink_local.chat.loop import chat
+            from mink_local.samplers.compile import CACHE
 
+            compiling(self.settings.params.effective_sampler)
             self._note_model(session, is_named=True)
             self.screen.note(f"{self.settings.sampler}, temperature {self.settings['temp']:g}")
             if self.settings["model"] == EMBEDDED:
-                self.screen.note(f"({_TOY})")
+                self.screen.note(f"({_TOY}: {_better_model()})")
             try:
                 self._store.open()  # to say that it cannot be before there is a conversation to lose
             except StoreError as error:
                 self.screen.note(f"(nothing is kept: {error})")
+            if CACHE is None and "NUMBA_CACHE_DIR" not in os.environ:
+                folder = user_cache_path("mink-local")
+                self.screen.note(f"(every start compiles the sampler again: {folder} is not writable)")
             self.screen.note("/help lists the commands, Ctrl-D leaves.")
             chat(session, self.screen, terminal, self._unanswered, self._attached(session))
             session.end()
@@ -118,7 +135,7 @@ class Startup:
         try:
             wanted = click.confirm(f"{name} ({size}) fits this machine. {question} {decline}", default=True)
         except click.Abort:
-            click.echo()  # the cursor is behind the question
+            self.screen.note("")  # the cursor is behind the question
             raise
         try:
             if wanted:
@@ -159,6 +176,7 @@ class Startup:
         system = self.settings["system"] if is_given else None
         if self._conversation:
             self._unanswered = session.load(self._conversation)
+            self.settings.check(is_new=self.settings.given)
         if system is not None:
             session.set_system(system, source)
         return session

@@ -9,6 +9,7 @@ it. Some samplers look at probabilities, which depend on temperature. `order` sa
 import re
 from collections.abc import Callable
 from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any
 
 from mink_local.samplers.base import (
@@ -89,7 +90,8 @@ def _split(text: str) -> list[str]:
 def _parse_cut(text: str) -> Sampler:
     name, _, rest = text.partition(":")
     if name not in SAMPLERS:
-        raise ValueError(f"unknown sampler {name!r}: the samplers are {', '.join(SAMPLERS)}")
+        near = "".join(f", perhaps {one}" for one in get_close_matches(name, SAMPLERS, n=1))
+        raise ValueError(f"unknown sampler {name!r}{near}: the samplers are {', '.join(SAMPLERS)}")
     sampler = SAMPLERS[name]
     kinds = {f.name: type(f.default) for f in fields(sampler)}  # type: ignore[arg-type]
     options: dict[str, Any] = {}

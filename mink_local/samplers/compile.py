@@ -23,6 +23,9 @@ from mink_local.version import __version__
 _NOT_NEEDED = ("yaml", "scipy", "scipy.linalg")
 
 
+_CREATING = threading.RLock()  # a dispatcher; one function may be called first in two threads
+
+
 class _Hidden:
     """Hides `_NOT_NEEDED` from the imports of the thread that creates it: others may need them meanwhile."""
 
@@ -71,6 +74,13 @@ CACHE = None if "NUMBA_CACHE_DIR" in os.environ else _private_cache()
 """Folder for compiled code; None if NUMBA_CACHE_DIR is set or no private folder is available."""
 
 
+def cached_names() -> set[str]:
+    """Return the names of the functions whose code is in the cache."""
+    folder = CACHE or os.environ.get("NUMBA_CACHE_DIR")
+    indices = Path(folder).rglob("*.nbi") if folder else ()
+    return {index.name.partition(".")[2].partition("-")[0] for index in indices}
+
+
 class _CompiledFunction:
     """A function that Numba compiles, or loads from the cache, on its first call or use by another one.
 
@@ -85,6 +95,10 @@ class _CompiledFunction:
     @cached_property
     def dispatcher(self) -> Any:
         """Numba's dispatcher of the function."""
+        with _CREATING:
+            return vars(self).get("dispatcher") or self._created()
+
+    def _created(self) -> Any:
         numba = _numba()
         before = numba.config.CACHE_DIR
         numba.config.CACHE_DIR = str(CACHE or before)  # global, so set only while decorating

@@ -4,7 +4,7 @@ import contextlib
 import io
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +123,9 @@ class Typist:
             raise EOFError
         self.offered = default
         return self._lines.pop(0) or default
+
+    def forget(self, messages: Collection[str]) -> None:
+        """There is no history."""
 
     def say(self, *lines: str) -> str:
         """Type lines; return what was shown until the next prompt."""

@@ -14,6 +14,7 @@ from mink_local.chat.conversation.answer_steps import AnswerSteps
 from mink_local.chat.conversation.session import Session, prompt_digest
 from mink_local.chat.conversation.store import ConversationStore, SamplingInfo, StoredMessage, default_path
 from mink_local.chat.settings import BY_KEY
+from mink_local.errors import MinkError
 from mink_local.generation.model import Model
 from mink_local.samplers import MinK, TopP
 from tests.chat.conftest import add, converse, load_once, new_session
@@ -127,16 +128,16 @@ def test_another_model_is_refused(smollm2: Model, tiny: Callable[..., Path]) -> 
     ask(chat, "Hello")
     with load_model(str(tiny()), n_ctx=512) as other:
         chat.model = other
-        with pytest.raises(ValueError, match=smollm2.name):
+        with pytest.raises(MinkError, match=smollm2.name):
             AnswerSteps(chat, chat.last_answer())
         chat.settings = chat.settings.changed(BY_KEY["max-tokens"], "200")
         list(chat.regenerate().pieces())
         AnswerSteps(chat, chat.last_answer())
-        chat.choose(chat.alternatives()[0])
+        chat.choose(chat.versions()[0])
         list(chat.extend().pieces())  # by the other model
         steps = AnswerSteps(chat, chat.last_answer())
         assert steps.k[0] == 0
-        with pytest.raises(ValueError, match=smollm2.name):
+        with pytest.raises(MinkError, match=smollm2.name):
             steps.step(0)
         assert steps.step(len(steps.tokens) - 1).k == steps.k[-1]
 
@@ -150,7 +151,7 @@ def test_a_prompt_that_cannot_be_rebuilt_is_refused(smollm2: Model, changed: str
         question.content = "Hi"
     else:
         answer.parts = [replace(answer.parts[0], prompt="")]
-    with pytest.raises(ValueError, match="/regen"):
+    with pytest.raises(MinkError, match="/regen"):
         AnswerSteps(chat, answer).step(0)
 
 

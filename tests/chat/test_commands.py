@@ -71,7 +71,16 @@ def test_settings_change(typist: Begin, lines: list[str], key: str, shown: str) 
         ("/regen hot", ["'hot'"]),
         ("/regen 1 1.5", ["'1.5'"]),
         ("/regen 1 2 3", ["/regen [T] [SEED]"]),
-        ("/pick 3", ["1 answer"]),
+        ("/pick 3", ["1 version"]),
+        ("/undo 2", ["1 message"]),
+        ("/compare top-k=5 hi", ["top-k"]),
+        ("/compare minp:p=0.1 hi", ["perhaps min-p"]),
+        ("/sampler minp", ["perhaps min-p"]),
+        ("/undo x", ["'x'"]),
+        ("/clear everything", ["/clear"]),
+        ("/continue x", ["/continue"]),
+        ("/creative wow", ["/creative"]),
+        ("/heat x", ["/heat"]),
         ("/redo", ["nothing"]),
         ("/file /no/such", ["/no/such"]),
         ("/file ~nobody-by-name/x", ["~nobody-by-name/x"]),
@@ -183,7 +192,7 @@ def test_answers_and_branches(typist: Begin) -> None:
     typed = typist()
     say, session = typed.say, typed.chat.session
     assert "Hello" in say("Say hello.")
-    assert "answer 2 " in say("/regen 10 7")
+    assert "2 versions" in say("/regen 10 7")
     assert re.search(r"  1  Hello.*\n\* 2  ", say("/pick"))
     assert "Hello" in say("/pick 1")
     assert "/redo" in say("/undo")
@@ -192,6 +201,11 @@ def test_answers_and_branches(typist: Begin) -> None:
     assert "8 tokens" in say("/continue")
     assert "tokens/s" in say("/edit", "Say hello. Twice.")
     assert typed.offered == "Say hello."
+    listed = say("/pick")
+    assert re.search(r"> Say hello\.\n  1  .*\n  2  .*\n  3  .*\n> Say hello\. Twice\.\n\* 4  ", listed)
+    assert "> Say hello.\n" in say("/pick 3")
+    assert questions(typed) == ["Say hello."]
+    say("/pick 4")
     say("/edit", "/stats", "Say bye.")  # a command in between leaves the message as it was
     assert questions(typed) == ["Say hello. Twice.", "Say bye."]
 
@@ -213,8 +227,10 @@ def test_files(typist: Begin, tmp_path: Path) -> None:
     typed.say("What is it?", f"/file {tmp_path}/notes.txt")
     typed.chat.stop()
     typed.chat.ask("What is it?")  # is interrupted before its answer, and the file goes with it
+    assert "attached files" in typed.say("")
     typed.say("And now?")
     assert questions(typed) == [
+        "notes.txt:\n````\nThe password is ``` swordfish.\n````\n\nWhat is it?",
         "notes.txt:\n````\nThe password is ``` swordfish.\n````\n\nWhat is it?",
         "And now?",
     ]

@@ -1,5 +1,6 @@
 """The first start in a terminal: which model is offered, and what becomes of the answer."""
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -71,6 +72,7 @@ def test_a_refused_offer_leaves_the_embedded_model(hub: Hub, start: Start) -> No
     shown, status = start("n\r")
     assert f"{EMBEDDED} on the" in shown
     assert "toy" in shown
+    assert re.search(rf"mink-models\s+default\s+{LARGEST}", shown)
     assert (status, chosen_model(), hub.requests) == (0, EMBEDDED, [])
     assert "[Y/n]" not in start()[0]
 

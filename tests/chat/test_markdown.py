@@ -140,3 +140,51 @@ def test_code_costs_as_much_as_it_is_long() -> None:
 
     cost(50)
     assert cost(800) < 8 * cost(200) + 0.5
+
+
+PROSE = " ".join(f"word{i}" + "s" * (i * 7 % 23) for i in range(60)) + ".\n"
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("height", [6, 60])
+def test_words_are_whole_at_every_moment(width: int, height: int, size: int) -> None:
+    """While a block grows, and in a block that is taller than the window."""
+    out = io.StringIO()
+    console = Console(file=out, width=width, height=height, force_terminal=True, legacy_windows=False)
+    screen = pyte.HistoryScreen(width, height, history=10_000)
+    stream, markdown, shown = pyte.Stream(screen), MarkdownWriter(console), 0
+    for at in range(0, len(PROSE), size):
+        markdown.feed(PROSE[at : at + size])
+        stream.feed(out.getvalue()[shown:].replace("\n", "\r\n"))
+        shown = len(out.getvalue())
+        rows = ["".join(row[x].data for x in range(width)) for row in screen.history.top]
+        words = " ".join([*rows, *screen.display]).split()
+        assert words == PROSE[: at + size].split()
+
+
+@pytest.mark.parametrize(("before", "after"), [(80, 40), (40, 80), (200, 41)])
+@pytest.mark.parametrize("at", [5, 150, 333, 334, 335, 336])
+def test_a_resize_leaves_and_takes_no_row(before: int, after: int, at: int) -> None:
+    """What was there stays as the terminal has it, and each later word is there once, whole."""
+    out = io.StringIO()
+    console = Console(file=out, width=before, height=60, force_terminal=True, legacy_windows=False)
+    screen = pyte.Screen(before, 60)
+    stream, markdown = pyte.Stream(screen), MarkdownWriter(console)
+    markdown.feed("The block before.\n\n" + PROSE[:at])
+    stream.feed(out.getvalue().replace("\n", "\r\n"))
+    shown, rows = len(out.getvalue()), [row[:after].strip() for row in screen.display]
+    x, y = screen.cursor.x, screen.cursor.y
+    screen.resize(60, after)  # which sends the cursor home
+    screen.cursor_position(y + 1, min(x, after - 1) + 1)
+    console.width = after
+    for piece in (PROSE[at : at + 100], PROSE[at + 100 :], "\nThe block after.\n"):
+        markdown.feed(piece)
+    markdown.end()
+    stream.feed(out.getvalue()[shown:].replace("\n", "\r\n"))
+    n = sum(map(bool, rows)) - 1  # without the one that goes on
+    assert [row.strip() for row in screen.display if row.strip()][:n] == [row for row in rows if row][:n]
+    rest = PROSE[at:].partition(" ")[2].split()
+    words = " ".join(screen.display).split()
+    assert words[-3 - len(rest) :] == [*rest, "The", "block", "after."]
+    assert words.count("before.") == 1

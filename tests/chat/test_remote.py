@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -82,32 +82,99 @@ def test_what_is_refused(remote: MinkChat, options: list[str], status: int, comp
     assert result.stdout == ""
 
 
-def test_servers_that_do_not_answer(
-    mink_chat: MinkChat, server: RunningServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+Answered = Callable[[int, bytes, dict[str, str]], str]
+
+
+@pytest.fixture
+def answered() -> Iterator[Answered]:
+    """`answered(status, body, headers)` has a server answer so, and returns its URL."""
+    response: tuple[int, bytes, dict[str, str]]
+
     class Other(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            self.send_response(200)
+            status, body, headers = response
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(b'data: {"model": "x", "choices": []}\n\n')
+            self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
             pass
 
     with HTTPServer(("127.0.0.1", 0), Other) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
-        for url, status in (
-            ("http://127.0.0.1:1", 1), ("127.0.0.1:8080", 2), ("http://localhost:99999", 2), (server.url, 1),
-            (f"http://127.0.0.1:{other.server_port}", 1),
-        ):  # fmt: skip
-            monkeypatch.setenv("MINK_URL", url)
-            result = mink_chat("Hi")
-            assert (result.status, result.stdout.strip(), len(result.stderr.splitlines())) == (
-                status,
-                "",
-                1,
-            ), url
+
+        def answer(status: int, body: bytes, headers: dict[str, str]) -> str:
+            nonlocal response
+            response = status, body, headers
+            return f"http://127.0.0.1:{other.server_port}"
+
+        yield answer
         other.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("url", "status"), [("http://127.0.0.1:1", 1), ("127.0.0.1:8080", 2), ("http://localhost:99999", 2)]
+)
+def test_servers_that_are_not_there(
+    mink_chat: MinkChat, monkeypatch: pytest.MonkeyPatch, url: str, status: int
+) -> None:
+    monkeypatch.setenv("MINK_URL", url)
+    mink_chat("Hi").refused(status)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "complaint"),
+    [
+        (200, b'data: {"model": "x", "choices": []}', "early"),
+        (200, b'data: {"object": "x"}', "early"),
+        (200, b'data: {"choices": {"a": 1}}', "mink-serve"),
+        (200, b'data: {"choices": [1]}', "mink-serve"),
+        (200, b'data: {"choices": [{"delta": {"content": ["a"]}}]}', "mink-serve"),
+        (200, b'data: {"choices": [{"delta": "a"}]}', "mink-serve"),
+        (200, b'data: {"usage": 1}', "mink-serve"),
+        (200, b'data: {"usage": {"prompt_tokens": "1"}}', "mink-serve"),
+        (200, b'data: {"error": "it is tired"}', "it is tired"),
+        (200, b'data: {"error": {"code": 1}}', "failed"),
+        (200, b'data: {"choices": [\xff]}', "early"),
+        (200, b"<html>", "early"),
+        (302, b"", "http://elsewhere"),
+        (404, b'{"detail": "Not Found"}', "404"),
+        (400, b'["no"]', "400"),
+        (400, b'{"error": "it is tired"}', "it is tired"),
+        (400, b'{"error": null}', "400"),
+        (502, b"\xff<html>", "502"),
+        (401, b'{"error": {"message": "which key?"}}', "which key?"),
+    ],
+)
+def test_servers_that_are_none_of_ours(
+    mink_chat: MinkChat,
+    answered: Answered,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    body: bytes,
+    complaint: str,
+) -> None:
+    monkeypatch.setenv("MINK_URL", answered(status, body + b"\n\n", {"location": "http://elsewhere/v1"}))
+    result = mink_chat("Hi")
+    result.refused(1, complaint)
+    assert result.stdout.strip() == ""
+
+
+def test_a_server_that_leaves_fields_out(
+    mink_chat: MinkChat, answered: Answered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = (
+        {"choices": [{"delta": {"content": "Hello"}}], "usage": None},
+        {"choices": [{"delta": None, "finish_reason": "stop"}]},
+        {"choices": None, "usage": {"prompt_tokens": 3, "prompt_tokens_details": None}},
+        {"model": "other"},
+    )
+    body = b"".join(f"data:{json.dumps(chunk)}\n\n".encode() for chunk in chunks)
+    monkeypatch.setenv("MINK_URL", answered(200, body, {}))
+    result = json.loads(mink_chat("Hi", "--json").stdout)
+    assert (result["text"], result["model"], result["prompt_tokens"]) == ("Hello", "other", 3)
 
 
 def test_a_conversation_loads_its_model(mink_chat: MinkChat, monkeypatch: pytest.MonkeyPatch) -> None:

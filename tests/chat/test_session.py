@@ -17,7 +17,7 @@ from mink_local.chat.conversation.session import (
     drop_oldest_turns,
 )
 from mink_local.chat.conversation.store import ConversationStore, DeletedError, StoredMessage
-from mink_local.errors import ContextOverflowError, GenerationError
+from mink_local.errors import ContextOverflowError, GenerationError, MinkError
 from mink_local.generation.model import Model
 from tests.chat.conftest import converse, locked, new_session
 from tests.conftest import held
@@ -59,18 +59,19 @@ def test_branches(smollm2: Model) -> None:
     [part] = chat.last_answer().parts
     assert (part.temperature, part.seed) == (10.0, 8)
     assert [answer.content for answer in chat.alternatives()] == [two, other, hot]
-    chat.choose(chat.alternatives()[0])
+    chat.choose(chat.versions()[0])
     chat.undo()
     chat.redo()
     assert said(chat)[-1] == two
     edited = text_of(chat.ask("Tell me a joke.", replaces=True))
     assert said(chat) == ["Hello", one, "Tell me a joke.", edited]
+    assert [[turn[-1].content for turn in chat.versions()]] == [[two, other, hot, edited]]
     assert [chat.undo().content, chat.undo().content] == ["Tell me a joke.", "Hello"]
     assert said(chat) == []
     chat.redo()
     chat.redo()
     assert said(chat) == ["Hello", one, "Tell me a joke.", edited]
-    with pytest.raises(ValueError, match="nothing"):
+    with pytest.raises(MinkError, match="nothing"):
         chat.redo()
     assert chat.conversation is not None
     kept = [message.content for message in chat.store.messages(chat.conversation)]
@@ -87,7 +88,7 @@ def test_going_on_gives_the_answer_in_one_piece(smollm2: Model) -> None:
     converse(chat.store, "Say hello.", "Hello!")
     chat.load(chat.store.find("2"))
     chat.branch[-1].finish_reason = "stop"
-    with pytest.raises(ValueError, match="is finished"):
+    with pytest.raises(MinkError, match="is finished"):
         chat.extend()
 
 

@@ -48,7 +48,6 @@ BOTH = "Say hi.\n\nWhat is it?"
         (["What is it?"], "Say hi.\n", BOTH),
         (["-p", "What is it?"], "Say hi.\n", BOTH),
         (["-p", "caf\udce9"], "", "caf\ufffd"),  # as Python decodes bytes of the command line
-        ([], "caf\udce9", "caf\ufffd"),
     ],
 )
 def test_where_a_prompt_comes_from(
@@ -63,6 +62,34 @@ def test_where_a_prompt_comes_from(
     assert answered(*arguments, stdin=stdin) == answered("-p", prompt)
 
 
+def test_binary_input_is_refused(mink_chat: MinkChat) -> None:
+    mink_chat("What is it?", stdin="caf\udce9").refused(2, "UTF-8")
+
+
+def test_a_model_is_found_again_from_another_folder(
+    mink_chat: MinkChat, tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not another file of the same name there."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / tiny_path.name).write_text("another")
+    monkeypatch.chdir(tiny_path.parent)
+    mink_chat("-n", "1", "-m", f"./{tiny_path.name}", typed=["Hello"])
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert mink_chat("--continue", "And now?", "-n", "1").status == 0
+    mink_chat("Hi", "-m", "caf\udce9.gguf").refused(2, "UTF-8")
+
+
+def test_a_conversation_keeps_its_settings(mink_chat: MinkChat) -> None:
+    """Unless the command line overrides them."""
+    mink_chat("-n", "1", "-s", "top-k:k=5", "--temp", "5", typed=["Hello", "/set repeat-penalty 1.5"])
+    again = mink_chat("--continue", typed=["/set repeat-penalty"])
+    assert "top-k:k=5, temperature 5" in again.stderr
+    assert "temp 5, sampler top-k:k=5, max-tokens 1, repeat-penalty 1.5" in again.stderr
+    assert "1.5, conversation 1" in again.stderr
+    assert "top-k:k=5, temperature 2" in mink_chat("--continue", "-t", "2", typed=["/stats"]).stderr
+    mink_chat("--continue", "Hi", "--floor", "1").refused(2, "floor", "top-k")
+
+
 def test_files_come_before_a_prompt(mink_chat: MinkChat, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("Alpha.\n")
     (tmp_path / "b.txt").write_text("Beta.")
@@ -73,7 +100,7 @@ def test_files_come_before_a_prompt(mink_chat: MinkChat, tmp_path: Path) -> None
     given = json.loads(mink_chat(*asked, *files).stdout)
     typed = json.loads(mink_chat("-p", texts, *asked[2:]).stdout)
     assert (given["prompt_tokens"], given["tokens"]) == (typed["prompt_tokens"], typed["tokens"])
-    mink_chat(*asked, "--file", str(tmp_path / "long.txt"), "--ctx", "512").refused(2, "long.txt")
+    mink_chat(*asked, "--file", str(tmp_path / "long.txt"), "--ctx", "512").refused(1, "long.txt")
 
 
 def test_a_context_that_is_rounded(mink_chat: MinkChat, tiny_path: Path) -> None:

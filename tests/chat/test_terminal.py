@@ -14,6 +14,7 @@ from typing import Any
 
 import pexpect
 import pytest
+from platformdirs import user_data_path
 
 from mink_local.chat.conversation.store import ConversationStore, default_path
 from tests.support.terminal import Terminal
@@ -285,13 +286,21 @@ def test_killed_while_the_prompt_is_evaluated(opened: Open) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("plain", [False, True])
 def test_delete_asks(opened: Open, plain: bool) -> None:
-    """Only "y" or "yes" deletes; Ctrl-C does not."""
+    """Only "y" or "yes" deletes; Ctrl-C does not. The messages leave the history of the input line too."""
     terminal = opened("--temp", "0", "-n", "1", *(["--plain"] if plain else []), plain=plain)
     terminal.say("Hello")
+    terminal.say('"""My pelican is ill."""')
+    terminal.say("/stats")
     for answer, outcome in (("\x03", "(interrupted)"), ("Yes\r", "(1 is deleted)")):
         assert "y or n)" in terminal.say("/delete 1")
         assert outcome in terminal.press(answer)
     assert "'1'" in terminal.say("/delete 1")
+    if not plain:
+        history = (user_data_path("mink-local") / "history").read_text()
+        assert "+/stats" in history
+        assert "Hello" not in history
+        assert "pelican" not in history
+        assert terminal.press("\x12pelican\r").count("My pelican is ill") == 0
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 from mink_local import Constraints, Request, SamplingParams, load_model
 from mink_local.generation.answer import Answer
 from mink_local.generation.model import Model
+from mink_local.llama.context import Segment
 from mink_local.llama.guide import Guide
 
 RHYME = "Jack and Jill went up the hill to fetch a pail of water."
@@ -17,8 +18,7 @@ SCHEMA = {
     "required": ["kind", "age"],
     "additionalProperties": False,
 }
-ONE = Constraints(choice=[RHYME])from mink_local.llama.context import Segment
-
+ONE = Constraints(choice=[RHYME])
 
 
 @pytest.fixture(scope="module")

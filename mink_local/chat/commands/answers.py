@@ -1,11 +1,15 @@
 """The commands for messages and answers: the tree of answers, files, the clipboard, reasoning."""
 
+from collections.abc import Sequence
+
 from mink_local.chat.attachments import Attachment, matching
 from mink_local.chat.chat import Chat
 from mink_local.chat.commands.settings import change_setting
+from mink_local.chat.conversation.store import StoredMessage
 from mink_local.chat.settings import BY_KEY
-from mink_local.chat.terminal.screen import counted, one_line
+from mink_local.chat.terminal.screen import beginnings, counted, one_line
 from mink_local.cli import WholeNumber
+from mink_local.errors import MinkError
 
 
 def regen(chat: Chat, argument: str) -> None:
@@ -16,46 +20,69 @@ def regen(chat: Chat, argument: str) -> None:
     """
     words = argument.split()
     if len(words) > 2:
-        raise ValueError("usage: /regen [T] [SEED]")
+        raise MinkError("usage: /regen [T] [SEED]")
     temperature = BY_KEY["temp"].type(words[0]) if words else None
     seed = BY_KEY["seed"].type(words[1]) if len(words) > 1 else None
     chat.show(chat.session.regenerate(temperature, seed))
 
 
 def pick(chat: Chat, argument: str) -> None:
-    """Switch to the Nth answer to the last message. Without N, list the answers; * marks the current one."""
-    answers = chat.session.alternatives()
+    """Switch to the Nth version of the last turn. Without N, list them; * marks the current one.
+
+    Versions are all answers to the last message, and to what it was before /edit or after /undo.
+    """
+    versions = chat.session.versions()
     if not argument:
-        current = chat.session.last_answer().id
-        for number, answer in enumerate(answers, start=1):
-            mark = "*" if answer.id == current else " "
-            chat.screen.show(f"{mark}{number:>2}  {one_line(answer.content, chat.screen.width - 5)}")
+        _list(chat, versions)
         return
     number = WholeNumber()(argument)
-    if not 1 <= number <= len(answers):
-        raise ValueError(f"the last message has {counted(len(answers), 'answer')}: /pick lists them")
-    chat.session.choose(answers[number - 1])
-    chat.screen.text(answers[number - 1].content)
+    if not 1 <= number <= len(versions):
+        raise MinkError(f"there is {counted(len(versions), 'version')} of the last turn: /pick lists them")
+    _show_turn(chat, chat.session.choose(versions[number - 1]))
 
 
-def undo(chat: Chat, _: str) -> None:
-    """Take back the last message and its answer. /redo brings both back until you send another message."""
-    message = chat.session.undo()
-    chat.note(f"(taken back: {one_line(message.typed, chat.screen.width - 30)}; /redo brings it back)")
+def _list(chat: Chat, versions: Sequence[Sequence[StoredMessage]]) -> None:
+    """List the versions of the last turn, each from where it begins to differ from the others."""
+    width, current = chat.screen.width, chat.session.branch[-2:]
+    has_edits = any(turn[0] != current[0] for turn in versions)
+    messages = beginnings([turn[0].typed for turn in versions], width)
+    answers = [turn[1].content if turn[1:] else "(never answered)" for turn in versions]
+    answers = beginnings(answers, width - 5)
+    for i, turn in enumerate(versions):
+        if has_edits and (not i or turn[0] != versions[i - 1][0]):
+            chat.screen.show(f"> {one_line(messages[i], width - 2)}")
+        chat.screen.show(f"{'*' if turn == current else ' '}{i + 1:>2}  {one_line(answers[i], width - 5)}")
 
 
-def redo(chat: Chat, _: str) -> None:
-    """Bring back the message and the answer that the last /undo took."""
-    chat.session.redo()
+def _show_turn(chat: Chat, unanswered: StoredMessage | None) -> None:
+    """Show the end of the branch, or have the input line begin with a message that was never answered."""
+    if unanswered:
+        chat.offered = unanswered
+        return
     message, answer = chat.session.branch[-2:]
     chat.note(f"> {one_line(message.typed, chat.screen.width - 2)}")
     chat.screen.text(answer.content)
 
 
+def undo(chat: Chat, argument: str) -> None:
+    """Take back the last message, or the last N, with their answers. /redo brings them back."""
+    n, n_there = WholeNumber(min=1)(argument or "1"), len(chat.session.branch) // 2
+    if n > n_there > 0:
+        raise MinkError(f"there is only {counted(n_there, 'message')} to take back")
+    for _ in range(n):
+        message = chat.session.undo()
+    chat.note(f"(taken back: {one_line(message.typed, chat.screen.width - 30)}; /redo brings it back)")
+
+
+def redo(chat: Chat, _: str) -> None:
+    """Bring back what the last /undo took, or what else came next, perhaps without an answer."""
+    _show_turn(chat, chat.session.redo())
+
+
 def edit(chat: Chat, _: str) -> None:
     """Edit the last message in the input line; sending it replaces the old one.
 
-    Ctrl-X Ctrl-E opens $EDITOR. The old message is kept with its answers.
+    Ctrl-X Ctrl-E opens $EDITOR. The old message is kept with its answers: /pick goes back to them.
     """
     chat.session.last_answer()
     chat.offered, chat.replaces = chat.session.branch[-2], True
@@ -78,7 +105,7 @@ def file(chat: Chat, argument: str) -> None:
     elif argument:
         chat.attached += [Attachment.read(chat.session.model, path) for path in matching(argument)]
     files = ", ".join(f"{one.name} ({counted(one.tokens, 'token')})" for one in chat.attached)
-    chat.note(f"(with your next message: {files}; /file - removes)" if files else "(no file is attached)")
+    chat.note(f"(with your next message: {files}; /file - removes them)" if files else "(no file attached)")
 
 
 def copy(chat: Chat, _: str) -> None:

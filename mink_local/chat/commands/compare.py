@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
+from difflib import get_close_matches
 
 from rich.cells import cell_len
 from rich.live import Live
@@ -17,7 +18,7 @@ from mink_local.chat.conversation.store import StoredMessage
 from mink_local.chat.settings import BY_KEY
 from mink_local.chat.terminal.progress import candidates
 from mink_local.chat.terminal.screen import Screen, counted, of_sure_width, one_line
-from mink_local.errors import ContextOverflowError
+from mink_local.errors import ContextOverflowError, MinkError
 from mink_local.generation.answer import Answer
 from mink_local.generation.common_numbers import CommonNumbers
 from mink_local.generation.model import Model
@@ -46,14 +47,14 @@ class Comparison:
         answers: Those of the samplers, None until they are finished.
 
     Raises:
-        ValueError: There is no message to answer again.
+        MinkError: There is no message to answer again.
     """
 
     def __init__(self, session: Session, text: str, temperature: float, samplers: Sequence[Sampler]) -> None:
         branch, seed = session.branch, session.settings["seed"]
         if not text:
             if not branch:
-                raise ValueError("there is no message yet: /compare TEXT")
+                raise MinkError("there is no message yet: /compare TEXT")
             branch = branch[:-1]
         if seed is None:
             seed = secrets.randbelow(RANDOM_SEED)
@@ -106,7 +107,7 @@ class Comparison:
         """
         answer, sampler = self.answers[number - 1], self.samplers[number - 1]
         if answer is None or not answer.tokens:
-            raise ValueError(f"answer {number} is empty")
+            raise MinkError(f"answer {number} is empty")
         session.check_unchanged()
         taken = StoredMessage(
             "assistant",
@@ -133,13 +134,13 @@ def divergence(first: CommonNumbers, other: CommonNumbers, model: Model) -> str:
 
     at = common_prefix(first.tokens, other.tokens)
     if at == min(len(first.steps), len(other.steps)):
-        return "cut off before it leaves 1"
+        return "cut off before it differs from answer 1"
     theirs, ours = first.steps[at], other.steps[at]
-    where = f"leaves 1 at token {at + 1}: {name(ours.token)}, rank {ours.rank:,}"
+    where = f"differs from answer 1 at token {at + 1}: {name(ours.token)} (rank {ours.rank:,})"
     if not theirs.keeps(ours.rank):
-        return f"{where}; 1 had cut it and kept {theirs.k:,}"
-    where += f"; 1 has {name(theirs.token)}, rank {theirs.rank:,}"
-    return where if ours.keeps(theirs.rank) else f"{where}, which is cut here, keeping {ours.k:,}"
+        return f"{where}, which answer 1's sampler cuts"
+    where += f", not {name(theirs.token)} (rank {theirs.rank:,})"
+    return where if ours.keeps(theirs.rank) else f"{where}, which this sampler cuts"
 
 
 def compare(chat: Chat, argument: str) -> None:
@@ -172,19 +173,29 @@ def parsed(argument: str, temperature: float, own: Sampler) -> tuple[float, list
         word = argument.split(maxsplit=1)[0]
         if word.startswith("T="):
             temperature = BY_KEY["temp"].type(word.removeprefix("T="))
-        elif word.partition(":")[0] in SAMPLERS:
-            samplers.append(parse(word))
+        elif _is_meant_as_sampler(word):
+            try:
+                samplers.append(parse(word))
+            except ValueError as error:
+                raise MinkError(f"{error}; -- before the message sends it as it is") from None
         elif word != "--":
             break
         argument = argument[len(word) :].lstrip()
         if word == "--":
             break
     if temperature == 0:
-        raise ValueError("at temperature 0 all samplers are greedy: /compare T=5 compares them at 5")
+        raise MinkError("at temperature 0 all samplers are greedy: /compare T=5 compares them at 5")
     for sampler in samplers:
         if sampler.is_stateful:
-            raise ValueError(f"{sampler.name} cannot share random numbers: leave it out")
+            raise MinkError(f"{sampler.name} cannot share random numbers: leave it out")
     return temperature, list(dict.fromkeys(samplers or _usual(own))), argument
+
+
+def _is_meant_as_sampler(word: str) -> bool:
+    """Return whether a word is a sampler, or could be a mistyped one: minp:p=0.1, top-k=5."""
+    name = re.split("[:=+]", word)[0]
+    is_like_one = (name != word or "-" in word) and get_close_matches(name, SAMPLERS, cutoff=0.8)
+    return (name == word and name in SAMPLERS) or bool(is_like_one)
 
 
 def _usual(own: Sampler) -> list[Sampler]:
@@ -267,11 +278,11 @@ def take(chat: Chat, number: int) -> None:
     """Make an answer of the last comparison part of the conversation, as a branch."""
     comparison, session = chat.comparison, chat.session
     if not isinstance(comparison, Comparison):
-        raise ValueError("nothing has been compared yet: /compare TEXT")
+        raise MinkError("nothing has been compared yet: /compare TEXT")
     if not 1 <= number <= len(comparison.answers):
-        raise ValueError(f"the comparison has {counted(len(comparison.answers), 'answer')}")
+        raise MinkError(f"the comparison has {counted(len(comparison.answers), 'answer')}")
     if session.conversation != comparison.conversation:
-        raise ValueError("the comparison belongs to another conversation: /load goes back to it")
+        raise MinkError("the comparison belongs to another conversation: /load goes back to it")
     comparison.take(number, session)
     chat.screen.text(session.last_answer().content)
     chat.note(f"(answer {number} is part of the conversation; /pick lists all answers to this message)")

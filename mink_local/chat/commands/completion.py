@@ -7,7 +7,7 @@ from prompt_toolkit.completion import Completion
 
 from mink_local.chat.chat import Chat
 from mink_local.chat.settings import BY_KEY
-from mink_local.chat.terminal.screen import one_line
+from mink_local.chat.terminal.screen import beginnings, one_line
 from mink_local.files import user_path
 
 Completions = Iterator[Completion]
@@ -63,6 +63,6 @@ def thinking(_: Chat, text: str) -> Completions:
 
 
 def answers(chat: Chat, text: str) -> Completions:
-    """Complete the number of an answer to the last message."""
-    found = enumerate(chat.session.alternatives(), start=1)
-    return starting_with(text, {str(number): one_line(answer.content, 50) for number, answer in found})
+    """Complete the number of a version of the last turn."""
+    texts = beginnings([turn[-1].content for turn in chat.session.versions()], 50)
+    return starting_with(text, {str(number): one_line(each, 50) for number, each in enumerate(texts, 1)})

@@ -37,9 +37,9 @@ def save(chat: Chat, argument: str) -> None:
     """
     session, name = chat.session, " ".join(argument.translate(dict.fromkeys(UNPRINTABLE)).split())
     if not name:
-        raise ValueError("usage: /save NAME")
+        raise MinkError("usage: /save NAME")
     if name.isdecimal():
-        raise ValueError(f"{name} could be the number of a conversation: choose a name with a letter")
+        raise MinkError(f"{name} could be the number of a conversation: choose a name with a letter")
     session.store.rename(_current(chat).id, name)
     kept = "" if session.settings["store"] else ", until you leave: --no-store"
     chat.note(f"(this conversation is now {name}{kept})")
@@ -62,10 +62,11 @@ def list_(chat: Chat, argument: str) -> None:
 def delete(chat: Chat, argument: str) -> None:
     """Delete a conversation for good, by its name or number, which /list shows, after asking you."""
     conversation = chat.session.store.find(argument)
-    messages = counted(conversation.turns, "message")
-    begins = one_line(conversation.title, 40)
-    chat.confirm(f"delete {argument} for good, with {messages}, beginning with {begins!r}?")
+    n, begins = counted(conversation.turns, "message"), one_line(conversation.title, 40)
+    chat.confirm(f"delete {argument} for good, with {n}, beginning with {begins!r}?")
+    messages = {message.typed for message in chat.session.store.messages(conversation.id)}
     chat.session.store.delete(conversation.id)
+    chat.line.forget(messages)
     if conversation.id == chat.session.conversation:
         chat.session.clear()
     cache.forget(conversation.id)
@@ -85,7 +86,7 @@ def history(chat: Chat, argument: str) -> None:
     """Show this conversation from the beginning, or its last N messages with their answers."""
     last = WholeNumber(min=1)(argument) if argument else 0
     if not chat.session.branch:
-        raise ValueError("there is no message in this conversation yet")
+        raise MinkError("there is no message in this conversation yet")
     _show_messages(chat, chat.session.branch[-2 * last :])
 
 
@@ -97,6 +98,8 @@ def recall(chat: Chat) -> None:
     turns = sum(message.role == "user" for message in branch)
     more = ": /history shows them" if turns > 1 else ""
     chat.note(f"(conversation {name}, {counted(turns, 'message')}{more})")
+    if restored := chat.session.settings.restored():
+        chat.note(f"(its settings: {restored})")
 
 
 def show_conversations(
@@ -142,7 +145,7 @@ def _when(seconds: float) -> str:
 
 
 def _leave(chat: Chat) -> None:
-    """Ask before leaving a conversation that could not be stored. Raises ValueError after a no."""
+    """Ask before leaving a conversation that could not be stored. Raises MinkError after a no."""
     if problem := chat.session.flush():
         chat.confirm(f"this conversation could not be kept ({problem}): leave it for good?")
 
@@ -152,7 +155,7 @@ def _current(chat: Chat) -> Conversation:
     if problem := chat.session.flush():
         raise MinkError(f"this conversation is not kept yet: {problem}")
     if chat.session.conversation is None:
-        raise ValueError("there is no message in this conversation yet")
+        raise MinkError("there is no message in this conversation yet")
     return chat.session.store.get(chat.session.conversation)
 
 

@@ -7,8 +7,9 @@ from functools import lru_cache, partial
 from itertools import accumulate, zip_longest
 from typing import TypeVar
 
-from prompt_toolkit.application import Application, get_app_session
+from prompt_toolkit.application import Application, get_app, get_app_session
 from prompt_toolkit.data_structures import Size
+from prompt_toolkit.filters import Condition
 from prompt_toolkit.formatted_text import ANSI
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.layout import FormattedTextControl, Layout, Window
@@ -73,11 +74,11 @@ def _index(steps: AnswerSteps, wanted: str) -> int:
     if wanted.lstrip("-").isdecimal():
         number = int(wanted)
         if not 1 <= abs(number) <= n:
-            raise ValueError(f"the last answer has {counted(n, 'token')}")
+            raise MinkError(f"the last answer has {counted(n, 'token')}")
         return number - 1 if number > 0 else n + number
     start = "".join(steps.texts).find(wanted)
     if start < 0:
-        raise ValueError(f"{wanted!r} is not in the last answer")
+        raise MinkError(f"{wanted!r} is not in the last answer")
     ends = accumulate(map(len, steps.texts))
     return next(at for at, end in enumerate(ends) if end > start)
 
@@ -103,7 +104,7 @@ def heat(chat: Chat, _: str) -> None:
     session, screen = chat.session, chat.screen
     steps = AnswerSteps(session, session.last_answer())
     if not any(steps.k):
-        raise ValueError("the figures of this answer were lost when the program ended")
+        raise MinkError("the figures of this answer were lost when the program ended")
     screen.show(coloured(session.model.token_texts(steps.tokens), steps.k, screen.is_plain), "")
 
 
@@ -298,13 +299,13 @@ def _key_bindings(walk: Walk) -> KeyBindings:
         **{str(row + 1): partial(walk.select, row) for row in range(9)},
     }
 
-    bindings = KeyBindings()
+    bindings, is_shown = KeyBindings(), Condition(lambda: _fits(get_app().output.get_size()))
     for key, move in moves.items():
-        bindings.add(key)(partial(_move, walk, move))
+        bindings.add(key, filter=is_shown)(partial(_move, walk, move))
     for key in ("q", "escape", "c-c", "c-d"):
         bindings.add(key)(lambda event: event.app.exit())
 
-    @bindings.add("enter")
+    @bindings.add("enter", filter=is_shown)
     def go_on(event: KeyPressEvent) -> None:
         walk.message = ""
         token = walk.fork()
@@ -384,7 +385,7 @@ def step_lines(
         return [*_candidates(steps, step, columns, rows, selected), Text(), *cuts]
     left = min(columns - len(cuts[0]) - 2, _WIDEST)
     both = zip_longest(_candidates(steps, step, left, rows, selected), cuts, fillvalue=Text())
-    return [_fit(one.copy(), left).append("  ").append_text(other) for one, other in both]
+    return [Text().append_text(_fit(one.copy(), left)).append("  ").append_text(other) for one, other in both]
 
 
 def _cuts(step: SamplingStep) -> list[Text]:

@@ -11,6 +11,7 @@ from mink_local.chat.chat import Chat
 from mink_local.chat.settings import BY_KEY, CREATIVE, DEFAULT, MIN_K, SET_HERE, SETTINGS, Setting, Settings
 from mink_local.chat.terminal.screen import Screen, one_line
 from mink_local.cli import did_you_mean, printable
+from mink_local.errors import MinkError
 from mink_local.generation.model import Model
 from mink_local.llama.devices import n_cores
 from mink_local.models import trust
@@ -47,14 +48,17 @@ def change_setting(chat: Chat, key: str, text: str) -> None:
     if text:
         _change(chat, setting, text)
     settings = chat.session.settings
-    chat.note(f"({key} is {settings.shown(setting)}, {settings.sources[setting.name]})")
+    value = _value(setting, settings, chat.session.model)
+    if key == "system" and settings["system"]:
+        value = f'"{value}"'
+    chat.note(f"({key} is {value}, {settings.sources[setting.name]})")
 
 
 def _change(chat: Chat, setting: Setting, text: str) -> None:
     """Set a setting from text, and apply it; after an error, settings and model are as before."""
     session, before = chat.session, chat.session.settings
     if setting.fixed:
-        raise ValueError(f"{setting.key} can only be set at the start: --{setting.key}, {setting.envvar}")
+        raise MinkError(f"{setting.key} can only be set at the start: --{setting.key}, {setting.envvar}")
     settings = before.changed(setting, text)
     if setting.reloads:
         trust.check(resolve(settings["model"]))
@@ -68,17 +72,16 @@ def _change(chat: Chat, setting: Setting, text: str) -> None:
     if setting.reloads:
         session.changed_model()
         chat.note(f"{session.model.name} {session.model.placement}")
-    if setting.key in ("system", "prompt-name"):
-        session.set_system(settings["system"], settings.sources["system"])
+    session.go_to(session.branch)  # which keeps the settings with the conversation
     chat.screen = Screen(settings["plain"], settings["thoughts"])
 
 
 def _setting(key: str) -> Setting:
-    """Return the setting of a key. Raises ValueError, with the nearest key, if there is none."""
+    """Return the setting of a key. Raises MinkError, with the nearest key, if there is none."""
     if key in BY_KEY:
         return BY_KEY[key]
     hint = did_you_mean(key, BY_KEY) or ": /show lists them"
-    raise ValueError(f"there is no setting {key!r}{hint}")
+    raise MinkError(f"there is no setting {key!r}{hint}")
 
 
 def system(chat: Chat, argument: str) -> None:
@@ -138,7 +141,9 @@ def show(chat: Chat, argument: str) -> None:
 def _value(setting: Setting, settings: Settings, model: Model) -> str:
     """Return a value as /set takes it, or what is used in its place."""
     sampler, shown = settings.sampler, settings.shown(setting)
-    used = {"ctx": str(model.n_ctx), "threads": str(n_cores())}
+    if setting.key == "ctx":  # llama.cpp rounds it up
+        return str(model.n_ctx)
+    used = {"threads": str(n_cores())}
     if sampler.name != "min-k":
         used.update(dict.fromkeys(MIN_K, f"not used by {sampler.name}"))
     if not model.has_thinking_switch:

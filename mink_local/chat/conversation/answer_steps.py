@@ -7,6 +7,7 @@ import numpy as np
 
 from mink_local.chat.conversation.session import Session, as_messages, prompt_digest
 from mink_local.chat.conversation.store import SamplingInfo, StoredMessage
+from mink_local.errors import MinkError
 from mink_local.generation.sampling_step import ConstrainedRows, SamplingStep, sampling_step
 from mink_local.generation.text import ReasoningState, token_name
 from mink_local.llama.constraints import Constraints
@@ -23,7 +24,7 @@ class AnswerSteps:
         forks: The indices of the tokens that had several candidates.
 
     Raises:
-        ValueError: The answer is empty, or another model wrote it.
+        MinkError: The answer is empty, or another model wrote it.
     """
 
     def __init__(self, session: Session, answer: StoredMessage) -> None:
@@ -33,7 +34,7 @@ class AnswerSteps:
         self._require_model(answer.parts[-1], "this answer")
         self.tokens = session.answer_tokens(answer)
         if not self.tokens:
-            raise ValueError("the answer is empty")
+            raise MinkError("the answer is empty")
         known = answer.k if self.tokens is answer.tokens else []
         self.k = [*known, *[0] * len(self.tokens)][: len(self.tokens)]
         self.texts = [self.text(token) for token in self.tokens]
@@ -52,18 +53,18 @@ class AnswerSteps:
         """Return a step, evaluating the tokens before it.
 
         Raises:
-            ValueError: The step cannot be recomputed; the message says why.
+            MinkError: The step cannot be recomputed; the message says why.
             GenerationError: The model is in use by another thread, or was interrupted.
         """
         part = self.sampling_info(at)
         prompt, constrained = self._prompt(part)
         if len(prompt) + at > self.model.n_ctx:
-            raise ValueError(f"the answer needs a context of more than {self.model.n_ctx} tokens: /set ctx N")
+            raise MinkError(f"the answer needs a context of more than {self.model.n_ctx} tokens: /set ctx N")
         token, logits = self.tokens[at], self.model.logits(prompt, self.tokens[:at])
         if constrained:
             logits = constrained.row(logits, at)
         if not np.isfinite(logits[token]):
-            raise ValueError(f"token {at + 1} cannot be sampled with the stored settings")
+            raise MinkError(f"token {at + 1} cannot be sampled with the stored settings")
         return sampling_step(
             logits, token, part.temperature, sampler=parse(part.sampler), k=self.k[at] or None
         )
@@ -93,7 +94,7 @@ class AnswerSteps:
             messages = as_messages(part.system, self._branch[part.first_message :])
             prompt = self.model.prompt_tokens(messages, part.thinking)
             if prompt_digest(prompt) != part.prompt:
-                raise ValueError(
+                raise MinkError(
                     "the prompt of this answer cannot be rebuilt: the chat template has changed, or contains "
                     "the date; /regen answers again"
                 )
@@ -111,7 +112,7 @@ class AnswerSteps:
 
     def _require_model(self, part: SamplingInfo, what: str) -> None:
         if part.model != self.model.name:
-            raise ValueError(f"{part.model} wrote {what}, not {self.model.name}: /model loads it")
+            raise MinkError(f"{part.model} wrote {what}, not {self.model.name}: /model loads it")
 
 
 def _constraints(stored: Mapping[str, Any]) -> Constraints:

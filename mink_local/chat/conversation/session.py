@@ -6,6 +6,9 @@ from array import array
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+
+import click
 
 from mink_local.chat.conversation import cache
 from mink_local.chat.conversation.loop_guard import LoopGuard
@@ -107,16 +110,17 @@ class Session:
         """
         self.clear()
         self.conversation = conversation.id
-        source = f"conversation {conversation.name or conversation.id}"
-        self.settings.put("system", conversation.system, source)
+        self.settings.put("system", conversation.system, conversation.label)
+        self.settings.restore(conversation.settings, conversation.label)
         branch = self.store.branch(conversation.head)
         if self.store.is_on_disk and self.settings["cache"]:
             cache.load(self.model, conversation.id)
         unanswered = branch.pop() if branch and branch[-1].role == "user" else None
-        if unanswered is None or self.store.is_being_written(unanswered):
-            self.branch, self._head = branch, conversation.head
+        self.branch, self._head = branch, conversation.head
+        if unanswered and self.store.is_being_written(unanswered):
             return None
-        self.go_to(branch)
+        if unanswered or self.settings.kept() != conversation.settings:
+            self.go_to(branch)
         return unanswered
 
     def changed_model(self) -> None:
@@ -158,8 +162,9 @@ class Session:
             replaces: Whether the message replaces the last one.
 
         Raises:
-            ValueError: A setting does not suit the model, or there is no message to replace.
-            MinkError: The prompt does not fit the context, or the chat template refuses it.
+            click.UsageError: A setting does not suit the model.
+            MinkError: There is no message to replace, the prompt does not fit the context, or the template
+                refuses it.
             ConversationChangedError: Another program went on with the conversation; but not the next time,
                 when the message begins a branch.
         """
@@ -189,7 +194,7 @@ class Session:
         self.check_unchanged()
         last = self.last_answer()
         if last.finish_reason == "stop":
-            raise ValueError("the last answer is finished: there is nothing to continue")
+            raise MinkError("the last answer is finished: there is nothing to continue")
         beginning = replace(self._tokens_of(last), content=last.content, thinking=last.thinking)
         return self._answer(self.branch[:-1], self.settings.params, beginning)
 
@@ -209,40 +214,64 @@ class Session:
     def undo(self) -> StoredMessage:
         """Take back the last message and its answer; return the message. `redo` brings both back."""
         if not self.branch:
-            raise ValueError("there is nothing to undo")
+            raise MinkError("there is nothing to undo")
         self.check_unchanged()
         self._undone.append(self.branch)
         self.go_to(self.branch[:-2])
         return self._undone[-1][-2]
 
-    def redo(self) -> None:
-        """Bring back the message and the answer that the last `undo` took."""
-        if not self._undone:
-            raise ValueError("there is nothing to redo")
-        self.go_to(self._undone.pop())
+    def redo(self) -> StoredMessage | None:
+        """Bring back what the last `undo` took, or else the newest turn that ever came next.
+
+        Returns its message if it was never answered, and so does not become part of the branch.
+        """
+        if self._undone:
+            self.go_to(self._undone.pop())
+            return None
+        turns = self._turns(self.branch)
+        if not turns:
+            raise MinkError("there is nothing to redo")
+        newest = max(turns, key=lambda turn: (len(turn), turn[-1].created))
+        return self._go_on(self.branch, newest)
+
+    def versions(self) -> list[Branch]:
+        """Return all versions of the last turn: each message with each of its answers, or without any."""
+        self.last_answer()
+        return self._turns(self.branch[:-2])
 
     def alternatives(self) -> list[StoredMessage]:
         """Return all answers to the last message, oldest first."""
-        self.last_answer()
-        question = self.branch[-2]
-        stored = self.store.answers(question.id) if question.id else []
-        unstored = [
-            branch[-1]
-            for branch in self._unkept
-            if branch[-2:-1] and branch[-2] is question and not branch[-1].id
-        ]
-        return stored + unstored
+        return [answer for message, *rest in self.versions() if message == self.branch[-2] for answer in rest]
 
-    def choose(self, answer: StoredMessage) -> None:
-        """Continue with another answer to the last message."""
+    def choose(self, turn: Branch) -> StoredMessage | None:
+        """Continue with another version of the last turn; return its message if it was never answered."""
         self.check_unchanged()
         self._undone.clear()
-        self.go_to([*self.branch[:-1], answer])
+        return self._go_on(self.branch[:-2], turn)
+
+    def _go_on(self, before: Branch, turn: Branch) -> StoredMessage | None:
+        message, *answer = turn
+        self.go_to([*before, *turn] if answer else before)
+        return None if answer else message
+
+    def _turns(self, before: Branch) -> list[Branch]:
+        """Return what ever came after a branch: messages with an answer, or without any if nothing else is
+        known of their text.
+        """
+        n, turns = len(before), []
+        if self.conversation is not None:
+            following = partial(self.store.following, self.conversation)
+            for message in following(before[-1].id if before else None):
+                turns += [[message, answer] for answer in following(message.id)] or [[message]]
+        unkept = [branch[n : n + 2] for branch in self._unkept if branch[n:] and branch[:n] == before]
+        turns += [turn for turn in unkept if not turn[-1].id]
+        told = {turn[0].content: turn for turn in sorted(turns, key=len)}
+        return [turn for turn in turns if turn[1:] or told[turn[0].content] is turn]
 
     def last_answer(self) -> StoredMessage:
-        """Return the last answer. Raises ValueError if there is none."""
+        """Return the last answer. Raises MinkError if there is none."""
         if not self.branch:
-            raise ValueError("there is no answer yet")
+            raise MinkError("there is no answer yet")
         return self.branch[-1]
 
     def prompt(self, branch: Sequence[StoredMessage], text: str = "") -> Messages:
@@ -340,7 +369,8 @@ class Session:
             branch = self._unkept[0]
             try:
                 model, system = self.settings["model"], self.settings["system"]
-                self.conversation = self.store.save(self.conversation, branch, model, system)
+                kept = self.settings.kept()
+                self.conversation = self.store.save(self.conversation, branch, model, system, kept)
             except DeletedError:
                 self.conversation = None
                 self._undone.clear()
@@ -382,6 +412,9 @@ class Session:
         try:
             messages = self.prompt(branch)
             reply = self.model.chat(messages, params, enable_thinking=think, prefix=answer.tokens)
+        except ValueError as error:  # a setting that does not suit this model: a grammar, a token id
+            self.go_to(self.branch)
+            raise click.UsageError(f"{error}.") from None
         except BaseException:
             self.go_to(self.branch)
             raise

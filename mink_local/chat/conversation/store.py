@@ -13,7 +13,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -40,7 +40,8 @@ CREATE TABLE IF NOT EXISTS conversation (
     model TEXT NOT NULL,
     system TEXT,
     head INTEGER REFERENCES message ON DELETE SET NULL,
-    updated REAL NOT NULL
+    updated REAL NOT NULL,
+    settings TEXT NOT NULL DEFAULT '{{}}'  -- JSON: see Conversation; files of earlier versions lack it
 );
 CREATE TABLE IF NOT EXISTS message (
     id INTEGER PRIMARY KEY,
@@ -72,7 +73,7 @@ WITH RECURSIVE branch (id, parent) AS (
 """
 _EXISTS = "model != ''"  # a conversation that was not deleted
 _CONVERSATIONS = f"""
-SELECT id, name, model, system, head, updated,
+SELECT id, name, model, system, settings, head, updated,
     ({_BRANCH.format(head="conversation.head")}
      SELECT count(*) FROM message WHERE role = 'user' AND id IN (SELECT id FROM branch)) AS turns,
     coalesce((SELECT substr(content, 1 + coalesce(json_extract(outcome, '$.attached'), 0), 200) FROM message
@@ -217,10 +218,16 @@ class Conversation:
     name: str | None
     model: str
     system: str | None
+    settings: dict[str, str | None]  # the sampling settings that are not the defaults, as /set takes them
     head: int | None  # the id of the last message of the current branch
     updated: float  # when the last message was added, in seconds since 1970
     turns: int  # the user's messages in the current branch
     title: str  # the first 200 characters of the first message, after its files
+
+    @property
+    def label(self) -> str:
+        """What it is called as the source of a setting."""
+        return f"conversation {self.name or self.id}"
 
 
 def default_path() -> Path:
@@ -288,7 +295,12 @@ class ConversationStore:
         self._has_failed = False
 
     def save(
-        self, conversation: int | None, branch: Sequence[StoredMessage], model: str, system: str | None
+        self,
+        conversation: int | None,
+        branch: Sequence[StoredMessage],
+        model: str,
+        system: str | None,
+        settings: Mapping[str, str | None] | None = None,
     ) -> int:
         """Store what the store lacks of a branch, and make it the current one of its conversation.
 
@@ -297,6 +309,7 @@ class ConversationStore:
             branch: From the first message to the last, which becomes the head; perhaps none.
             model: With which the conversation goes on.
             system: The system prompt.
+            settings: See `Conversation`; None for none.
 
         Returns:
             The conversation's id.
@@ -309,15 +322,16 @@ class ConversationStore:
         ids: list[int | None] = [None]  # the first message has no parent
         with self._transaction() as db:
             if conversation is None:
-                begin = "INSERT INTO conversation (model, updated) VALUES (?, ?)"
+                begin = "INSERT INTO main.conversation (model, updated) VALUES (?, ?)"
                 conversation = db.execute(begin, (model, end)).lastrowid or 0
-            change = "UPDATE conversation SET model = ?, system = ?, updated = max(updated, ?)"
+            change = "UPDATE main.conversation SET model = ?, system = ?, updated = max(updated, ?)"
             where = f"WHERE id = ? AND {_EXISTS}"
             if not db.execute(f"{change} {where}", (model, system, end, conversation)).rowcount:
                 raise DeletedError
             for message in branch:
                 ids.append(message.id if message.is_kept else self._keep(db, conversation, ids[-1], message))
-            db.execute("UPDATE conversation SET head = ? WHERE id = ?", (ids[-1], conversation))
+            change = "UPDATE main.conversation SET head = ?, settings = ? WHERE id = ?"
+            db.execute(change, (ids[-1], json.dumps(settings or {}), conversation))
         for message, parent, number in zip(branch, ids, ids[1:], strict=False):
             message.id, message.parent, message.is_kept = number or 0, parent, True
         if not branch or branch[-1].finish_reason is not None:
@@ -382,19 +396,21 @@ class ConversationStore:
         """Name a conversation. Raises MinkError if another one has the name."""
         try:
             with self._transaction() as db:
-                db.execute("UPDATE conversation SET name = ? WHERE id = ?", (name, conversation))
+                db.execute("UPDATE main.conversation SET name = ? WHERE id = ?", (name, conversation))
         except sqlite3.IntegrityError:
             raise MinkError(f"there is another conversation {name!r}: choose another name") from None
 
     def delete(self, conversation: int) -> None:
-        """Delete a conversation with its messages.
+        """Delete a conversation with its messages, so that the file does not hold their text any more.
 
         An empty row stays, or SQLite would reuse the id while another window may still have the conversation.
         """
-        empty = "UPDATE conversation SET model = '', name = NULL, system = NULL, updated = 0 WHERE id = ?"
+        empty = "model = '', name = NULL, system = NULL, settings = '{}', updated = 0"
         with self._transaction() as db:
             db.execute("DELETE FROM message WHERE conversation = ?", (conversation,))
-            db.execute(empty, (conversation,))
+            db.execute(f"UPDATE main.conversation SET {empty} WHERE id = ?", (conversation,))
+        with self._transaction() as db:
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def branch(self, head: int | None) -> list[StoredMessage]:
         """Return the messages from the first to `head`."""
@@ -404,9 +420,9 @@ class ConversationStore:
         """Return every message of every branch, oldest first."""
         return self._messages("conversation = ?", conversation)
 
-    def answers(self, message: int) -> list[StoredMessage]:
-        """Return all answers to a message, oldest first."""
-        return self._messages("parent = ?", message)
+    def following(self, conversation: int, message: int | None) -> list[StoredMessage]:
+        """Return all that ever came after a message, oldest first; None for the beginning."""
+        return self._messages("conversation = ? AND parent IS ?", conversation, message)
 
     def conversations(self, text: str = "") -> list[Conversation]:
         """Return all conversations, the most recent first.
@@ -449,7 +465,8 @@ class ConversationStore:
 
     def _conversations(self, where: str, *arguments: object) -> list[Conversation]:
         query = f"{_CONVERSATIONS} WHERE {_EXISTS} AND ({where}) ORDER BY updated DESC, id DESC"
-        return [Conversation(**dict(row)) for row in self._rows(query, arguments)]
+        rows = map(dict, self._rows(query, arguments))
+        return [Conversation(**{**row, "settings": json.loads(row["settings"])}) for row in rows]
 
     def _rows(self, query: str, arguments: Sequence[object] = ()) -> list[sqlite3.Row]:
         with self._transaction() as db:
@@ -475,7 +492,10 @@ def _open(path: Path | None, patience: int) -> sqlite3.Connection:
         db = _connect(":memory:", patience)
     elif path.exists() and not all(map(_is_writable, (path, path.resolve().parent))):
         # In WAL mode even a reader writes, unless it is told that nobody writes meanwhile.
-        return _connect(f"{path.absolute().as_uri()}?immutable=1", patience)
+        db = _connect(f"{path.absolute().as_uri()}?immutable=1", patience)
+        if not _has_settings(db):
+            db.execute("CREATE TEMP VIEW conversation AS SELECT *, '{}' AS settings FROM main.conversation")
+        return db
     else:
         db = _connect(private_file(path), patience)
         db.execute("PRAGMA journal_mode = WAL")
@@ -496,18 +516,27 @@ def _connect(path: Path | str, patience: int) -> sqlite3.Connection:
     )
     db.row_factory = sqlite3.Row
     db.execute("PRAGMA foreign_keys = ON")
+    db.execute("PRAGMA secure_delete = ON")
     db.create_function("casefold", 1, lambda text: text and text.casefold(), deterministic=True)
     return db
 
 
+def _has_settings(db: sqlite3.Connection) -> bool:
+    return any(column["name"] == "settings" for column in db.execute("PRAGMA table_info(conversation)"))
+
+
 def _create_tables(db: sqlite3.Connection) -> None:
-    """Create the tables of a new file."""
+    """Create the tables of a new file, and what the file of an earlier version lacks."""
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version == 0:
         db.executescript(_SCHEMA)
     elif version > _VERSION:
         db.close()
         raise sqlite3.DatabaseError("a newer version of this program wrote them")
+    elif not _has_settings(db):
+        with suppress(sqlite3.OperationalError):  # another program was faster
+            db.execute("ALTER TABLE conversation ADD COLUMN settings TEXT NOT NULL DEFAULT '{}'")
+            db.execute("VACUUM")  # what earlier versions deleted is still in the file
 
 
 def _message(row: sqlite3.Row, pieces: Sequence[sqlite3.Row]) -> StoredMessage:

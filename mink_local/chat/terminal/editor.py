@@ -1,6 +1,7 @@
 """The input line of prompt_toolkit: history, search, completion, several lines, an editor."""
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from platformdirs import user_data_path
@@ -13,6 +14,7 @@ from prompt_toolkit.filters import Condition, has_focus
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.input.typeahead import get_typeahead
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.layout.processors import TabsProcessor
 
 from mink_local.chat.terminal.input import MORE, PROMPT, QuietTerminal, as_typed, is_open, unquoted_block
 from mink_local.chat.terminal.screen import Screen
@@ -51,6 +53,7 @@ class EditedLine:
             enable_suspend=True,
             enable_open_in_editor=True,
             tempfile_suffix=".md",
+            input_processors=[TabsProcessor(char1=" ", char2=" ")],
         )
 
     def read(self, default: str = "", prompt: str = PROMPT) -> str:
@@ -62,6 +65,11 @@ class EditedLine:
         if self._history and self._history.problem != told:
             self._screen.note(f"(the history of the input line is not kept: {self._history.problem})")
         return unquoted_block(text)
+
+    def forget(self, messages: Collection[str]) -> None:
+        """See `InputLine`."""
+        if self._history:
+            self._history.forget(messages)
 
 
 class _History(FileHistory):
@@ -75,6 +83,17 @@ class _History(FileHistory):
             super().store_string(string)
         except OSError as error:
             self.problem = error.strerror or str(error)
+
+    def forget(self, messages: Collection[str]) -> None:
+        """Remove messages, from the file too."""
+        path = Path(os.fsdecode(self.filename))
+        path.with_suffix(".new").unlink(missing_ok=True)
+        new = _History(private_file(path.with_suffix(".new")))
+        all_texts = list(self.load_history_strings())  # the newest first
+        self._loaded_strings = [text for text in all_texts if unquoted_block(text).strip() not in messages]
+        for text in reversed(self._loaded_strings):
+            new.store_string(text)
+        os.replace(new.filename, path)
 
 
 def _key_bindings() -> KeyBindings:

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any, Protocol
@@ -31,6 +31,9 @@ class InputLine(Protocol):
             EOFError: Ctrl-D.
             KeyboardInterrupt: Ctrl-C.
         """
+
+    def forget(self, messages: Collection[str]) -> None:
+        """Remove messages from the history."""
 
 
 def is_open(text: str) -> bool:
@@ -157,6 +160,9 @@ class PlainLine:
                     _begin_line_with("")
                     text += "\n" + input(MORE)
         return unquoted_block(text)
+
+    def forget(self, messages: Collection[str]) -> None:
+        """Do nothing: no history is kept."""
 
 
 def _begin_line_with(text: str) -> bool:

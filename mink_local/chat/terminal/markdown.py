@@ -16,6 +16,7 @@ from mink_local.cli import printable
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
 _FENCE = re.compile(r"\s*(?P<fence>`{3,}|~{3,})\s*(?P<language>[\w+#.-]*)[^`]*$")
 _NEXT_BLOCK = re.compile(r" ?(#{1,6} |[-*+] |\d{1,9}[.)] )|\s*(```|~~~)")  # after any line
+_PARTS = re.compile(r"\n|[^\S\n]+|\S+")
 _NEXT_PARAGRAPH = re.compile(r" ?\S")  # after a blank line; indented text belongs to the list item above
 
 
@@ -45,8 +46,8 @@ class _AnswerMarkdown(Markdown):
 class MarkdownWriter:
     """Shows one text piece by piece.
 
-    A block that is taller than the window cannot be replaced: it stays plain text, but code is rendered in
-    pieces that fit the window.
+    A block that is taller than the window, or that was there when its width changed, cannot be replaced: it
+    stays plain text, but code is rendered in pieces that fit the window. Plain text is broken between words.
 
     Args:
         console: Where it is shown.
@@ -60,7 +61,9 @@ class MarkdownWriter:
         self._style = style
         self._lines: list[str] = []  # whole lines of the present block
         self._line = ""  # the last line, which is not whole
-        self._shown = ""  # what the screen shows of both
+        self._shown = ""  # what the screen shows of both, with the line breaks that were added
+        self._row = ""  # the last row of it
+        self._width = self._row_width = console.width  # of the window at the first row, and at the last one
         self._fence = ""  # of the code block that is open
         self._language = ""
 
@@ -78,7 +81,7 @@ class MarkdownWriter:
         """Continue a text that was shown before, whose last block is shown again."""
         with self._console.capture():
             self.feed(text)
-        self._shown = ""
+        self._shown = self._row = ""
         self._show("\n".join([*self._lines, self._line]))
 
     def end(self) -> None:
@@ -96,7 +99,7 @@ class MarkdownWriter:
                 if self._finish_block():
                     text = self._line
                 else:
-                    self._shown = shown_of_line
+                    self._shown = self._row = shown_of_line
         self._show(text)
 
     def _end_line(self) -> None:
@@ -118,9 +121,37 @@ class MarkdownWriter:
             self._finish_block()
 
     def _show(self, text: str) -> None:
-        if self._streams:
-            self._shown += text
-            self._console.print(Text(text, self._style), end="", soft_wrap=True)
+        if not self._streams:
+            return
+        if not self._shown:
+            self._width = self._row_width = self._console.width
+        for part in [text] if self._fence else _PARTS.findall(text):
+            self._show_part(part)
+
+    def _show_part(self, part: str) -> None:
+        """Show a word, blanks or a line break; begin a row with a word that the last row has no room for."""
+        width, is_blank = self._console.width, not part.strip()
+        word = _PARTS.findall(self._row)[-1] if self._row[-1:].strip() else ""
+        start, cells = cell_len(self._row) - cell_len(word), cell_len(word + part)
+        if self._fence or part == "\n":
+            pass
+        elif width != self._row_width:  # where the row ends is not known any more
+            if is_blank:
+                part, self._row_width = "\n", width
+        elif is_blank and start + cells > width:
+            self._row += part
+            return
+        elif start and start + cells > width and (cells <= width or start >= width):
+            if word:
+                to_word = (ControlType.CURSOR_FORWARD, start), (ControlType.ERASE_IN_LINE, 0)
+                self._console.control(Control(ControlType.CARRIAGE_RETURN, *to_word))
+                self._shown = self._shown[: -len(word)]
+            part = f"\n{word}{part}"
+        self._console.print(Text(part, self._style), end="", soft_wrap=True)
+        self._shown += part
+        self._row = (self._row + part).rpartition("\n")[2]
+        if cell_len(self._row) > width:
+            self._row = chop_cells(self._row, width)[-1]
 
     def _rows_shown(self) -> int:
         """Return how many rows the cursor is below the first one of the block."""
@@ -132,10 +163,10 @@ class MarkdownWriter:
 
         Returns whether it was replaced; it is not if the terminal may show other rows than were counted.
         """
-        lines, shown, rows = self._lines, self._shown, self._rows_shown()
-        self._lines, self._shown = [], ""
+        lines, shown, rows, width = self._lines, self._shown, self._rows_shown(), self._width
+        self._lines, self._shown, self._row = [], "", ""
         is_countable = all(cell_len(character) for character in shown.replace("\n", ""))
-        if rows >= self._console.height or not is_countable:
+        if rows >= self._console.height or not is_countable or (shown and width != self._console.width):
             return False
         if shown:
             up = [(ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)] * rows

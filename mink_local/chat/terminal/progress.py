@@ -32,33 +32,52 @@ Pieces = Callable[[Callable[[int], None]], "Iterator[Piece]"]
 
 
 def print_answer(
-    screen: Screen, message: "StoredMessage", pieces: Pieces, settings: "Settings", as_json: bool
+    screen: Screen,
+    message: "StoredMessage",
+    pieces: Pieces,
+    settings: "Settings",
+    as_json: bool,
+    is_compiling: Callable[[], bool] = lambda: False,
 ) -> int:
     """Print an answer to a prompt while it is generated; return the exit status.
 
     Args:
         message: The answer; it grows by `pieces`.
         as_json: Print all that is known as a line of JSON.
+        is_compiling: See `show_answer`.
     """
     if as_json:
         for _ in pieces(lambda _: None):
             pass
         screen.write(answer_as_json(message))
     else:
-        show_answer(screen, message, pieces)
+        show_answer(screen, message, pieces, is_compiling)
         against_loops = "--temp 2, --dry-multiplier 0.8 or --no-loop-guard"
         note_end(screen, message, settings["max_tokens"], against_loops)
     return INTERRUPTED if message.finish_reason == "interrupted" else 0
 
 
-def show_answer(screen: Screen, message: "StoredMessage", pieces: Pieces, on_reasoning: str = "") -> None:
-    """Show an answer while it is generated; `on_reasoning` says where to see what was only counted."""
+def show_answer(
+    screen: Screen,
+    message: "StoredMessage",
+    pieces: Pieces,
+    is_compiling: Callable[[], bool],
+    on_reasoning: str = "",
+) -> None:
+    """Show an answer while it is generated.
+
+    Args:
+        is_compiling: Says whether the answer waits for the sampler's kernel.
+        on_reasoning: Where to see reasoning that was only counted.
+    """
     total = 0
 
     def show_prompt(unread: int) -> None:
         nonlocal total
         total = max(total, unread)
-        if unread:
+        if is_compiling():
+            screen.progress(f"compiling {message.parts[-1].sampler.partition(':')[0]} (once) …")
+        elif unread:
             screen.progress(f"prompt: {total - unread} of {counted(total, 'token')}")
 
     continued = message.content
@@ -123,15 +142,21 @@ class _ReasoningView:
         return counted(len(self._text.split()), "word")
 
 
-def note_end(screen: Screen, answer: "StoredMessage", max_tokens: int | None, against_loops: str) -> None:
-    """Say why an answer was cut short, if it was; `against_loops` says what to do about repetition."""
+def note_end(
+    screen: Screen,
+    answer: "StoredMessage",
+    max_tokens: int | None,
+    against_loops: str,
+    to_go_on: str = "",
+) -> None:
+    """Say why an answer was cut short, if it was, and what to do: `against_loops`, or `to_go_on`."""
     reason = answer.finish_reason
     if reason == "repetition":
         screen.note(f"(stopped: repeating itself since token {answer.repeats_since}; try {against_loops})")
     elif reason == "interrupted":
         screen.note("(interrupted)")
     elif reason == "length" and max_tokens == answer.n_new:
-        screen.note(f"(stopped after {counted(max_tokens, 'token')}: --max-tokens)")
+        screen.note(f"(stopped after {counted(max_tokens, 'token')}: --max-tokens{to_go_on})")
     elif reason == "length":
         used = answer.prompt_tokens + answer.n_new
         screen.note(f"(stopped: the context of {used} tokens is full)")

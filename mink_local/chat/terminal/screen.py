@@ -7,6 +7,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import IO, Any, Protocol
 
 import click
@@ -17,6 +18,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from mink_local.cli import printable
+from mink_local.errors import MinkError
 
 _MOST_COPIED = 74_000  # bytes of base64; terminals that limit OSC 52 take that many
 # What is shown for our own signs in an encoding that does not have them.
@@ -50,6 +52,19 @@ def one_line(text: str, width: int) -> str:
     """Return the beginning of a text on one line of `width` columns."""
     line = " ".join(printable(text).split())
     return line if cell_len(line) <= width else set_cell_size(line, width - 1) + "…"
+
+
+def beginnings(texts: Sequence[str], width: int) -> list[str]:
+    """Return texts, each from where it parts from the others if `width` columns would not show that."""
+    lines, shown = [" ".join(text.split()) for text in texts], []
+    for line in lines:
+        same = max((_n_common(line, other) for other in lines if other != line), default=0)
+        shown.append(line if same < width * 2 // 3 else f"…{line[same - width // 3 :]}")
+    return shown
+
+
+def _n_common(text: str, other: str) -> int:
+    return next(i for i, (one, two) in enumerate(zip_longest(text, other)) if one != two)
 
 
 def counted(number: int, noun: str) -> str:
@@ -136,12 +151,12 @@ class Screen:
         sys.stdout.flush()
 
     def copy(self, text: str) -> None:
-        """Have the terminal put a text on the clipboard, by OSC 52. Raises ValueError if it cannot."""
+        """Have the terminal put a text on the clipboard, by OSC 52. Raises MinkError if it cannot."""
         if not self.is_terminal or self.console.legacy_windows:
-            raise ValueError("this is not a terminal that can copy: /export FILE.md writes a file")
+            raise MinkError("this is not a terminal that can copy: /export FILE.md writes a file")
         data = base64.b64encode(text.encode()).decode()
         if len(data) > _MOST_COPIED:
-            raise ValueError(f"the answer has {len(text)} characters, too many to copy: /export FILE.md")
+            raise MinkError(f"the answer has {len(text)} characters, too many to copy: /export FILE.md")
         sys.stdout.write(f"\x1b]52;c;{data}\x07")
         sys.stdout.flush()
 
