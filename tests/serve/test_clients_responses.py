@@ -1,4 +1,4 @@
-"""OpenAI's Responses and Anthropic's Messages with their own SDKs, strict where they can be, and LangChain."""
+"""OpenAI's Responses and Anthropic's Messages with their own SDKs and with LangChain."""
 
 import json
 from collections.abc import Iterator
@@ -60,6 +60,7 @@ def test_a_text_is_answered(openai: OpenAI) -> None:
         input="Say hello.",
         max_output_tokens=5,
         store=True,
+        extra_body={"ignore_eos": True},
     )
     assert (response.status, response.temperature) == ("incomplete", 5.0)
     assert response.incomplete_details is not None
@@ -73,7 +74,7 @@ def test_a_text_is_answered(openai: OpenAI) -> None:
 
 def test_a_stream_has_the_events_that_the_sdk_puts_together(openai: OpenAI) -> None:
     with openai.responses.stream(
-        model=MODEL, input="Say hello.", max_output_tokens=6, temperature=0
+        model=MODEL, input="Say hello.", max_output_tokens=60, temperature=0
     ) as stream:
         events = list(stream)
         final = stream.get_final_response()
@@ -84,11 +85,11 @@ def test_a_stream_has_the_events_that_the_sdk_puts_together(openai: OpenAI) -> N
         "response.output_item.added",
         "response.content_part.added",
     ]
-    assert kinds[-3:] == ["response.content_part.done", "response.output_item.done", "response.incomplete"]
+    assert kinds[-3:] == ["response.content_part.done", "response.output_item.done", "response.completed"]
     numbers = [event.sequence_number for event in events if hasattr(event, "sequence_number")]
     assert numbers == sorted(set(numbers))
     deltas = "".join(event.delta for event in events if event.type == "response.output_text.delta")
-    whole = openai.responses.create(model=MODEL, input="Say hello.", max_output_tokens=6, temperature=0)
+    whole = openai.responses.create(model=MODEL, input="Say hello.", max_output_tokens=60, temperature=0)
     assert deltas == final.output_text == whole.output_text
 
 
@@ -160,9 +161,8 @@ def test_what_is_refused_is_named_as_the_client_named_it(
 def test_langchain_reads_responses(server: RunningServer) -> None:
     from langchain_openai import ChatOpenAI
 
-    llm = ChatOpenAI(
-        base_url=f"{server.url}/v1", api_key="none", model=MODEL, use_responses_api=True, max_tokens=5
-    )
+    options: dict[str, Any] = {"api_key": "none", "use_responses_api": True, "max_tokens": 5}
+    llm = ChatOpenAI(base_url=f"{server.url}/v1", model=MODEL, **options)
     assert llm.invoke("Say hello.").text
     assert "".join(chunk.text for chunk in llm.stream("Say hello."))
 
@@ -182,7 +182,7 @@ def test_a_message_is_answered(claude: Any) -> None:
     stopped = claude.messages.create(
         model=MODEL,
         max_tokens=20,
-        temperature=0,
+        extra_body={"extra_body": {"temperature": 0}},
         stop_sequences=["3"],
         messages=[{"role": "user", "content": "Count."}, {"role": "assistant", "content": "1, 2,"}],
     )
@@ -194,7 +194,7 @@ def test_a_stream_of_messages(claude: Any) -> None:
         "model": MODEL,
         "max_tokens": 6,
         "messages": [{"role": "user", "content": "Hi"}],
-        "temperature": 0,
+        "extra_body": {"temperature": 0},
     }
     with claude.messages.stream(**asked) as stream:
         events = [event.type for event in stream]
@@ -214,7 +214,7 @@ def test_a_tool_is_used_and_its_result_answered(claude: Any, stream: bool) -> No
         "messages": [user],
         "tools": [USED],
         "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
-        "temperature": 0,
+        "extra_body": {"temperature": 0},
     }
     if stream:
         with claude.messages.stream(**asked) as events:

@@ -327,7 +327,10 @@ class _ResponseForm(Form):
         response.completed_at = int(time.time())
         response.usage = ResponseUsage(
             input_tokens=usage.prompt_tokens,
-            input_tokens_details={"cached_tokens": usage.prompt_tokens_details.cached_tokens},
+            input_tokens_details={
+                "cached_tokens": usage.prompt_tokens_details.cached_tokens,
+                "cache_write_tokens": 0,
+            },
             output_tokens=usage.completion_tokens,
             output_tokens_details={"reasoning_tokens": usage.completion_tokens_details.reasoning_tokens},
             total_tokens=usage.total_tokens,
