@@ -319,6 +319,8 @@ class ModelEntry(Output, kw_only=True):
 
     id: str
     object: Literal["model"] = "model"
+    type: Literal["model"] = "model"
+    display_name: str
     created: int
     owned_by: str = "mink-local"
     max_model_len: int
