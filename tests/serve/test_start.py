@@ -59,7 +59,7 @@ def test_requests_are_refused_while_the_model_loads() -> None:
             loading = httpx.get(f"{url}/ready")
             assert httpx.get(f"{url}/v1/models").status_code == 401
             message = httpx.post(f"{url}/v1/messages", headers={"x-api-key": "secret"}).json()
-        assert (message["type"], message["error"]["type"]) == ("error", "api_error")
+        assert (message["type"], message["error"]["type"]) == ("error", "overloaded_error")
         assert (loading.status_code, loading.json()["error"]["code"]) == (503, "loading")
         assert loading.headers["retry-after"]
         with socket.create_connection(bound.getsockname()):  # the socket goes on to listen
