@@ -98,7 +98,8 @@ def test_codex(server: RunningServer, tmp_path: Path) -> None:
     configuration = CODEX.format(model=MODEL, url=server.url, instructions=instructions)
     (tmp_path / "config.toml").write_text(configuration)
     command = (program, "exec", "--skip-git-repo-check", "--json", "Say hello.")
-    assert first_word(server, "/v1/responses") in answer(tmp_path, *command, CODEX_HOME=str(tmp_path))
+    said = answer(tmp_path, *command, CODEX_HOME=str(tmp_path))
+    assert first_word(server, "/v1/responses") in said
 
 
 def test_qwen_code(server: RunningServer, tmp_path: Path) -> None:

@@ -73,9 +73,8 @@ def test_a_text_is_answered(openai: OpenAI) -> None:
 
 
 def test_a_stream_has_the_events_that_the_sdk_puts_together(openai: OpenAI) -> None:
-    with openai.responses.stream(
-        model=MODEL, input="Say hello.", max_output_tokens=60, temperature=0
-    ) as stream:
+    asked: Any = {"model": MODEL, "input": "Say hello.", "temperature": 0, "extra_body": {"stop": ["."]}}
+    with openai.responses.stream(**asked) as stream:
         events = list(stream)
         final = stream.get_final_response()
     kinds = [event.type for event in events]
@@ -89,7 +88,7 @@ def test_a_stream_has_the_events_that_the_sdk_puts_together(openai: OpenAI) -> N
     numbers = [event.sequence_number for event in events if hasattr(event, "sequence_number")]
     assert numbers == sorted(set(numbers))
     deltas = "".join(event.delta for event in events if event.type == "response.output_text.delta")
-    whole = openai.responses.create(model=MODEL, input="Say hello.", max_output_tokens=60, temperature=0)
+    whole = openai.responses.create(**asked)
     assert deltas == final.output_text == whole.output_text
 
 
