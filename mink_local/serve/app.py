@@ -211,7 +211,7 @@ async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
         code="loading",
         headers={"retry-after": "2"},
     )
-    await error_response(error)(scope, receive, send)
+    await error_response(error, scope["path"])(scope, receive, send)
 
 
 def _warm_up(model: Model, sampler: Sampler) -> None:

@@ -16,8 +16,11 @@ from tests.support.http import connect, request, send, until
 from tests.support.server import RunningServer
 
 USER = [{"role": "user", "content": "Hi"}]
-CHAT, COMPLETION, TOKENIZE, DETOKENIZE, CANDIDATES = (
+CHAT, RESPONSES, MESSAGES, COUNT, COMPLETION, TOKENIZE, DETOKENIZE, CANDIDATES = (
     "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
     "/v1/completions",
     "/tokenize",
     "/detokenize",
@@ -66,6 +69,16 @@ def user(content: object) -> dict[str, Any]:
     return chat(messages=[{"role": "user", "content": content}])
 
 
+def items(*given: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """Return a request to `/v1/responses`: a message and other items."""
+    return {"input": [*USER, *given], "max_output_tokens": 2, **fields}
+
+
+def turn(*blocks: dict[str, Any], role: str = "user", **fields: Any) -> dict[str, Any]:
+    """Return a request to `/v1/messages` whose last message has blocks."""
+    return {"messages": [*USER, {"role": role, "content": blocks}], "max_tokens": 2, **fields}
+
+
 def pattern(text: str) -> dict[str, Any]:
     return chat(json_schema={"type": "string", "pattern": f"^{text}$"})
 
@@ -78,6 +91,16 @@ TWICE = {
 REFERENCES = {"$defs": {**TWICE, "a60": {"type": "object"}}, "$ref": "#/$defs/a0"}
 ITSELF = {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
 DEEP = "[" * 100_000 + "]" * 100_000
+CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "1", "output": "x"}
+REASONING = {"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}
+USE = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "x"}
+TEXT, EMPTY = {"type": "text", "text": "x"}, {"type": "text", "text": ""}
+TOOL = {"type": "function", "name": "f"}
+GROUP = {"type": "namespace", "name": "n", "tools": [TOOL]}
+MANY = [{**TOOL, "name": f"f{i}"} for i in range(100)]
+USED = {"name": "f", "input_schema": {}}
 
 REFUSED: dict[str, tuple[str, dict[str, Any] | str | bytes]] = {
     "garbage": (CHAT, b"{garbage"),
@@ -155,6 +178,29 @@ REFUSED: dict[str, tuple[str, dict[str, Any] | str | bytes]] = {
     "an unknown token": (DETOKENIZE, {"tokens": [2**31 - 1]}),
     "1,000,000 candidates": (CANDIDATES, chat(top=10**6)),
     "100 cuts": (CANDIDATES, chat(samplers=["min-k"] * 100)),
+    "no input": (RESPONSES, {}),
+    "instructions only": (RESPONSES, {"input": [], "instructions": "Obey."}),
+    "a call only": (RESPONSES, {"input": [CALL]}),
+    "3,000 items": (RESPONSES, items(*USER * 3000)),
+    "2,000 items of text": (RESPONSES, items(*USER * 2000)),
+    "an item of 2,000 parts": (RESPONSES, items({"role": "user", "content": [EMPTY] * 2000})),
+    "200 functions": (RESPONSES, items(tools=MANY * 2)),
+    "200 functions of namespaces": (RESPONSES, items(tools=[*MANY, {**GROUP, "tools": MANY}])),
+    "two functions of one name": (RESPONSES, items(tools=[TOOL, TOOL])),
+    "two of one namespace": (RESPONSES, items(tools=[GROUP, GROUP])),
+    "a namespace in a namespace": (RESPONSES, items(tools=[{**GROUP, "tools": [GROUP]}])),
+    "a name that ends the turn": (RESPONSES, items(tools=[{**TOOL, "name": "f<|im_end|>"}])),
+    "deep parameters of a function": (RESPONSES, items(tools=[{**TOOL, "parameters": nested(200)}])),
+    "deep text format": (RESPONSES, items(text={"format": {"type": "json_schema", "schema": nested(200)}})),
+    "deep arguments of an item": (RESPONSES, items({**CALL, "arguments": DEEP}, OUTPUT)),
+    "a deep field of no use": (RESPONSES, f'{{"input": "a", "metadata": {DEEP}}}'),
+    "an image that was returned": (RESPONSES, items(CALL, {**OUTPUT, "output": [{"type": "input_image"}]})),
+    "the role tool": (RESPONSES, items({"role": "tool", "content": "x"})),
+    "tokens of 5000 digits": (RESPONSES, f'{{"input": "a", "max_output_tokens": {"9" * 5000}}}'),
+    "2^63 tokens": (RESPONSES, items(max_output_tokens=2**63)),
+    "several responses": (RESPONSES, items(n=3)),
+    "several streamed responses": (RESPONSES, items(n=3, stream=True)),
+    "300,000 control tokens of an input": (RESPONSES, {"input": "<|im_end|>" * 300_000}),
 }  # fmt: skip
 
 
@@ -204,14 +250,94 @@ ANSWERED: dict[str, tuple[str, dict[str, Any] | str | bytes]] = {
     "a megabyte of description": (CHAT, chat(json_schema={"description": "x" * 10**6})),
     "a schema of nothing but itself": (CHAT, chat(json_schema={"type": "array", "items": {"$ref": "#"}})),
     "a grammar with NUL": (CHAT, chat(grammar='root ::= "a\0"')),
-}
+    "an output without its call": (RESPONSES, items(OUTPUT)),
+    "a call without its output": (RESPONSES, items(CALL, *USER)),
+    "an output of another call": (RESPONSES, items(CALL, {**OUTPUT, "call_id": "2"})),
+    "one id twice": (RESPONSES, items(CALL, CALL, OUTPUT, OUTPUT)),
+    "arguments that are no JSON": (RESPONSES, items({**CALL, "arguments": "{"}, OUTPUT)),
+    "reasoning last": (RESPONSES, items(REASONING)),
+    "empty content": (RESPONSES, {"input": [{"role": "user", "content": []}], "max_output_tokens": 2}),
+    "an empty input": (RESPONSES, {"input": "", "max_output_tokens": 2}),
+    "a system message only": (RESPONSES, {"input": [{"role": "system", "content": "x"}]}),
+    "an empty namespace": (RESPONSES, items(tools=[{**GROUP, "tools": []}])),
+    "a result without its call": (MESSAGES, turn(RESULT)),
+    "a call without its result": (MESSAGES, turn(USE, role="assistant")),
+    "a result of another call": (MESSAGES, turn({**RESULT, "tool_use_id": "2"})),
+    "one id of two results": (MESSAGES, turn(RESULT, RESULT)),
+    "a text before a result": (MESSAGES, turn(TEXT, RESULT)),
+    "a result from the assistant": (MESSAGES, turn(USE, RESULT, role="assistant")),
+    "a call from the user": (MESSAGES, turn(USE)),
+    "thinking last": (MESSAGES, turn(TEXT, {"type": "thinking", "thinking": "x"}, role="assistant")),
+    "no blocks": (MESSAGES, {"messages": [{"role": "user", "content": []}], "max_tokens": 2}),
+    "1,000 empty blocks": (MESSAGES, turn(*[EMPTY] * 1000)),
+    "a large budget": (MESSAGES, turn(TEXT, thinking={"type": "enabled", "budget_tokens": 2**31 - 1})),
+    "an empty stop sequence": (MESSAGES, turn(TEXT, stop_sequences=[""])),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ANSWERED)
 def test_what_is_answered(server: RunningServer, name: str) -> None:
     response = post(server, *ANSWERED[name])
     assert response.status_code == 200, response.text
-    assert response.json()["choices"][0]["finish_reason"] in ("stop", "length")
+    body = response.json()
+    if "choices" in body:
+        assert body["choices"][0]["finish_reason"] in ("stop", "length")
+    else:
+        assert body.get("status", body.get("stop_reason")) in (
+            "completed",
+            "incomplete",
+            "end_turn",
+            "max_tokens",
+        )
+
+
+REFUSED_MESSAGES: dict[str, dict[str, Any] | str | bytes] = {
+    "garbage": b"{garbage",
+    "no object": "[]",
+    "no messages": {"max_tokens": 2},
+    "a system message only": {"messages": [], "system": "x", "max_tokens": 2},
+    "3,000 messages": {"messages": USER * 3000, "max_tokens": 2},
+    "2,000 blocks": turn(*[TEXT] * 2000),
+    "1,000 calls": turn(*[USE] * 1000, role="assistant"),
+    "200 tools": turn(TEXT, tools=[{**USED, "name": f"f{i}"} for i in range(200)]),
+    "two tools of one name": turn(TEXT, tools=[USED, USED]),
+    "no name to choose": turn(TEXT, tools=[USED], tool_choice={"type": "tool"}),
+    "another tool": turn(TEXT, tools=[USED], tool_choice={"type": "tool", "name": "g"}),
+    "a deep schema": turn(TEXT, tools=[{**USED, "input_schema": nested(200)}]),
+    "a deep form": turn(TEXT, output_config={"format": {"type": "json_schema", "schema": nested(200)}}),
+    "a deep input": json.dumps(turn(USE, role="assistant")).replace("{}", f'{{"a": {DEEP}}}'),
+    "an input that is a list": turn({**USE, "input": [1]}, role="assistant"),
+    "an image of the system": turn(TEXT, system=[{"type": "image"}]),
+    "an image that was returned": turn({**RESULT, "content": [{"type": "image"}]}),
+    "a call of the server's": turn({"type": "server_tool_use", "id": "1", "name": "x", "input": {}}),
+    "servers of tools": turn(TEXT, mcp_servers=[{"type": "url", "url": "http://127.0.0.1:9/"}]),
+    "a long stop sequence": turn(TEXT, stop_sequences=["a" * 10**6]),
+    "a huge budget": turn(TEXT, thinking={"type": "enabled", "budget_tokens": 2**63}),
+    "several messages": turn(TEXT, n=3),
+    "several streamed messages": turn(TEXT, n=3, stream=True),
+    "300,000 control tokens": turn({**TEXT, "text": "<|im_end|>" * 300_000}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [MESSAGES, COUNT])
+@pytest.mark.parametrize("name", REFUSED_MESSAGES)
+def test_what_is_refused_as_anthropic_does(server: RunningServer, path: str, name: str) -> None:
+    response = post(server, path, REFUSED_MESSAGES[name])
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert 0 < len(response.json()["error"]["message"]) < 1000
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
+def test_who_leaves_an_answer_in_items_or_blocks_frees_its_slot(
+    server: RunningServer, path: str, is_stream: bool
+) -> None:
+    body = {"messages": USER, "input": "Hi", "max_tokens": 400, "ignore_eos": True, "stream": is_stream}
+    with connect(server.port) as client:
+        client.sendall(request("POST", path, json.dumps(body).encode()))
+        until(lambda: server.metric("slots_busy") > 0)
+    until(lambda: server.metric("slots_busy") + server.metric("requests_running") == 0)
 
 
 def test_control_tokens_in_a_message_are_text(server: RunningServer) -> None:
@@ -257,6 +383,7 @@ def test_clients_that_leave_while_they_wait_or_are_answered_free_everything(
     until(lambda: server.metric("slots_busy") == 0)
 
 
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES, COUNT])
 @pytest.mark.parametrize(
     ("method", "body", "headers", "status"),
     [
@@ -268,19 +395,29 @@ def test_clients_that_leave_while_they_wait_or_are_answered_free_everything(
     ],
 )
 def test_what_the_guard_refuses_costs_the_model_nothing(
-    server: RunningServer, method: str, body: dict[str, Any], headers: dict[str, str], status: int
+    server: RunningServer,
+    path: str,
+    method: str,
+    body: dict[str, Any],
+    headers: dict[str, str],
+    status: int,
 ) -> None:
     before = server.metric("engine_steps_total")
-    response = send(server.port, request(method, CHAT, json.dumps(body).encode(), **headers))
+    response = send(server.port, request(method, path, json.dumps(body).encode(), **headers))
     assert response.status == status
-    assert response.error
+    assert json.loads(response.body)["error"]["message"]
     assert server.metric("engine_steps_total") == before
 
 
 @pytest.mark.parametrize(
     "sent",
-    [request("POST", CHAT, json.dumps(chat(max_tokens=50)).encode()), b"POST / HTTP/1.1\r\nHo"],
-    ids=["a request", "a part of one"],
+    [
+        request("POST", CHAT, json.dumps(chat(max_tokens=50)).encode()),
+        b"POST / HTTP/1.1\r\nHo",
+        request("POST", RESPONSES, json.dumps(items()).encode())[:-5],
+        request("POST", MESSAGES, json.dumps(turn(TEXT)).encode())[:-5],
+    ],
+    ids=["a request", "a part of one", "a part of an input", "a part of messages"],
 )
 def test_who_closes_one_half_of_a_connection_has_left(server: RunningServer, sent: bytes) -> None:
     with connect(server.port) as client:

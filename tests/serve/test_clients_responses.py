@@ -73,9 +73,8 @@ def test_a_text_is_answered(openai: OpenAI) -> None:
 
 
 def test_a_stream_has_the_events_that_the_sdk_puts_together(openai: OpenAI) -> None:
-    with openai.responses.stream(
-        model=MODEL, input="Say hello.", temperature=0, extra_body={"stop": ["."]}
-    ) as stream:
+    asked: Any = {"model": MODEL, "input": "Say hello.", "temperature": 0, "extra_body": {"stop": ["."]}}
+    with openai.responses.stream(**asked) as stream:
         events = list(stream)
         final = stream.get_final_response()
     kinds = [event.type for event in events]
@@ -89,9 +88,7 @@ def test_a_stream_has_the_events_that_the_sdk_puts_together(openai: OpenAI) -> N
     numbers = [event.sequence_number for event in events if hasattr(event, "sequence_number")]
     assert numbers == sorted(set(numbers))
     deltas = "".join(event.delta for event in events if event.type == "response.output_text.delta")
-    whole = openai.responses.create(
-        model=MODEL, input="Say hello.", temperature=0, extra_body={"stop": ["."]}
-    )
+    whole = openai.responses.create(**asked)
     assert deltas == final.output_text == whole.output_text
 
 
@@ -127,6 +124,32 @@ def test_a_function_is_called_and_its_output_answered(openai: OpenAI, stream: bo
     assert answer.output_text
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_function_of_a_namespace_is_called(openai: OpenAI, stream: bool) -> None:
+    namespace: Any = {"type": "namespace", "name": "sky", "description": "The sky.", "tools": [WEATHER]}
+    asked: Any = {
+        "model": MODEL,
+        "input": "What is the weather in Rome?",
+        "tools": [namespace],
+        "tool_choice": "required",
+        "temperature": 0,
+    }
+    if stream:
+        with openai.responses.stream(**asked) as events:
+            response: Any = events.get_final_response()
+    else:
+        response = openai.responses.create(**asked)
+    [call] = response.output
+    assert (call.type, call.namespace, call.name) == ("function_call", "sky", "get_weather")
+    items: Any = [
+        {"role": "user", "content": asked["input"]},
+        call.model_dump(exclude_none=True, exclude={"parsed_arguments"}),
+        {"type": "function_call_output", "call_id": call.call_id, "output": "Sun."},
+    ]
+    answer = openai.responses.create(model=MODEL, input=items, tools=[namespace], max_output_tokens=4)
+    assert answer.output_text
+
+
 def test_a_schema_is_kept_and_parsed(openai: OpenAI) -> None:
     response = openai.responses.parse(model=MODEL, input="Which city?", text_format=City, temperature=5)
     assert isinstance(response.output_parsed, City)
@@ -146,6 +169,9 @@ def test_a_schema_is_kept_and_parsed(openai: OpenAI) -> None:
         ({"input": "word " * 3000}, "input"),
         ({"sampler": "no-such"}, "sampler"),
         ({"input": []}, "input"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "input[].role"),
+        ({"n": 2}, "n"),
+        ({"n": 2, "stream": True}, "n"),
     ],
 )
 def test_what_is_refused_is_named_as_the_client_named_it(
@@ -237,6 +263,23 @@ def test_a_tool_is_used_and_its_result_answered(claude: Any, stream: bool) -> No
     assert answer.content[0].text
 
 
+def test_a_message_conforms_to_a_schema(claude: Any) -> None:
+    message = claude.messages.parse(
+        model=MODEL,
+        max_tokens=40,
+        messages=[{"role": "user", "content": "Which city?"}],
+        output_format=City,
+        extra_body={"temperature": 5},
+    )
+    assert isinstance(message.parsed_output, City)
+
+
+def test_the_models_are_listed(claude: Any) -> None:
+    models = list(claude.models.list(limit=100))
+    assert [model.id for model in models if model.type == "model"] == [model.display_name for model in models]
+    assert claude.models.retrieve(MODEL).id == MODEL
+
+
 def test_tokens_are_counted(claude: Any) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     count = claude.messages.count_tokens(model=MODEL, messages=messages, system="Be brief.").input_tokens
@@ -253,6 +296,8 @@ def test_tokens_are_counted(claude: Any) -> None:
         ({"model": "claude-x"}, 404, "not_found_error"),
         ({"messages": [{"role": "user", "content": "word " * 3000}]}, 400, "invalid_request_error"),
         ({"messages": []}, 400, "invalid_request_error"),
+        ({"n": 2}, 400, "invalid_request_error"),
+        ({"mcp_servers": [{"type": "url"}]}, 400, "invalid_request_error"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, 400, "invalid_request_error"),
     ],
 )

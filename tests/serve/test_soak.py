@@ -1,4 +1,4 @@
-"""Many clients at a time, of whom a third leaves: no answer is wrong or mixed up, no slot lost, memory flat.
+"""Clients of four endpoints, of whom a third leaves: no wrong or mixed-up answer, no slot lost, flat memory.
 
 By default this takes 20 seconds; MINK_SOAK_SECONDS=300 MINK_SOAK_CLIENTS=200 is its full form.
 """
@@ -34,6 +34,8 @@ MARKS = [
 MEBIBYTE = 1 << 20
 GROWTH = 32 * MEBIBYTE  # that is still flat
 
+FINISHED = ("stop", "length", "completed", "incomplete", "end_turn", "max_tokens")
+
 Json = dict[str, Any]
 
 
@@ -54,6 +56,16 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)
     seconds: float = 1.0  # of an answer, a moving average
+
+
+def as_questions(messages: Any, answer: str, **options: Any) -> list[Question]:
+    """Return a conversation as each of the endpoints takes it."""
+    limits = {"chat/completions": "max_tokens", "messages": "max_tokens", "responses": "max_output_tokens"}
+    questions = []
+    for name, limit in limits.items():
+        body = {"input" if name == "responses" else "messages": messages, limit: N_TOKENS, **options}
+        questions.append(Question(f"/v1/{name}", body, re.compile(answer)))
+    return questions
 
 
 def counting_questions(model: Model) -> list[Question]:
@@ -77,28 +89,27 @@ def counting_questions(model: Model) -> list[Question]:
         if min(best[1] - second[1] for best, second in answer.top_logprobs) < MARGIN:
             continue
         prompt = answer.request.prompt
-        is_text = isinstance(prompt, str)
-        body = {"prompt" if is_text else "messages": prompt, "temperature": 0, "max_tokens": N_TOKENS}
-        path = "/v1/completions" if is_text else "/v1/chat/completions"
-        questions.append(Question(path, body, re.compile(re.escape(answer.text))))
+        expected = re.escape(answer.text)
+        if isinstance(prompt, str):
+            body = {"prompt": prompt, "temperature": 0, "max_tokens": N_TOKENS}
+            questions.append(Question("/v1/completions", body, re.compile(expected)))
+        else:
+            questions += as_questions(prompt, expected, temperature=0)
     return questions
 
 
 def marked_questions() -> list[Question]:
     """Return requests at a high temperature whose grammars make every answer begin with a mark of its own."""
     return [
-        Question(
-            "/v1/chat/completions",
-            {
-                "messages": [{"role": "user", "content": f"Tell me about trees and {mark}."}],
-                "grammar": f'root ::= "{mark}" [a-z ]+',
-                "temperature": 5.0,
-                "sampler": "min-k",
-                "max_tokens": N_TOKENS,
-            },
-            re.compile(mark + "[a-z ]*"),
-        )
+        question
         for mark in MARKS
+        for question in as_questions(
+            [{"role": "user", "content": f"Tell me about trees and {mark}."}],
+            mark + "[a-z ]*",
+            grammar=f'root ::= "{mark}" [a-z ]+',
+            temperature=5.0,
+            sampler="min-k",
+        )
     ]
 
 
@@ -106,7 +117,8 @@ async def ask(
     client: httpx.AsyncClient, question: Question, outcome: Outcome, is_stream: bool, n: int
 ) -> None:
     """Ask a question and check the answer."""
-    body = {**question.body, "n": n, "stream": is_stream}
+    n = n if "completions" in question.path else 1
+    body = {**question.body, "stream": is_stream} | ({"n": n} if n > 1 else {})
     began = time.monotonic()
     if is_stream:
         async with client.stream("POST", question.path, json=body) as response:
@@ -115,7 +127,7 @@ async def ask(
     else:
         response = await client.post(question.path, json=body)
         if response.status_code == 200:
-            answers = {choice["index"]: whole_answer(choice) for choice in response.json()["choices"]}
+            answers = whole_answers(response.json())
     if response.status_code == 429:
         outcome.counts["queue full"] += 1
         await asyncio.sleep(min(1.0, float(response.headers["retry-after"])))
@@ -127,17 +139,28 @@ async def ask(
     outcome.counts["answered, streaming" if is_stream else "answered whole"] += 1
     for index in range(n):
         text, reason = answers.get(index, ("", None))
-        if not question.answer.fullmatch(text) or reason not in ("stop", "length"):
+        if not question.answer.fullmatch(text) or reason not in FINISHED:
             outcome.wrong.append(f"{question.answer.pattern!r}: {text!r}, {reason}")
 
 
-def whole_answer(choice: Json) -> tuple[str, str]:
-    text = choice["text"] if "text" in choice else choice["message"]["content"]
-    return text, choice["finish_reason"]
+def whole_answers(body: Json) -> dict[int, tuple[str, str | None]]:
+    """Return text and reason of the end of every answer."""
+    if "choices" not in body:
+        parts = body["content"] if "content" in body else body["output"][0]["content"]
+        return {0: ("".join(part["text"] for part in parts), body.get("stop_reason") or body["status"])}
+    return {
+        choice["index"]: (
+            choice["text"] if "text" in choice else choice["message"]["content"],
+            choice["finish_reason"],
+        )
+        for choice in body["choices"]
+    }
 
 
 async def streamed_answers(response: httpx.Response, n: int) -> dict[int, tuple[str, str | None]]:
-    """Return text and finish_reason of every choice of a stream, whose chunks must be of one response."""
+    """Return text and reason of the end of every answer of a stream, whose chunks must be of one response."""
+    if "completions" not in response.url.path:
+        return {0: await streamed_answer(response)}
     texts, reasons, ids, done = [""] * n, [None] * n, set(), False
     async for line in response.aiter_lines():
         if not line.startswith("data: "):
@@ -153,6 +176,26 @@ async def streamed_answers(response: httpx.Response, n: int) -> dict[int, tuple[
     assert len(ids) == 1
     assert done
     return dict(enumerate(zip(texts, reasons, strict=True)))
+
+
+async def streamed_answer(response: httpx.Response) -> tuple[str, str | None]:
+    """Return text and reason of the end of a stream with events of several types."""
+    text, reason, kind = "", None, ""
+    async for line in response.aiter_lines():
+        if not line.startswith("data: "):
+            continue
+        event = json.loads(line.removeprefix("data: "))
+        kind = event["type"]
+        if kind == "response.output_text.delta":
+            text += event["delta"]
+        elif kind == "content_block_delta":
+            text += event["delta"]["text"]
+        elif kind == "message_delta":
+            reason = event["delta"]["stop_reason"]
+        elif kind in ("response.completed", "response.incomplete"):
+            reason = event["response"]["status"]
+    assert kind in ("message_stop", "response.completed", "response.incomplete")
+    return text, reason
 
 
 async def behave(

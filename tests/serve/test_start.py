@@ -81,6 +81,8 @@ def test_requests_are_refused_while_the_model_loads() -> None:
         with refusing(bound, Guard(refuse, hosts=AllowedHosts("127.0.0.1"), keys=["secret"])):
             loading = httpx.get(f"{url}/ready")
             assert httpx.get(f"{url}/v1/models").status_code == 401
+            message = httpx.post(f"{url}/v1/messages", headers={"x-api-key": "secret"}).json()
+        assert (message["type"], message["error"]["type"]) == ("error", "overloaded_error")
         assert (loading.status_code, loading.json()["error"]["code"]) == (503, "loading")
         assert loading.headers["retry-after"]
         with socket.create_connection(bound.getsockname()):  # the socket goes on to listen

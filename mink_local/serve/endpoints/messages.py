@@ -18,6 +18,7 @@ from mink_local.serve.protocol.fields import (
     Name,
     SamplingFields,
     Schema,
+    StopString,
     as_chat,
     naming,
 )
@@ -25,7 +26,11 @@ from mink_local.serve.protocol.responses import ApiError, InputTokens, Output, T
 from mink_local.serve.service import Service
 
 Json = dict[str, Any]
-_NAMES = {"max_completion_tokens": "max_tokens", "thinking_budget_tokens": "thinking.budget_tokens"}
+_NAMES = {
+    "max_completion_tokens": "max_tokens",
+    "thinking_budget_tokens": "thinking.budget_tokens",
+    "json_schema": "output_config.format.schema",
+}
 
 
 class TextBlock(Fields, frozen=True):
@@ -94,12 +99,33 @@ class ToolChoice(Fields, frozen=True):
     name: Name | None = None
     disable_parallel_tool_use: bool | None = None
 
+    def __post_init__(self) -> None:
+        if self.type == "tool" and self.name is None:
+            raise ValueError("name is missing")
+
 
 class Thinking(Fields, frozen=True):
     """Whether the model reasons first, and for how many tokens at most."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Meta(ge=1)] | None = None
+
+
+class OutputFormat(Fields, frozen=True):
+    """The form of the answer's text."""
+
+    type: Literal["json_schema"]
+    schema: Schema
+
+
+class OutputConfig(Fields, frozen=True):
+    """Options of the answer.
+
+    Attributes:
+        format: A JSON schema that the answer's text conforms to.
+    """
+
+    format: OutputFormat | None = None
 
 
 class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
@@ -112,15 +138,17 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
         tool_choice: With `any` or `tool`, the answer is a valid call.
         stop_sequences: Strings that end the answer and are not part of it.
         thinking: Whether the model reasons first, if it can.
+        output_config: The form of the answer.
         max_tokens: Maximum length of the answer in tokens, with its thinking.
     """
 
     messages: Annotated[list[BlockMessage], Meta(min_length=1, max_length=2048)]
     system: str | list[TextBlock] | None = None
-    tools: Annotated[list[InputTool], Meta(max_length=512)] | None = None
+    tools: Annotated[list[InputTool], Meta(max_length=128)] | None = None
     tool_choice: ToolChoice | None = None
-    stop_sequences: Annotated[list[str], Meta(max_length=16)] | None = None
+    stop_sequences: Annotated[list[StopString], Meta(max_length=16)] | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
 
     def chat(self) -> ChatRequest:
         """Return the same request to chat completions. Raises ApiError."""
@@ -132,12 +160,14 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
             "stop": self.stop_sequences or self.stop,
         }
         if choice:
-            forced = {"type": "function", "function": {"name": choice.name or ""}}
+            forced = {"type": "function", "function": {"name": choice.name}}
             body["tool_choice"] = {"any": "required", "tool": forced}.get(choice.type, choice.type)
             body["parallel_tool_calls"] = not choice.disable_parallel_tool_use
         if thinking:
             body["chat_template_kwargs"] = {"enable_thinking": thinking.type != "disabled"}
             body["thinking_budget_tokens"] = thinking.budget_tokens
+        if self.output_config and self.output_config.format:
+            body["json_schema"] = self.output_config.format.schema
         return as_chat(self, body)
 
     def _messages(self) -> Iterator[Json]:
@@ -158,7 +188,8 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
                     made["reasoning_content"] = made.get("reasoning_content", "") + block.thinking
                 else:
                     made["content"] += block.text
-            if made["content"] or message.role == "assistant":
+            is_result = any(block.type == "tool_result" for block in message.content)
+            if made["content"] or message.role == "assistant" or not is_result:
                 yield made
 
 

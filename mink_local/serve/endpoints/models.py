@@ -24,4 +24,7 @@ async def retrieve_model(service: Service, model_id: str) -> ModelEntry:
         temperature=preset.temperature,
         ignores_client_sampling=preset.is_fixed,
     )
-    return ModelEntry(id=preset.model_id, created=service.created, max_model_len=model.n_ctx, meta=meta)
+    name = preset.model_id
+    return ModelEntry(
+        id=name, display_name=name, created=service.created, max_model_len=model.n_ctx, meta=meta
+    )

@@ -52,13 +52,22 @@ class TextOptions(Fields, frozen=True):
 
 
 class ResponseTool(Fields, frozen=True):
-    """A function that the model may call."""
+    """A function that the model may call, or a namespace of functions.
 
-    type: Literal["function"]
+    Attributes:
+        tools: The functions of a namespace; the model sees them as `namespace.function`.
+    """
+
+    type: Literal["function", "namespace"]
     name: Name
     description: str | None = None
     parameters: Schema | None = None
     strict: bool | None = None
+    tools: "Annotated[list[ResponseTool], Meta(max_length=128)] | None" = None
+
+    def __post_init__(self) -> None:
+        if any(tool.type == "namespace" for tool in self.tools or ()):
+            raise ValueError("a namespace may have functions only")
 
 
 class ChosenFunction(Fields, frozen=True):
@@ -85,6 +94,7 @@ class InputItem(Fields, frozen=True):
         content: Of a message or of reasoning.
         call_id: Of a call and its output.
         name: The function that is called.
+        namespace: The function's, if it has one.
         arguments: The call's, as JSON.
         output: What the function has returned.
         summary: Of reasoning; it is not used.
@@ -95,6 +105,7 @@ class InputItem(Fields, frozen=True):
     content: str | Annotated[list[ContentItem], Meta(max_length=1024)] | None = None
     call_id: str | None = None
     name: Name | None = None
+    namespace: str | None = None
     arguments: str | None = None
     output: str | list[ContentItem] | None = None
     summary: list[Any] | None = None
@@ -158,7 +169,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
         form = self.text.format if self.text else None
         body: Json = {
             "messages": [*self._messages()],
-            "tools": [_tool(tool) for tool in self.tools or ()],
+            "tools": [_tool(name, tool) for name, _, tool in self.named_tools()],
             "tool_choice": self.tool_choice,
             "parallel_tool_calls": self.parallel_tool_calls,
             "reasoning": self.reasoning,
@@ -169,6 +180,14 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
         if form:
             body["response_format"] = {"type": form.type, "json_schema": {"schema": form.schema or {}}}
         return as_chat(self, body)
+
+    def named_tools(self) -> Iterator[tuple[str, str | None, ResponseTool]]:
+        """Yield the functions, each after the name that the model sees and its namespace."""
+        for tool in self.tools or ():
+            if tool.type == "function":
+                yield tool.name, None, tool
+            for function in tool.tools or ():
+                yield f"{tool.name}.{function.name}", tool.name, function
 
     def _messages(self) -> Iterator[Json]:
         """Yield the input as messages; calls and reasoning belong to one message of the assistant's."""
@@ -184,7 +203,8 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
                 elif item.type == "message":
                     turn["content"] += _text(item.content)
                 else:
-                    function = {"name": item.name, "arguments": item.arguments}
+                    name = f"{item.namespace}.{item.name}" if item.namespace else item.name
+                    function = {"name": name, "arguments": item.arguments}
                     turn["tool_calls"].append({"id": item.call_id, "function": function})
                 continue
             if turn:
@@ -211,8 +231,8 @@ def _text(content: str | Sequence[ContentItem] | None) -> str:
     return "".join(part.text or part.refusal or "" for part in content)
 
 
-def _tool(tool: ResponseTool) -> Json:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+def _tool(name: str, tool: ResponseTool) -> Json:
+    function = {"name": name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
 
 
@@ -281,6 +301,11 @@ class _ResponseForm(Form):
         super().__init__(model, request, head, answers)
         self._given = given
         [self._answer] = answers
+        self._origins: dict[str | None, Json] = {
+            name: {"name": tool.name, "namespace": namespace}
+            for name, namespace, tool in given.named_tools()
+            if namespace
+        }
         self._number = 0
         self._items: list[Json] = []
         self._events: list[bytes] = []
@@ -297,7 +322,8 @@ class _ResponseForm(Form):
             self._grow("message", "output_text", piece.content)
         for call in piece.tool_calls:
             if call.id:
-                self._open({"type": "function_call", "call_id": call.id, "name": call.name, "arguments": ""})
+                named = self._origins.get(call.name, {"name": call.name})
+                self._open({"type": "function_call", "call_id": call.id, "arguments": ""} | named)
             if call.arguments:
                 item = self._items[-1]
                 item["arguments"] += call.arguments

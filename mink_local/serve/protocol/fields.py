@@ -65,6 +65,7 @@ REFUSED = {
     "function_call": "use tool_choice",
     "functions": "use tools",
     "guided_decoding": "use json_schema or grammar",
+    "mcp_servers": "offer their tools as functions and call them yourself",
     "structural_tag": "use tools",
     "web_search_options": "offer a function that searches",
 }
@@ -74,13 +75,16 @@ _INSTEAD = {
     "messages.content.type": "this server reads text only, so leave the part out or describe it as text",
     "messages.role": "use system, developer, user, assistant or tool",
     "messages.tool_calls.type": "write the call and its result as text",
-    "tools.type": "this server has no tools of its own, so offer a function and run it yourself",
+    "tools.type": "this server has no tools of its own, so switch it off, or offer a function",
     "tool_choice": "use none, auto, required or a function",
     "tool_choice.type": "use none, auto, required or a function, and leave out what is not to be called",
     "response_format.type": "use text, json_object or json_schema",
     "input.content.type": "this server reads text only, so leave the part out or describe it as text",
+    "input.output.type": "this server reads text only, so leave the part out or describe it as text",
+    "input.role": "use system, developer, user or assistant; a tool's result is a function_call_output",
     "input.type": "this server knows messages, function calls, their outputs and reasoning: leave it out",
     "messages.content.content.type": "this server reads text only, so leave the block out",
+    "system.type": "this server reads text only, so leave the block out",
     "text.format.type": "use text, json_object or json_schema",
     "thinking.type": "use enabled, adaptive or disabled",
 }
@@ -679,6 +683,9 @@ def as_chat(request: SamplingFields, fields: Mapping[str, Any]) -> ChatRequest:
 
     Raises ApiError.
     """
+    if request.n_answers > 1:
+        message = "n is not supported: send a request for each answer"
+        raise ApiError(400, message, param="n", code="unsupported_parameter")
     names = with_fields(ChatRequest, (*sampler_fields(), *UNSUPPORTED, *REFUSED)).__struct_fields__
     body = {name: getattr(request, name, None) for name in names} | dict(fields)
     given = {name: value for name, value in body.items() if value is not None}

@@ -64,7 +64,7 @@ class ApiError(MinkError):
     def as_anthropic(self) -> dict[str, Any]:
         """Return the JSON object of the response of `/v1/messages`."""
         kind = "not_found_error" if self.status == 404 else _ANTHROPIC.get(self.kind, "invalid_request_error")
-        return {"type": "error", "error": {"type": kind, "message": str(self)}}
+        return {"type": "error", "error": self.body()["error"] | {"type": kind}}
 
     def body(self) -> dict[str, Any]:
         """Return the JSON object of the response; see `responses.ErrorBody`."""
@@ -319,6 +319,8 @@ class ModelEntry(Output, kw_only=True):
 
     id: str
     object: Literal["model"] = "model"
+    type: Literal["model"] = "model"
+    display_name: str
     created: int
     owned_by: str = "mink-local"
     max_model_len: int
