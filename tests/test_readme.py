@@ -35,7 +35,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"] + [
 TEXT = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
 FENCED = re.findall(r"^```(\w*)\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
 INLINE = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", TEXT, flags=re.DOTALL | re.MULTILINE))
-OPTIONS_OF_OTHERS = {"--model_args", "--openai-api-base", "--only-binary"}
+OPTIONS_OF_OTHERS = {"--model_args", "--no-deps", "--openai-api-base", "--only-binary"}
 
 
 def command_lines() -> Iterator[str]:

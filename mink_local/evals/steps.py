@@ -36,7 +36,7 @@ _SHOWN = 64  # tokens of a text that are continued; a shorter text is continued 
 
 
 @dataclass(frozen=True)
-class Continuation:
+class TracedText:
     """The steps of a text's continuation at one temperature.
 
     Attributes:
@@ -55,7 +55,7 @@ class Continuation:
         return self.text, self.temperature
 
 
-class Steps(Measurement[Continuation]):
+class Steps(Measurement[TracedText]):
     """The continuations of texts at every temperature.
 
     Args:
@@ -72,7 +72,7 @@ class Steps(Measurement[Continuation]):
         MinkError: The model or the text does not exist.
     """
 
-    measures, noun, row_type = "steps", "continuations", Continuation
+    measures, noun, row_type = "steps", "continuations", TracedText
 
     def __init__(
         self,
@@ -101,8 +101,8 @@ class Steps(Measurement[Continuation]):
         return [(key, temperature) for key in self._texts for temperature in self._temperatures]
 
     def measure(
-        self, keys: Sequence[tuple[str, float]], store: Store[Continuation]
-    ) -> Generator[Continuation, None, None]:
+        self, keys: Sequence[tuple[str, float]], store: Store[TracedText]
+    ) -> Generator[TracedText, None, None]:
         n_ctx = _SHOWN + self._max_tokens
         with load_model(str(self._file.path), n_ctx=n_ctx, date=DATE, **self._options) as self._model:
             store.begin_session(placement=self._model.placement)
@@ -115,7 +115,7 @@ class Steps(Measurement[Continuation]):
                 if answer.finish_reason == "error":
                     raise GenerationError(f"a continuation failed: {answer.error}")
                 k = [int(size) for size in answer.k]
-                yield Continuation(*keys[answer.index], k, cliffs[answer.index][: len(k)])
+                yield TracedText(*keys[answer.index], k, cliffs[answer.index][: len(k)])
 
     def _request(self, model: Model, key: str, temperature: float, cliffs: list[int]) -> Request:
         """Return the request for a continuation whose cliffs are appended to `cliffs`."""

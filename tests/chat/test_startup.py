@@ -76,7 +76,6 @@ def test_a_model_is_found_again_from_another_folder(
     mink_chat("-n", "1", "-m", f"./{tiny_path.name}", typed=["Hello"])
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert mink_chat("--continue", "And now?", "-n", "1").status == 0
-    mink_chat("Hi", "-m", "caf\udce9.gguf").refused(2, "UTF-8")
 
 
 def test_a_conversation_keeps_its_settings(mink_chat: MinkChat) -> None:

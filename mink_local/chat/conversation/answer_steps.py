@@ -20,7 +20,7 @@ class AnswerSteps:
     Attributes:
         tokens: Token ids of the answer, without the one that ended it.
         texts: The text of each token, bytes that are part of a character as `<0xE7>`.
-        k: How many candidates each token had when it was sampled, 0 if unknown.
+        k: How many candidates each token had when it was sampled, 0 if it was not, or if that is unknown.
         forks: The indices of the tokens that had several candidates.
 
     Raises:
@@ -76,7 +76,9 @@ class AnswerSteps:
         if at in self.answer.chosen:
             remarks.append("You chose this token, not the sampler.")
         if k == 0:
-            remarks.append("The program ended during this answer: its tokens are read back from the text.")
+            remarks.append(
+                "This token was forced, or is read back from a text whose program was killed."
+            )
         elif k != step.k and step.temperature == (part.temperature or 1):
             remarks.append(f"The sampler kept {k:,} when the token was sampled, and {step.k:,} now.")
         if part.constraints:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from mink_local.generation.answer import Answer, Piece, TopLogprobs
 from mink_local.generation.model import Model
-from mink_local.serve.endpoints.exchange import Exchange, Form, Head, server_sent
+from mink_local.serve.endpoints.exchange import Exchange, Form, ResponseHead, server_sent
 from mink_local.serve.protocol.fields import ChatRequest, CompletionRequest
 from mink_local.serve.protocol.messages import (
     message_delta,
@@ -60,7 +60,7 @@ class _ChoicesForm(Form):
     chunk_type: ClassVar[Any]
     choice_type: "ClassVar[type[_Choice]]"
 
-    def __init__(self, model: Model, request: Any, head: Head, answers: Sequence[Answer]) -> None:
+    def __init__(self, model: Model, request: Any, head: ResponseHead, answers: Sequence[Answer]) -> None:
         super().__init__(model, request, head, answers)
         self._choices = {
             answer: self.choice_type(i, model, request, answer) for i, answer in enumerate(answers)

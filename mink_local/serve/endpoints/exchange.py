@@ -79,7 +79,7 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Head:
+class ResponseHead:
     """What is known of a response before there are answers.
 
     Attributes:
@@ -112,7 +112,7 @@ class Form(ABC):
 
     keep_alive: ClassVar[bytes] = b": keepalive\n\n"
 
-    def __init__(self, model: Model, request: Any, head: Head, answers: Sequence[Answer]) -> None:
+    def __init__(self, model: Model, request: Any, head: ResponseHead, answers: Sequence[Answer]) -> None:
         self.model = model
         self.request = request
         self.head = head
@@ -171,7 +171,7 @@ class Exchange:
         request_log.note(model=preset.model_id, sampler=str(params.sampler), temperature=params.temperature)
         self._headers = {"x-mink-ignored": ",".join(ignored)} if ignored else {}
         self._clock = Clock(service)
-        self._head = Head(
+        self._head = ResponseHead(
             request_log.request_id(), int(time.time()), preset.model_id, service.fingerprint, params
         )
 

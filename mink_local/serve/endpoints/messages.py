@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from mink_local.generation.answer import Answer, Piece
 from mink_local.generation.model import Model
-from mink_local.serve.endpoints.exchange import Exchange, Form, Head, server_sent
+from mink_local.serve.endpoints.exchange import Exchange, Form, ResponseHead, server_sent
 from mink_local.serve.endpoints.tokens import count_input_tokens
 from mink_local.serve.protocol.fields import (
     ChatRequest,
@@ -258,7 +258,7 @@ class _MessageForm(Form):
         given: MessagesRequest,
         model: Model,
         request: ChatRequest,
-        head: Head,
+        head: ResponseHead,
         answers: Sequence[Answer],
     ) -> None:
         super().__init__(model, request, head, answers)
