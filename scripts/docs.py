@@ -47,7 +47,6 @@ MODEL_METHODS = [
 ]  # fmt: skip
 FOR_PROGRAMS = (
     "advance",
-    "has_grammar",
     "unread_tokens",
     "watch",
 )  # used by this package's programs only

@@ -88,9 +88,8 @@ def load_model(
         chat_template: Jinja source to use in place of the file's chat template.
         template_kwargs: Variables for the chat template, JSON values, such as `reasoning_effort`; see
             `Request`, which overrides them.
-        trust: Start no child process to test an unknown file, an RPC server or a grammar, or to render the
-            chat template. For files and grammars that you trust, and for programs that cannot start
-            child processes.
+        trust: Start no child process to test an unknown file or an RPC server, or to render the chat
+            template. For files that you trust, and for programs that cannot start child processes.
         verbose: Write llama.cpp's log to standard error.
 
     Raises:

@@ -76,9 +76,7 @@ class AnswerSteps:
         if at in self.answer.chosen:
             remarks.append("You chose this token, not the sampler.")
         if k == 0:
-            remarks.append(
-                "This token was forced, or is read back from a text whose program was killed."
-            )
+            remarks.append("This token was forced, or is read back from a text whose program was killed.")
         elif k != step.k and step.temperature == (part.temperature or 1):
             remarks.append(f"The sampler kept {k:,} when the token was sampled, and {step.k:,} now.")
         if part.constraints:
