@@ -293,3 +293,4 @@ class EngineThread:
             else:
                 self._tell([(each.answer, each.end("error", error))])
         self._tell(self._engine.cancel_all(error))
+        self._engine.context.interrupted = False

@@ -34,6 +34,7 @@ from mink_local.generation.call_formats import (
 )
 from mink_local.generation.request import Tool
 from mink_local.generation.text import started_length
+from mink_local.llama.json_schema import closed
 
 _MOST_WRAPPERS = 5  # nested
 _LONGEST_MARK = max(map(len, CALL_ENDS))
@@ -373,12 +374,6 @@ def form_of(chat_template: str) -> CallForm | None:
 NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
-def _closed(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a tool's parameters without any that it does not name, which small models like to invent."""
-    is_closed = "properties" in parameters and not {"$ref", "allOf", "anyOf", "oneOf"} & parameters.keys()
-    return {"additionalProperties": False, **parameters} if is_closed else parameters
-
-
 def calls_grammar(
     form: CallForm,
     parameters: Mapping[str, Mapping[str, Any]],
@@ -395,7 +390,7 @@ def calls_grammar(
         answer: JSON schema of an answer that may come in place of a call.
     """
     calls = [
-        f"{json.dumps(f'{form.before}{name}{form.between}')} %json {json.dumps(_closed(schema))}"
+        f"{json.dumps(f'{form.before}{name}{form.between}')} %json {json.dumps(closed(schema))}"
         for name, schema in parameters.items()
     ]
     start = "call"

@@ -86,7 +86,7 @@ def _lark_names(bodies: dict[str, list[tuple[str, str]]]) -> dict[str, str]:
     """Return the rules' names in Lark: upper-case for those that do not lead to themselves."""
     used = {name: {text for kind, text in body if kind == "name"} for name, body in bodies.items()}
     if missing := set().union(*used.values()) - used.keys():
-        raise SyntaxError(f"it has no rule {min(missing)!r}")
+        raise SyntaxError(f"it has no rule {min(missing)[:100]!r}")
     users: dict[str, list[str]] = {name: [] for name in used}
     for name, parts in used.items():
         for part in parts:

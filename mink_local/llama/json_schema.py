@@ -29,6 +29,10 @@ _OF_NAMES = ("$defs", "definitions", "dependentSchemas", "patternProperties", "p
 _OF_LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 _OF_ONE = ("additionalItems", "additionalProperties", "items")
 _MERGING = {"$ref", "allOf", "anyOf", "oneOf"}
+_SAYS_MORE = _MERGING | {
+    "additionalProperties", "dependencies", "dependentRequired", "dependentSchemas", "if", "minProperties",
+    "not", "patternProperties", "propertyNames", "unevaluatedProperties",
+}  # fmt: skip
 _VALUES = (
     "const",
     "enum",
@@ -59,6 +63,29 @@ OPTIONS = {
 """llguidance's options for JSON: one way to set spaces, so that most tokens between values are forced."""
 
 Path = tuple[str | int, ...]
+
+
+def closed(schema: Any) -> Any:
+    """Return a schema whose objects have only the properties that it names, unless it says more about them.
+
+    Small models invent further ones without end. What is combined with another schema stays open.
+    """
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, Mapping) or "allOf" in schema:
+        return schema
+    made: dict[str, Any] = dict(schema)
+    for name in ("items", "prefixItems", "anyOf", "oneOf"):
+        if name in schema:
+            made[name] = closed(schema[name])
+    for name in ("properties", "$defs", "definitions"):
+        if isinstance(schema.get(name), Mapping):
+            made[name] = {key: closed(value) for key, value in schema[name].items()}
+    properties = schema.get("properties")
+    is_whole = isinstance(properties, Mapping) and set(schema.get("required", ())) <= properties.keys()
+    if is_whole and not _SAYS_MORE & schema.keys():
+        made["additionalProperties"] = False
+    return made
 
 
 def kept_schema(schema: Any, option: str) -> dict[str, Any]:

@@ -186,7 +186,7 @@ def test_ctrl_c_ends_one_answer(moment: str) -> None:
     with started(*MINK_CHAT, "-p", prompt, "-t", "0", *["--verbose"] * is_prompt) as process:
         assert process.stdout
         assert process.stderr
-        loaded = (line for line in process.stderr if line.startswith("tokens are sampled"))
+        loaded = (line for line in process.stderr if line.startswith("smollm2-135m on the CPU"))
         first = next(loaded) if is_prompt else process.stdout.read(1)
         process.send_signal(signal.SIGINT)
         out, errors = process.communicate(timeout=30)

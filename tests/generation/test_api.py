@@ -341,7 +341,7 @@ def test_a_model_is_closed_while_others_wait(tiny_path: Path) -> None:
 
     with ThreadPoolExecutor(6) as threads:
         readers = [threads.submit(read, i) for i in range(6)]
-        while model.engine.n_waiting < 2:
+        while not model.engine.n_waiting:
             time.sleep(0.001)
         model.close()
         errors = [reader.exception(60) for reader in readers]

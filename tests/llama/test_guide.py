@@ -26,6 +26,7 @@ from mink_local.errors import ConstraintError, GenerationError
 from mink_local.generation.model import Model
 from mink_local.llama import guide
 from mink_local.llama.guide import Guide
+from mink_local.llama.json_schema import closed
 from mink_local.llama.token_data import mask_logits
 from mink_local.llama.weights import Weights
 from tests.conftest import SHARED
@@ -590,3 +591,26 @@ def test_who_does_not_constrain_does_not_import_llguidance(tiny_path: Path) -> N
         "assert 'llguidance' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_closed"),
+    [
+        ({"properties": {"a": {}}}, True),
+        ({"properties": {"a": {}}, "required": ["a"]}, True),
+        ({"properties": {"a": {}}, "required": ["b"]}, False),
+        ({"properties": {"a": {}}, "additionalProperties": {"type": "integer"}}, False),
+        ({"properties": {"a": {}}, "patternProperties": {"^b": {}}}, False),
+        ({"properties": {"a": {}}, "anyOf": [{"required": ["b"]}]}, False),
+        ({"type": "object"}, False),
+        ({"allOf": [{"properties": {"a": {}}}]}, False),
+    ],
+)
+def test_objects_that_name_their_properties_have_no_others(schema: dict[str, Any], is_closed: bool) -> None:
+    """Unless the schema says more about them, wherever they are."""
+    assert (closed(schema) != schema) is is_closed
+    if is_closed:
+        assert closed(schema) == {**schema, "additionalProperties": False}
+    nested = {"type": "array", "items": {"anyOf": [schema, {"type": "null"}]}}
+    assert closed(nested)["items"]["anyOf"][0] == closed(schema)
+    assert closed({"const": {"properties": {"a": 1}}}) == {"const": {"properties": {"a": 1}}}
