@@ -46,7 +46,6 @@ MODEL_METHODS = [
 ]  # fmt: skip
 FOR_PROGRAMS = (
     "advance",
-    "has_grammar",
     "unread_tokens",
     "watch",
 )  # used by this package's programs only

@@ -77,9 +77,8 @@ def load_model(
         rpc: Addresses ("HOST:PORT") of llama.cpp RPC servers, whose devices take layers like a GPU, for this
             and all later models in the process. If a server goes away, the process exits.
         date: The date for chat templates that use it (LLaMA-3.1's does); None for today.
-        trust: Start no child process to test an unknown file, an RPC server or a grammar, or to render the
-            chat template. For files and grammars that you trust, and for programs that cannot start
-            child processes.
+        trust: Start no child process to test an unknown file or an RPC server, or to render the chat
+            template. For files that you trust, and for programs that cannot start child processes.
         verbose: Write llama.cpp's log to standard error.
 
     Raises:

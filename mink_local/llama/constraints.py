@@ -53,7 +53,8 @@ class Constraints:
         json_schema: A JSON schema that the answer conforms to, as text or as a dict.
         regex: A regular expression that the whole answer matches.
         choice: The possible answers.
-        grammar: GBNF with the start rule `root`, or Lark with the start rule `start`.
+        grammar: GBNF with the start rule `root`, or Lark with the start rule `start`. Trust a Lark grammar
+            that you use: one such as `start: /x+/ /x+/` keeps llguidance busy for ever.
 
     At most one of the last four. The answer ends where it is complete, and comes after any reasoning.
 

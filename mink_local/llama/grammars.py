@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from mink_local.errors import ConstraintError
 from mink_local.llama.json_schema import kept_schema
 
-_LARK = re.compile(r"^\s*(%llguidance\b|start\s*(\[.*\]\s*)?:(?!:=))", re.MULTILINE)
+IS_LARK = re.compile(r"^[ \t]*(%llguidance\b|start\s*(\[.*\]\s*)?:(?!:=))", re.MULTILINE)
 _LARK_PART = re.compile(
     r'"(?:\\.|[^"\\\n])*"|/(?![/*])(?:\\.|[^/\\\n])+/|//[^\n]*|\#[^\n]*|(?P<schema>%json\b\s*)|%llguidance\s*\{\s*\}|'
     r"(?P<refused>%(?:llguidance|regex)\b|<|\btemperature\s*=)"
 )
 _GBNF_PART = re.compile(
     r"\s+|\#[^\n]*|(?P<head>[\w-]+)\s*::=|(?P<name>[\w-]+)|(?P<text>\"(?:\\.|[^\"\\])*\")|"
-    r"(?P<set>\[\^?(?:\\.|[^\]\\])*\])|(?P<any>\.)|(?P<mark>[()|*+?]|\{\s*\d*\s*(?:,\s*\d*\s*)?\})",
+    r"(?P<set>\[\^?(?:\\.|[^\]\\])*\])|(?P<any>\.)|(?P<mark>[()|*+?]|\{\s*\d+\s*(?:,\s*(?:\d+\s*)?)?\})",
     re.ASCII | re.DOTALL,
 )
+_ENDLESS = re.compile(r"[*+]|\{\s*(\d+)\s*,\s*\}")
+_MOST = 10_000  # repetitions where there would be no limit
 _CHARACTER = re.compile(r"\\(?:x(..)|u(.{4})|U(.{8})|(.))|(.)", re.DOTALL)
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t"}
 
@@ -28,7 +30,7 @@ def lark(grammar: str, name: str) -> str:
         ConstraintError: It is neither, or has what a client must not set; the error begins with `name`.
     """
     try:
-        return "".join(_checked(grammar, name)) if _LARK.search(grammar) else _from_gbnf(grammar)
+        return "".join(_checked(grammar, name)) if IS_LARK.search(grammar) else _from_gbnf(grammar)
     except SyntaxError as error:
         raise ConstraintError(name, str(error)) from None
 
@@ -72,10 +74,12 @@ def _from_gbnf(grammar: str) -> str:
     if "root" not in bodies:
         raise SyntaxError("it has no rule 'root'")
     names = _lark_names(bodies)
-    rules = [
-        f"{names[name]}: {' '.join(_part(*part, names) for part in body)}" for name, body in bodies.items()
-    ]
-    return "\n".join([f"start: {names['root']}", *rules, ""])
+    rules = [f"start: {names['root']}\n"]
+    for name, body in bodies.items():
+        # Two terminals that repeat one character without end would keep llguidance busy for ever.
+        parts = body if names["root"].isupper() else _limited(body)
+        rules.append(f"{names[name]}: {' '.join(_part(*part, names) for part in parts)}\n")
+    return "".join(rules)
 
 
 def _lark_names(bodies: dict[str, list[tuple[str, str]]]) -> dict[str, str]:
@@ -95,6 +99,19 @@ def _lark_names(bodies: dict[str, list[tuple[str, str]]]) -> dict[str, str]:
                 ready.append(user)
     terminals = set(ready)
     return {name: f"{'R' if name in terminals else 'r'}{i}" for i, name in enumerate(bodies)}
+
+
+def _limited(body: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield a rule in which only what has several characters is repeated without end."""
+    has_several = False
+    for kind, text in body:
+        if kind == "mark" and not has_several and (endless := _ENDLESS.fullmatch(text)):
+            least = int(endless[1] or (text == "+"))
+            yield kind, f"{{{least},{max(least, _MOST)}}}"
+        else:
+            yield kind, text
+        members = {character for character, _ in _characters(text[1:-1])} if kind == "set" else set()
+        has_several = kind == "any" or text[:2] == "[^" or len(members - {"-"}) > 1
 
 
 def _part(kind: str, text: str, names: dict[str, str]) -> str:

@@ -10,7 +10,6 @@ import ctypes
 import json
 import re
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -31,11 +30,10 @@ _LONGEST = {"regex": 4096, "choice": 1 << 16, "grammar": 1 << 16}  # characters
 _SECONDS = 10.0  # to compile; what passes the limits takes less than one
 _STACK = 64 << 20  # bytes: the compiler recurses along chains of rules and references
 _LIMITS: dict[str, Any] = {"initial_lexer_fuel": 300_000, "step_max_items": 10_000, "verbose_errors": False}
-_REPEATED_OFTEN = re.compile(r"\{\s*\d*\s*,?\s*\d{6,}")
+_REPEATED_OFTEN = re.compile(r"\{\d*,?\d{6,}")
 
 T = TypeVar("T")
 
-_tokenizers: "weakref.WeakKeyDictionary[Weights, Future[Any]]" = weakref.WeakKeyDictionary()
 _starting = threading.Lock()
 
 
@@ -120,11 +118,10 @@ def check(option: str, value: Any, name: str) -> None:
 def tokenizer_of(weights: Weights) -> "Future[Any]":
     """Return llguidance's tokenizer for a model: a future, made in the background by the first call."""
     with _starting:
-        if weights not in _tokenizers:
-            future: Future[Any] = Future()
-            _tokenizers[weights] = future
+        if weights.tokenizer is None:
+            weights.tokenizer = future = Future[Any]()
             threading.Thread(target=_run, args=(future, partial(_tokenizer, weights)), daemon=True).start()
-        return _tokenizers[weights]
+        return weights.tokenizer
 
 
 def _tokenizer(weights: Weights) -> Any:

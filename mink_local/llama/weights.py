@@ -3,6 +3,7 @@
 import ctypes
 import weakref
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future, wait
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ class Weights:
         n_gpu_layers: Number of layers on the GPU, the output layer first; ALL_LAYERS for all. With 0, no GPU
             is used at all, not even where llama.cpp would by default.
         verbose: Write llama.cpp's log to standard error, including that of contexts of these weights.
-        trust: Skip testing grammars in a child process first.
+        trust: Whether the file is trusted: its chat template is rendered in this process.
         vocab_only: Load only the vocabulary, to tokenize and detokenize.
         n_cpu_moe: Number of layers, from the first, whose experts are on the CPU; ALL_LAYERS for all.
         gpu_shares: The proportions of layers that the GPUs get, in the order of `gpus`; those without a
@@ -109,6 +110,7 @@ class Weights:
         template = C.llama_model_chat_template(self.handle, None)
         self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
         self._pieces: dict[int, bytes] = {}
+        self.tokenizer: Future[Any] | None = None  # llguidance's, while or after it is made (`guide`)
 
     def _require_generator(self) -> None:
         if C.llama_vocab_type(self.vocab) == C.LLAMA_VOCAB_TYPE_NONE or self.n_vocab == 0:
@@ -122,6 +124,8 @@ class Weights:
         """Free the memory of all contexts of these weights, then that of the weights; idempotent."""
         for context in list(self.contexts):
             context.close()
+        if self.tokenizer is not None:  # reads the vocabulary
+            wait([self.tokenizer])
         self._free()
         self.handle = self.vocab = None
 

@@ -18,6 +18,7 @@ from mink_local.generation.decoding import Decoding
 from mink_local.generation.engine_thread import Event
 from mink_local.generation.model import Model
 from mink_local.generation.request import Prompt, Request, is_token_ids
+from mink_local.llama.guide import tokenizer_of
 from mink_local.sandbox import ChildStartError
 from mink_local.serve.history import SIZE, History
 from mink_local.serve.protocol.responses import ApiError
@@ -193,7 +194,8 @@ class Service:
             Gauge(f"mink_{name}", text, registry=metrics.registry).set_function(value)
 
     async def start(self) -> None:
-        """Watch the engine: `failure` tells if it ends or is stuck."""
+        """Watch the engine: `failure` tells if it ends or is stuck. Prepare for constraints meanwhile."""
+        tokenizer_of(self.model.weights)
         self._loop = asyncio.get_running_loop()
         self._watch = asyncio.create_task(self._watch_engine())
 

@@ -3,10 +3,13 @@
 import json
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import permutations
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -405,6 +408,24 @@ def test_grammars_that_are_refused(tiny_weights: Weights, grammar: str) -> None:
     assert len(str(refused.value)) < 500
 
 
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'root ::= a a root | "y"\na ::= "x"+', 'root ::= "x"{3,} [x]+ root | "y"',
+        'root ::= ("x" "x"?)+ a root | "y"\na ::= "x"*', 'root ::= b* b* root | "y"\nb ::= [\\x78-x]',
+        'root ::= "x" root',
+    ],
+)  # fmt: skip
+def test_one_letter_repeated_without_end_has_an_end(weights: Weights, grammar: str) -> None:
+    """llguidance goes on for ever where a terminal has no other way to go on, and no end."""
+    with suppress(ConstraintError, GenerationError):
+        found = Guide("grammar", grammar, weights)
+        for _ in range(50):
+            tokens = found.forced() or allowed(found).tolist()[-1:]
+            if not found.begin(tokens[:20]):
+                break
+
+
 def test_a_chain_of_rules_does_not_overflow_the_stack(tiny_weights: Weights) -> None:
     for first, last in (("r", "r"), ("R", "R")):
         rules = [f"{first}{i}: {first}{i + 1}" for i in range(5000)]
@@ -522,7 +543,6 @@ def test_nothing_that_is_sent_kills_the_process(tiny_weights: Weights) -> None:
     schemas = [json.dumps(schema) for _, schema, _ in suite()]
     grammars = [
         'root ::= "{" pair ("," pair)* "}"\npair ::= [a-z]+ ":" (root | [0-9]{1,9})',
-        'start: a /x+/ | "b" start\na: %json {"type": "object"}',
         *[f'root ::= "{i}" root | [^a-{c}] .' for i, c in enumerate("bcd")],
     ]  # fmt: skip
     sources = {"json_schema": schemas, "regex": PATTERNS, "grammar": grammars}
@@ -550,3 +570,20 @@ def mutated(text: str, material: str, rng: random.Random) -> str:
             ]
         )[:30_000]
     return text
+
+
+def test_weights_are_closed_while_their_tokenizer_is_made(smollm2_path: Path) -> None:
+    weights = Weights(smollm2_path, vocab_only=True)
+    future = guide.tokenizer_of(weights)
+    weights.close()
+    assert future.done()
+
+
+def test_who_does_not_constrain_does_not_import_llguidance(tiny_path: Path) -> None:
+    program = (
+        "import sys; from mink_local import load_model, Constraints\n"
+        f"with load_model({str(tiny_path)!r}, n_ctx=64, trust=True) as model:\n"
+        "    model.chat('x', max_tokens=2, constraints=Constraints(repeat_penalty=1.1)).read()\n"
+        "assert 'llguidance' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

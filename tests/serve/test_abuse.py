@@ -133,6 +133,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any] | str | bytes]] = {
     "token ids in a grammar": (CHAT, chat(grammar="start: <[1-49151]>")),
     "options of a grammar": (CHAT, chat(grammar='%llguidance {"allow_invalid_utf8": true}\nstart: /a/')),
     "options of a schema": (CHAT, chat(json_schema={"x-guidance": {"lenient": True}, "not": {}})),
+    "a grammar in Lark": (CHAT, chat(grammar="start: /x+/ /x+/")),
     "options of a schema in a grammar": (CHAT, chat(grammar='start: %json {"x-guidance": {}}')),
     "a megabyte of schema": (CHAT, chat(json_schema={"enum": ["x" * 1000] * 1000})),
     "100,000 alternatives": (CHAT, chat(json_schema={"enum": list(range(100_000))})),
@@ -166,7 +167,7 @@ def test_what_is_refused(server: RunningServer, name: str) -> None:
     assert 0 < len(error["message"]) < 1000
 
 
-CHAIN = ["start: r0", *(f"r{i}: r{i + 1}" for i in range(4000)), 'r4000: "a"']
+CHAIN = ["root ::= r0", *(f"r{i} ::= r{i + 1}" for i in range(4000)), 'r4000 ::= "a"']
 ANSWERED: dict[str, tuple[str, dict[str, Any] | str | bytes]] = {
     "a seed of 1000 digits": (CHAT, literal(f'"seed": {"9" * 1000}')),
     "the least seed": (CHAT, chat(seed=-(2**63))),
@@ -195,8 +196,12 @@ ANSWERED: dict[str, tuple[str, dict[str, Any] | str | bytes]] = {
         CHAT,
         chat(grammar='root ::= ((((("a"{0,99}){0,99}){0,99}){0,99}){0,99})'),
     ),
+    "two repetitions of one letter": (
+        CHAT,
+        chat(grammar='root ::= a a root | "y"\na ::= "x"+', max_tokens=40),
+    ),
     "left recursion": (CHAT, chat(grammar='root ::= root "a" | "b"')),
-    "an ambiguous grammar": (CHAT, chat(grammar='start: s\ns: s s | s s s | "a"', max_tokens=40)),
+    "an ambiguous grammar": (CHAT, chat(grammar='root ::= root root | root root root | "a"', max_tokens=40)),
     "a chain of 5,000 rules": (CHAT, chat(grammar="\n".join(CHAIN))),
     "10,000 letters of a choice": (CHAT, chat(guided_choice=["a" * 1000] * 10)),
     "1,000 alternatives": (CHAT, chat(json_schema={"enum": [f"alternative {i}" for i in range(1000)]})),

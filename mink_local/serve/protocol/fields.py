@@ -30,7 +30,7 @@ TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
 TopLogprobsCount = Annotated[int, Meta(ge=0, le=20)]
 StopString = Annotated[str, Meta(max_length=1024)]
-Grammar = Annotated[str, Meta(max_length=65_536)]  # GBNF or Lark
+Grammar = Annotated[str, Meta(max_length=65_536)]  # GBNF
 Pattern = Annotated[str, Meta(max_length=4096)]  # a regular expression
 Choices = Annotated[list[StopString], Meta(max_length=1024)]
 LongText = Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
@@ -231,7 +231,7 @@ class StructuredOutputs(Fields, frozen=True):
     Attributes:
         json: A JSON schema, also as text.
         choice: The possible answers.
-        grammar: A grammar in llama.cpp's GBNF, or in Lark's syntax.
+        grammar: A grammar in llama.cpp's GBNF.
         regex: A regular expression that the whole answer matches.
     """
 
@@ -306,7 +306,7 @@ class SamplingFields(Fields, frozen=True):
         repeat_last_n: Number of last tokens that penalties look at; -1 is the context size.
         response_format: The form of the answer.
         json_schema: A JSON schema that the answer conforms to.
-        grammar: A grammar that the answer conforms to, in llama.cpp's GBNF or in Lark's syntax.
+        grammar: A grammar in llama.cpp's GBNF that the answer conforms to.
         structured_outputs: The form of the answer, as in vLLM.
         guided_json: A JSON schema, as in earlier versions of vLLM.
         guided_choice: The possible answers.

@@ -13,6 +13,7 @@ from mink_local.generation.model import Model
 from mink_local.generation.request import SamplingParams
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.constraints import Constraints
+from mink_local.llama.grammars import IS_LARK
 from mink_local.llama.guide import check
 from mink_local.samplers import (
     SAMPLERS,
@@ -296,6 +297,8 @@ def _constraints(request: SamplingFields, model: Model) -> Constraints | None:
 def _form(request: SamplingFields) -> dict[str, Any]:
     """Return what the answer conforms to. Raises ApiError if that cannot be kept."""
     for name, (option, value) in request.forms.items():
+        if option == "grammar" and IS_LARK.search(value):  # which can keep llguidance busy for ever
+            raise ApiError(400, f"{name} must be GBNF: a grammar in Lark's syntax is not taken", param=name)
         try:
             check(option, value, name)
         except ConstraintError as error:
