@@ -79,8 +79,11 @@ def test_a_grammar(smollm2: Model, tmp_path: Path) -> None:
     steps = ask(chat, "Name a town.")
     for at in (*range(len(steps.tokens)), 0):
         step = steps.step(at)
-        assert step.k == steps.k[at]
+        assert steps.k[at] in (step.k, 0)
         assert len(step.ids) < 20
+        assert ("not sampled" in " ".join(steps.remarks(at, step))) is (steps.k[at] == 0)
+    assert 0 in steps.k
+    assert any(steps.k)
     (tmp_path / "it.gbnf").write_text('root ::= "no"')  # the text is kept, not the path
     assert AnswerSteps(chat, steps.answer).step(0).k == steps.k[0]
 
@@ -118,7 +121,7 @@ def test_an_answer_that_was_continued_otherwise(smollm2: Model, tmp_path: Path) 
     steps = AnswerSteps(chat, chat.last_answer())
     assert [steps.sampling_info(at).temperature for at in (0, 3, 4)] == [0, 0, 5]
     assert [len(steps.step(at).ids) < 100 for at in (0, 3, 4)] == [False, False, True]
-    assert [steps.step(at).k for at in range(len(steps.tokens))] == steps.k
+    assert [steps.step(at).k if steps.k[at] else 0 for at in range(len(steps.tokens))] == steps.k
     assert [part.first_token for part in chat.store.branch(steps.answer.id)[-1].parts] == [0, 4]
 
 

@@ -126,7 +126,7 @@ def chat(client: OpenAI, **fields: Any) -> object:
             "context_length_exceeded",
             "prompt",
         ),
-        (partial(chat, extra_body={"grammar": "root ::= ("}), openai.BadRequestError, None, None),
+        (partial(chat, extra_body={"grammar": "root ::= ("}), openai.BadRequestError, None, "grammar"),
         (
             lambda client: client.embeddings.create(model=MODEL, input="a"),
             openai.InternalServerError,

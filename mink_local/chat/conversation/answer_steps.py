@@ -19,7 +19,7 @@ class AnswerSteps:
     Attributes:
         tokens: Token ids of the answer, without the one that ended it.
         texts: The text of each token, bytes that are part of a character as `<0xE7>`.
-        k: How many candidates each token had when it was sampled, 0 if unknown.
+        k: How many candidates each token had when it was sampled, 0 if unknown or forced.
         forks: The indices of the tokens that had several candidates.
 
     Raises:
@@ -74,7 +74,9 @@ class AnswerSteps:
         remarks = []
         if at in self.answer.chosen:
             remarks.append("You chose this token, not the sampler.")
-        if k == 0:
+        if k == 0 and any(self.k):
+            remarks.append("This token was not sampled: only it could come next.")
+        elif k == 0:
             remarks.append("The program ended during this answer: its tokens are read back from the text.")
         elif k != step.k and step.temperature == (part.temperature or 1):
             remarks.append(f"The sampler kept {k:,} when the token was sampled, and {step.k:,} now.")
