@@ -259,7 +259,7 @@ def test_broken_logits_end_one_answer_and_not_the_run(model: Model, monkeypatch:
     answers = [engine.submit(greedy(text)) for text in QUESTIONS[:3]]
     sample = Decoding.sample
 
-    def damaged(self: Decoding, logits: NDArray[np.float32]) -> Piece:
+    def damaged(self: Decoding, logits: NDArray[np.float32]) -> Iterator[Piece]:
         if self.answer is answers[1] and self.answer.n_tokens == 2:
             logits = np.full_like(logits, np.nan)
         return sample(self, logits)

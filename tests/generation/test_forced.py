@@ -8,6 +8,7 @@ import pytest
 from mink_local import Constraints, Request, SamplingParams, load_model
 from mink_local.generation.answer import Answer
 from mink_local.generation.model import Model
+from mink_local.llama.context import Context, Segment
 from mink_local.llama.guide import Guide
 
 RHYME = "Jack and Jill went up the hill to fetch a pail of water."
@@ -47,13 +48,14 @@ def test_what_is_forced_is_what_sampling_would_give(model: Model, monkeypatch: p
 
 
 def test_they_take_one_step(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = []
-    decode = type(model.engine.context).decode
-    monkeypatch.setattr(
-        type(model.engine.context),
-        "decode",
-        lambda self, *segments: steps.append(1) or decode(self, *segments),
-    )
+    steps: list[Segment] = []
+    decode = Context.decode
+
+    def counted(self: Context, *segments: Segment) -> bool:
+        steps.extend(segments)
+        return decode(self, *segments)
+
+    monkeypatch.setattr(Context, "decode", counted)
     reply = model.chat("Recite.", constraints=ONE, seed=1)
     pieces = list(reply)
     assert "".join(pieces) == RHYME
