@@ -202,6 +202,7 @@ def test_a_message_is_answered(claude: Any) -> None:
     message = claude.messages.create(
         model=MODEL,
         max_tokens=5,
+        extra_body={"ignore_eos": True},
         system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
         messages=[{"role": "user", "content": [{"type": "text", "text": "Say hello."}]}],
     )
