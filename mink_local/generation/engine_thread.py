@@ -142,14 +142,14 @@ class EngineThread:
         ended = list(answers)
         if not ended:
             return
-        self._commands.put(partial(self._cancel, ended))
         if set(self._listeners) <= set(ended):
             self._engine.interrupt()
+        self._commands.put(partial(self._cancel, ended))  # after the interrupt, which it takes back
 
     def cancel_all(self) -> None:
         """End all answers, with finish_reason "interrupted", and stop a running `call_when_idle`."""
-        self._commands.put(self._cancel_all)
         self._engine.interrupt()
+        self._commands.put(self._cancel_all)
 
     def call(self, function: Callable[[], T]) -> T:
         """Call a function in the thread, between two steps; return what it returns, or raise what it raises.
@@ -168,8 +168,8 @@ class EngineThread:
     def end(self, why: str, seconds: float | None = None) -> bool:
         """End all answers with an error, and the thread; return False if it does not end in time."""
         atexit.unregister(self.end)
-        self._commands.put(partial(setattr, self, "_why_ending", why))
         self._engine.interrupt()
+        self._commands.put(partial(setattr, self, "_why_ending", why))
         if not self.is_current:
             self._thread.join(seconds)
         return not self._thread.is_alive()
@@ -206,7 +206,6 @@ class EngineThread:
     def _run(self) -> None:
         try:
             while not self._why_ending:
-                self._engine.context.interrupted = False  # whoever has set it gave a command first
                 self._obey()
                 self._feed()
                 events = self._engine.step()
@@ -265,6 +264,7 @@ class EngineThread:
             listener(own)
 
     def _cancel(self, answers: Sequence[Answer]) -> None:
+        self._engine.context.interrupted = False
         for answer in answers:
             if answer in self._listeners:
                 self._tell(self._drop(answer) or self._engine.cancel(answer))

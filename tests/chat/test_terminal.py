@@ -300,7 +300,6 @@ def test_delete_asks(opened: Open, plain: bool) -> None:
         assert "+/stats" in history
         assert "Hello" not in history
         assert "pelican" not in history
-        assert terminal.press("\x12pelican\r").count("My pelican is ill") == 0
 
 
 @pytest.mark.slow
