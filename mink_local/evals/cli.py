@@ -86,6 +86,13 @@ temperatures_option = temp_option.replace("temperatures", multiple=True, default
 limit_option = click.option(
     "--limit", type=POSITIVE, metavar="N", help="Use only the first N questions of each task, or prompts."
 )
+texts_limit_option = click.option(
+    "--limit",
+    type=POSITIVE,
+    default=100,
+    metavar="N",
+    help="Maximum number of texts, chosen at random; a larger N adds to them.",
+)
 folder_argument = click.argument("folder", metavar="DIR", type=FOLDER)
 data_option = click.option(
     "--data",
@@ -407,13 +414,7 @@ def _chains(
     metavar="FILE",
     help="File whose paragraphs, separated by blank lines, serve as texts.",
 )
-@click.option(
-    "--limit",
-    type=POSITIVE,
-    default=100,
-    metavar="N",
-    help="Maximum number of texts, chosen at random; a larger N adds to them.",
-)
+@texts_limit_option
 @samplers_option.replace(
     default=None,
     show_default=False,
@@ -476,13 +477,7 @@ def _min_k(_: click.Context, __: click.Parameter, sampler: "Sampler") -> "Sample
 @temperatures_option.replace(
     type=FiniteFloat(min=0, min_open=True), default=[1.0, 5.0], help="Temperature; repeatable."
 )
-@click.option(
-    "--limit",
-    type=POSITIVE,
-    default=100,
-    metavar="N",
-    help="Maximum number of texts, chosen at random; a larger N adds to them.",
-)
+@texts_limit_option
 @max_tokens_option.replace(default=256, help="Length of each continuation in tokens.")
 @out_option.replace(default="mink-eval-steps")
 @parallel_option.replace(

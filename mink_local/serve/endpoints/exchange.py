@@ -148,6 +148,34 @@ class Form(ABC):
         """Return the body of a response that is not streamed; called in a thread."""
 
 
+class NamedEventsForm(Form):
+    """The form of one answer whose stream is made of events with names.
+
+    Args:
+        of_form: What `Form` takes.
+
+    Attributes:
+        answer: The answer.
+    """
+
+    def __init__(self, *of_form: Any) -> None:
+        super().__init__(*of_form)
+        [self.answer] = self.answers
+        self._events: list[bytes] = []
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Add an event to those that are sent next."""
+        self._events.append(server_sent({"type": kind, **fields}, kind))
+
+    def sent(self) -> bytes:
+        """Return the events since the last call."""
+        sent, self._events = b"".join(self._events), []
+        return sent
+
+    def take(self, answer: Answer) -> bytes:  # noqa: ARG002
+        return self.sent()
+
+
 class Exchange:
     """A request for answers and the response to it.
 

@@ -9,8 +9,7 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from mink_local.generation.answer import Answer, Piece
-from mink_local.generation.model import Model
-from mink_local.serve.endpoints.exchange import Exchange, Form, ResponseHead, server_sent
+from mink_local.serve.endpoints.exchange import Exchange, NamedEventsForm, server_sent
 from mink_local.serve.endpoints.tokens import count_input_tokens
 from mink_local.serve.protocol.fields import (
     ChatRequest,
@@ -20,6 +19,7 @@ from mink_local.serve.protocol.fields import (
     Schema,
     StopString,
     as_chat,
+    function_tool,
     naming,
 )
 from mink_local.serve.protocol.responses import ApiError, InputTokens, Output, Timings, TokenUsage
@@ -66,9 +66,7 @@ class Block(Fields, frozen=True):
 
     def __post_init__(self) -> None:
         needed = {"tool_use": ("id", "name", "input"), "tool_result": ("tool_use_id",)}
-        for name in needed.get(self.type, ()):
-            if getattr(self, name) is None:
-                raise ValueError(f"{name} is missing")
+        self.require(*needed.get(self.type, ()))
 
 
 class BlockMessage(Fields, frozen=True):
@@ -100,8 +98,8 @@ class ToolChoice(Fields, frozen=True):
     disable_parallel_tool_use: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.type == "tool" and self.name is None:
-            raise ValueError("name is missing")
+        if self.type == "tool":
+            self.require("name")
 
 
 class Thinking(Fields, frozen=True):
@@ -155,7 +153,9 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
         choice, thinking = self.tool_choice, self.thinking
         body: Json = {
             "messages": [*self._messages()],
-            "tools": [_tool(tool) for tool in self.tools or ()],
+            "tools": [
+                function_tool(tool.name, tool.description, tool.input_schema) for tool in self.tools or ()
+            ],
             "max_completion_tokens": self.max_tokens,
             "stop": self.stop_sequences or self.stop,
         }
@@ -197,11 +197,6 @@ def _text(content: str | Sequence[TextBlock] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(block.text for block in content)
-
-
-def _tool(tool: InputTool) -> Json:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
-    return {"type": "function", "function": function}
 
 
 class MessageUsage(Output, kw_only=True):
@@ -248,31 +243,22 @@ async def count_message_tokens(service: Service, request: MessagesRequest) -> In
         return await count_input_tokens(service, request.chat())
 
 
-class _MessageForm(Form):
+class _MessageForm(NamedEventsForm):
     """An answer as blocks, each of which is started, filled and stopped in a stream."""
 
     keep_alive = server_sent({"type": "ping"}, "ping")
 
-    def __init__(
-        self,
-        given: MessagesRequest,
-        model: Model,
-        request: ChatRequest,
-        head: ResponseHead,
-        answers: Sequence[Answer],
-    ) -> None:
-        super().__init__(model, request, head, answers)
-        [self._answer] = answers
+    def __init__(self, given: MessagesRequest, *of_form: Any) -> None:
+        super().__init__(*of_form)
         self._stops = given.stop_sequences or ()
         self._blocks: list[Json] = []
         self._arguments = ""  # of the last block, a call
-        self._events: list[bytes] = []
 
     def start(self) -> bytes:
-        n_prompt = self._answer.prompt_tokens
+        n_prompt = self.answer.prompt_tokens
         message = self._message(MessageUsage(input_tokens=n_prompt, output_tokens=0))
-        self._send("message_start", message=message)
-        return self._sent() + self.keep_alive
+        self.send("message_start", message=message)
+        return self.sent() + self.keep_alive
 
     def add(self, answer: Answer, piece: Piece) -> None:  # noqa: ARG002
         if piece.reasoning:
@@ -286,15 +272,12 @@ class _MessageForm(Form):
                 self._arguments += call.arguments
                 self._delta({"type": "input_json_delta", "partial_json": call.arguments})
 
-    def take(self, answer: Answer) -> bytes:  # noqa: ARG002
-        return self._sent()
-
     def end(self, usage: TokenUsage, timings: Timings) -> bytes:
         message = self.whole(usage, timings)
         delta = {"stop_reason": message.stop_reason, "stop_sequence": message.stop_sequence}
-        self._send("message_delta", delta=delta, usage=message.usage)
-        self._send("message_stop")
-        return self._sent()
+        self.send("message_delta", delta=delta, usage=message.usage)
+        self.send("message_stop")
+        return self.sent()
 
     def fail(self, error: ApiError) -> bytes:
         return server_sent(error.as_anthropic(), "error")
@@ -309,13 +292,13 @@ class _MessageForm(Form):
                 output_tokens=usage.completion_tokens,
             )
         )
-        reason, stopped_by = self._answer.finish_reason, self._answer.stopped_by
+        reason, stopped_by = self.answer.finish_reason, self.answer.stopped_by
         message.stop_reason = {"length": "max_tokens"}.get(str(reason), "end_turn")
-        if self._answer.tool_calls and reason == "stop":
+        if self.answer.tool_calls and reason == "stop":
             message.stop_reason = "tool_use"
         elif stopped_by in self._stops:
             message.stop_reason, message.stop_sequence = "stop_sequence", str(stopped_by)
-        message.k = list(self._answer.k)
+        message.k = list(self.answer.k)
         return message
 
     def _message(self, usage: MessageUsage) -> MessageObject:
@@ -339,10 +322,10 @@ class _MessageForm(Form):
     def _open(self, block: Json) -> None:
         self._close()
         self._blocks.append(block)
-        self._send("content_block_start", index=len(self._blocks) - 1, content_block=block)
+        self.send("content_block_start", index=len(self._blocks) - 1, content_block=block)
 
     def _delta(self, delta: Json) -> None:
-        self._send("content_block_delta", index=len(self._blocks) - 1, delta=delta)
+        self.send("content_block_delta", index=len(self._blocks) - 1, delta=delta)
 
     def _close(self) -> None:
         """Stop the last block, if there is one; a call that was cut off has no input."""
@@ -354,11 +337,4 @@ class _MessageForm(Form):
             except ValueError:
                 self._blocks[-1]["input"] = {}
             self._arguments = ""
-        self._send("content_block_stop", index=len(self._blocks) - 1)
-
-    def _send(self, kind: str, **fields: Any) -> None:
-        self._events.append(server_sent({"type": kind, **fields}, kind))
-
-    def _sent(self) -> bytes:
-        sent, self._events = b"".join(self._events), []
-        return sent
+        self.send("content_block_stop", index=len(self._blocks) - 1)

@@ -10,8 +10,7 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from mink_local.generation.answer import Answer, Piece
-from mink_local.generation.model import Model
-from mink_local.serve.endpoints.exchange import Exchange, Form, ResponseHead, server_sent
+from mink_local.serve.endpoints.exchange import Exchange, NamedEventsForm
 from mink_local.serve.protocol.fields import (
     ChatRequest,
     Fields,
@@ -20,6 +19,7 @@ from mink_local.serve.protocol.fields import (
     SamplingFields,
     Schema,
     as_chat,
+    function_tool,
     naming,
 )
 from mink_local.serve.protocol.responses import ApiError, Output, Timings, TokenUsage
@@ -41,8 +41,8 @@ class TextFormat(Fields, frozen=True):
     strict: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.type == "json_schema" and self.schema is None:
-            raise ValueError("schema is missing")
+        if self.type == "json_schema":
+            self.require("schema")
 
 
 class TextOptions(Fields, frozen=True):
@@ -118,9 +118,7 @@ class InputItem(Fields, frozen=True):
             "function_call": ("call_id", "name", "arguments"),
             "function_call_output": ("call_id", "output"),
         }
-        for name in needed.get(self.type, ()):
-            if getattr(self, name) is None:
-                raise ValueError(f"{name} is missing")
+        self.require(*needed.get(self.type, ()))
 
 
 class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
@@ -169,7 +167,9 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
         form = self.text.format if self.text else None
         body: Json = {
             "messages": [*self._messages()],
-            "tools": [_tool(name, tool) for name, _, tool in self.named_tools()],
+            "tools": [
+                function_tool(name, tool.description, tool.parameters) for name, _, tool in self.named_tools()
+            ],
             "tool_choice": self.tool_choice,
             "parallel_tool_calls": self.parallel_tool_calls,
             "reasoning": self.reasoning,
@@ -218,7 +218,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
             yield turn
 
 
-_RENAMED = {
+_NAMES = {
     "messages": "input",
     "response_format": "text.format.schema",
     "max_completion_tokens": "max_output_tokens",
@@ -229,11 +229,6 @@ def _text(content: str | Sequence[ContentItem] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(part.text or part.refusal or "" for part in content)
-
-
-def _tool(name: str, tool: ResponseTool) -> Json:
-    function = {"name": name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": function}
 
 
 class ResponseUsage(Output, kw_only=True):
@@ -283,24 +278,16 @@ class ResponseObject(Output, kw_only=True):
 
 async def create_response(service: Service, request: ResponsesRequest) -> Response:
     """Answer a conversation that is given as items."""
-    with naming(_RENAMED):
+    with naming(_NAMES):
         return await Exchange(service, request.chat(), partial(_ResponseForm, request)).respond()
 
 
-class _ResponseForm(Form):
+class _ResponseForm(NamedEventsForm):
     """An answer as items, each of which is opened, filled and closed in a stream."""
 
-    def __init__(
-        self,
-        given: ResponsesRequest,
-        model: Model,
-        request: ChatRequest,
-        head: ResponseHead,
-        answers: Sequence[Answer],
-    ) -> None:
-        super().__init__(model, request, head, answers)
+    def __init__(self, given: ResponsesRequest, *of_form: Any) -> None:
+        super().__init__(*of_form)
         self._given = given
-        [self._answer] = answers
         self._origins: dict[str | None, Json] = {
             name: {"name": tool.name, "namespace": namespace}
             for name, namespace, tool in given.named_tools()
@@ -308,12 +295,11 @@ class _ResponseForm(Form):
         }
         self._number = 0
         self._items: list[Json] = []
-        self._events: list[bytes] = []
 
     def start(self) -> bytes:
         for name in ("created", "in_progress"):
-            self._send(f"response.{name}", response=self._response("in_progress"))
-        return self._sent()
+            self.send(f"response.{name}", response=self._response("in_progress"))
+        return self.sent()
 
     def add(self, answer: Answer, piece: Piece) -> None:  # noqa: ARG002
         if piece.reasoning:
@@ -327,26 +313,23 @@ class _ResponseForm(Form):
             if call.arguments:
                 item = self._items[-1]
                 item["arguments"] += call.arguments
-                place = self._place(item)
-                self._send("response.function_call_arguments.delta", **place, delta=call.arguments)
-
-    def take(self, answer: Answer) -> bytes:  # noqa: ARG002
-        return self._sent()
+                place = self._place()
+                self.send("response.function_call_arguments.delta", **place, delta=call.arguments)
 
     def end(self, usage: TokenUsage, timings: Timings) -> bytes:
         response = self.whole(usage, timings)
-        self._send(f"response.{response.status}", response=response)
-        return self._sent()
+        self.send(f"response.{response.status}", response=response)
+        return self.sent()
 
     def fail(self, error: ApiError) -> bytes:
         response = self._response("failed")
         response.error = {"code": error.code or "server_error", "message": str(error)}
-        self._send("response.failed", response=response)
-        return self._sent()
+        self.send("response.failed", response=response)
+        return self.sent()
 
     def whole(self, usage: TokenUsage, timings: Timings) -> ResponseObject:  # noqa: ARG002
-        self._close(self._answer.finish_reason)
-        is_cut = self._answer.finish_reason == "length"
+        self._close(self.answer.finish_reason)
+        is_cut = self.answer.finish_reason == "length"
         response = self._response("incomplete" if is_cut else "completed")
         if is_cut:
             response.incomplete_details = {"reason": "max_output_tokens"}
@@ -369,17 +352,17 @@ class _ResponseForm(Form):
             more: Json = {"role": "assistant"} if kind == "message" else {"summary": []}
             self._open({"type": kind, "content": []} | more)
             self._items[-1]["content"].append(_part(part))
-            self._send("response.content_part.added", **self._place(self._items[-1], 0), part=_part(part))
+            self.send("response.content_part.added", **self._place(0), part=_part(part))
         self._items[-1]["content"][0]["text"] += text
         logprobs: Json = {"logprobs": []} if kind == "message" else {}
-        self._send(f"response.{part}.delta", **self._place(self._items[-1], 0), delta=text, **logprobs)
+        self.send(f"response.{part}.delta", **self._place(0), delta=text, **logprobs)
 
     def _open(self, item: Json) -> None:
         self._close("stop")
         prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[item["type"]]
         item |= {"id": f"{prefix}_{self.head.request_id}_{len(self._items)}", "status": "in_progress"}
         self._items.append(item)
-        self._send("response.output_item.added", output_index=len(self._items) - 1, item=item)
+        self.send("response.output_item.added", output_index=len(self._items) - 1, item=item)
 
     def _close(self, reason: str | None) -> None:
         """Close the open item, if there is one."""
@@ -388,28 +371,24 @@ class _ResponseForm(Form):
         item = self._items[-1]
         if item["type"] == "function_call":
             done = {"arguments": item["arguments"], "name": item["name"]}
-            self._send("response.function_call_arguments.done", **self._place(item), **done)
+            self.send("response.function_call_arguments.done", **self._place(), **done)
         else:
             [part] = item["content"]
             more: Json = {"logprobs": []} if item["type"] == "message" else {}
-            place = self._place(item, 0)
-            self._send(f"response.{part['type']}.done", **place, text=part["text"], **more)
-            self._send("response.content_part.done", **place, part=part)
+            place = self._place(0)
+            self.send(f"response.{part['type']}.done", **place, text=part["text"], **more)
+            self.send("response.content_part.done", **place, part=part)
         item["status"] = "incomplete" if reason == "length" else "completed"
-        self._send("response.output_item.done", output_index=len(self._items) - 1, item=item)
+        self.send("response.output_item.done", output_index=len(self._items) - 1, item=item)
 
-    def _place(self, item: Json, part: int | None = None) -> Json:
-        place = {"item_id": item["id"], "output_index": self._items.index(item)}
+    def _place(self, part: int | None = None) -> Json:
+        """Return where the last item is, or a part of it."""
+        place = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
         return place if part is None else place | {"content_index": part}
 
-    def _send(self, kind: str, **fields: Any) -> None:
-        event = {"type": kind, "sequence_number": self._number, **fields}
-        self._events.append(server_sent(event, kind))
+    def send(self, kind: str, **fields: Any) -> None:
+        super().send(kind, sequence_number=self._number, **fields)
         self._number += 1
-
-    def _sent(self) -> bytes:
-        sent, self._events = b"".join(self._events), []
-        return sent
 
     def _response(
         self, status: Literal["completed", "incomplete", "in_progress", "failed"]
@@ -431,7 +410,7 @@ class _ResponseForm(Form):
             tool_choice=given.tool_choice or "auto",
             tools=msgspec.to_builtins(given.tools or []),
             metadata={},
-            k=list(self._answer.k) if status != "in_progress" else [],
+            k=list(self.answer.k) if status != "in_progress" else [],
         )
 
 

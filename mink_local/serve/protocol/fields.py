@@ -98,6 +98,12 @@ NOT_GIVEN: tuple[Any, ...] = (None, "", [], {})
 class Fields(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base class of what a client sends; a field that is null or absent is None."""
 
+    def require(self, *names: str) -> None:
+        """Raise ValueError, which msgspec reports with the path, for the first of the fields that is None."""
+        for name in names:
+            if getattr(self, name) is None:
+                raise ValueError(f"{name} is missing")
+
 
 class ContentPart(Fields, frozen=True):
     """A part of a message's content: a text, or an assistant's refusal, which is one too."""
@@ -153,8 +159,8 @@ class ChatMessage(Fields, frozen=True):
     reasoning: str | None = None
 
     def __post_init__(self) -> None:
-        if self.content is None and self.role != "assistant":
-            raise ValueError("content is missing")
+        if self.role != "assistant":
+            self.require("content")
 
     def for_template(self) -> dict[str, Any]:
         """Return the message for a chat template: its content is a text."""
@@ -219,8 +225,8 @@ class ResponseFormat(Fields, frozen=True):
     json_schema: JsonSchemaFormat | None = None
 
     def __post_init__(self) -> None:
-        if self.type == "json_schema" and self.json_schema is None:
-            raise ValueError("json_schema is missing")
+        if self.type == "json_schema":
+            self.require("json_schema")
 
     @property
     def answer_schema(self) -> Schema | None:
@@ -690,6 +696,14 @@ def as_chat(request: SamplingFields, fields: Mapping[str, Any]) -> ChatRequest:
     body = {name: getattr(request, name, None) for name in names} | dict(fields)
     given = {name: value for name, value in body.items() if value is not None}
     return parse(msgspec.json.encode(given), ChatRequest)
+
+
+def function_tool(name: str, description: str | None, parameters: Schema | None) -> dict[str, Any]:
+    """Return a function as a tool of chat completions."""
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
 
 
 @contextmanager
