@@ -179,10 +179,7 @@ class _Checks:
             self._refuse("whole numbers above 2^53 are not kept exactly", path)
         if is_value and isinstance(value, str) and _CONTROL.search(value):
             self._refuse("control characters are not supported", path)
-        inner = (
-            value if isinstance(value, Mapping) else dict(enumerate(value)) if isinstance(value, list) else {}
-        )
-        for key, child in inner.items():
+        for key, child in _parts(value).items():
             self._data(child, (*path, key), is_value)
 
     def _check_keywords(self, schema: Mapping[str, Any], path: Path) -> None:
@@ -269,7 +266,11 @@ def _children(schema: Mapping[str, Any]) -> Iterator[tuple[Path, Mapping[str, An
         if key in _OF_ONE and isinstance(value, Mapping):
             yield (key,), value
             continue
-        parts = (
-            value if isinstance(value, Mapping) else dict(enumerate(value)) if isinstance(value, list) else {}
-        )
-        yield from (((key, step), part) for step, part in parts.items() if isinstance(part, Mapping))
+        yield from (((key, step), part) for step, part in _parts(value).items() if isinstance(part, Mapping))
+
+
+def _parts(value: Any) -> Mapping[Any, Any]:
+    """Return what is in an object or a list, by name or index; nothing for other values."""
+    if isinstance(value, Mapping):
+        return value
+    return dict(enumerate(value)) if isinstance(value, list) else {}
