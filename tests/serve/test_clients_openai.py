@@ -12,6 +12,7 @@ from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolPara
 from pydantic import BaseModel, Field
 
 from mink_local.generation.tool_calls import HERMES
+from tests.support.openai_client import strict_openai
 from tests.support.server import RunningServer, running_server
 
 MODEL = "smollm2-135m"
@@ -32,9 +33,7 @@ WEATHER: ChatCompletionToolParam = {
 
 @pytest.fixture(scope="module")
 def client(server: RunningServer) -> Iterator[OpenAI]:
-    with OpenAI(
-        base_url=f"{server.url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
-    ) as client:
+    with strict_openai(server) as client:
         yield client
 
 

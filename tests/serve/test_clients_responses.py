@@ -10,6 +10,7 @@ from openai import APIStatusError, OpenAI
 from openai.types.responses import FunctionToolParam
 from pydantic import BaseModel
 
+from tests.support.openai_client import strict_openai
 from tests.support.server import RunningServer, running_server
 
 anthropic = pytest.importorskip("anthropic")
@@ -38,9 +39,7 @@ def server() -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def openai(server: RunningServer) -> Iterator[OpenAI]:
-    with OpenAI(
-        base_url=f"{server.url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
-    ) as client:
+    with strict_openai(server) as client:
         yield client
 
 
