@@ -17,7 +17,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -70,11 +69,11 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 def versions() -> dict[str, str]:
     """Return the versions of the software that results depend on."""
-    from llama_cpp import llama_cpp
+    import llama_cpp
 
     return {
         "mink-local": __version__,
-        "llama-cpp-python": version("llama-cpp-python"),
+        "llama-cpp-python": llama_cpp.__version__,  # one that was not installed by pip has no metadata
         "llama.cpp": llama_cpp.llama_version().decode(),
     }
 

@@ -1,5 +1,6 @@
 """The folder of a measurement: rows survive kills and full disks, and settings only grow."""
 
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -141,6 +142,17 @@ def test_other_versions_are_told_and_continue(
     assert "9.9" in caplog.text
     sessions = read_manifest(tmp_path)["sessions"]
     assert [(one["threads"], one["versions"]["mink-local"]) for one in sessions] == [(1, "9.8"), (2, "9.9")]
+
+
+def test_versions_need_no_metadata_of_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A llama-cpp-python that was unpacked rather than installed has none."""
+    before = module.versions()
+
+    def refuse(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.distribution", refuse)
+    assert module.versions() == before
 
 
 def test_one_process_has_the_folder(tmp_path: Path) -> None:
