@@ -362,7 +362,7 @@ def _api_errors() -> Iterator[None]:
     except ChildStartError as error:
         raise ApiError(500, str(error), kind="server_error") from None
     except (ValueError, MinkError) as error:
-        raise ApiError(400, str(error)) from None
+        raise ApiError(400, str(error), param=getattr(error, "place", None)) from None
 
 
 def _overflow(prompt: Prompt, n_tokens: int, n_ctx: int) -> ApiError:

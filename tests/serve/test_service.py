@@ -138,7 +138,7 @@ async def test_a_stream_that_waits_sends_comments(tiny_path: Path, monkeypatch: 
     monkeypatch.setattr(Engine, "step", lambda engine: release.wait(30) and step(engine))
     body = b'{"prompt": "Hello", "max_tokens": 2, "stream": true}'
     async with started(tiny_path) as one:
-        response = await completions.create_completion(one, parse(body, CompletionRequest))
+        response = await completions.create_completion(one, parse(body, CompletionRequest)[0])
         assert isinstance(response, StreamingResponse)
         async for part in response.body_iterator:
             sent.append(part)

@@ -98,7 +98,7 @@ RESULTS = [result("noon", "call_2"), result("sunny", "call_1")]
 
 def chat(messages: Sequence[dict[str, Any]] = (USER,), **fields: Any) -> ChatRequest:
     body = {"messages": messages, "tools": [WEATHER, DAYS, NOW], **fields}
-    return parse(json.dumps(body).encode(), ChatRequest)
+    return parse(json.dumps(body).encode(), ChatRequest)[0]
 
 
 def prepared(template: str | None, request: ChatRequest) -> Any:

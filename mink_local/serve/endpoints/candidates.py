@@ -11,40 +11,34 @@ from mink_local.generation.sampling_step import SamplingStep, sampling_step
 from mink_local.generation.text import TextStream
 from mink_local.llama.weights import Weights
 from mink_local.samplers import Greedy, Sampler, parse
-from mink_local.serve.protocol.fields import (
-    CandidatesRequest,
-)
+from mink_local.serve.protocol.fields import CandidatesRequest, naming
 from mink_local.serve.protocol.messages import prepare_chat
-from mink_local.serve.protocol.responses import (
-    ApiError,
-    Candidate,
-    Cut,
-    StepCandidates,
-)
+from mink_local.serve.protocol.responses import ApiError, Candidate, Cut, StepCandidates
 from mink_local.serve.service import Service
 
 _CURVE_POINTS = 256  # of the candidates' logits, over the whole vocabulary
 
 
-async def find_candidates(service: Service, chat: CandidatesRequest) -> StepCandidates:
+async def find_candidates(service: Service, asked: CandidatesRequest) -> StepCandidates:
     """Return the candidates of an answer's next token, and samplers' cuts."""
-    service.presets.find(chat.model)
+    service.presets.find(asked.model)
     try:
-        samplers = [parse(text) for text in chat.samplers]
+        samplers = [parse(text) for text in asked.samplers]
     except ValueError as error:
         raise ApiError(400, str(error), param="samplers") from None
     rows: list[NDArray[np.float32]] = []
 
     def make_requests() -> list[Request]:
         params = SamplingParams(sampler=Greedy(), max_tokens=1)
-        if chat.prompt:
-            request = Request(chat.prompt, prefix=chat.prefix_tokens or ())
+        if asked.prompt:
+            request = Request(asked.prompt, prefix=asked.prefix_tokens or ())
         else:
-            request = prepare_chat(service.model, chat, params)
+            request = prepare_chat(service.model, asked.chat(), params)
         # Not with the grammar of a forced call: the logits are the model's own.
         return [replace(request, params=params, watch=lambda logits: rows.append(logits.copy()))]
 
-    events = await service.begin(1, make_requests)
+    with naming({"prefix": "prefix_tokens"}):
+        events = await service.begin(1, make_requests)
     try:
         async for _ in events:
             pass
@@ -56,10 +50,10 @@ async def find_candidates(service: Service, chat: CandidatesRequest) -> StepCand
                 rows[0],
                 service.model.weights,
                 samplers,
-                chat.temperatures or [1.0],
-                top=chat.top,
-                sampled=chat.sampled,
-                prefix=chat.prefix_tokens or (),
+                asked.temperatures or [1.0],
+                top=asked.top,
+                sampled=asked.sampled,
+                prefix=asked.prefix_tokens or (),
                 prompt_tokens=events.answers[0].prompt_tokens,
             )
         )
