@@ -26,7 +26,6 @@ from mink_local.generation.tool_calls import ToolParser
 from tests.support.python import output_of
 
 STORY = [{"role": "user", "content": "Tell me a story about a dog named Max."}]
-TWELVE = [{"role": "user", "content": "What is 12 times 12?"}]
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 
 
