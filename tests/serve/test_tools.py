@@ -9,11 +9,10 @@ import msgspec
 import pytest
 
 from mink_local import Constraints, MinK, Request, SamplingParams
-from mink_local.generation.answer import Piece
+from mink_local.generation.answer import Piece, Splitter
 from mink_local.generation.call_formats import marks_of
 from mink_local.generation.model import Model
 from mink_local.generation.rendering import Renderer
-from mink_local.generation.splitter import Splitter
 from mink_local.generation.template import template_input
 from mink_local.generation.text import ReasoningSplitter
 from mink_local.generation.tool_calls import ToolCallDelta, ToolParser
