@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from mink_local.errors import OptionError
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.generation.sampling_step import SamplingStep, sampling_step
 from mink_local.generation.text import TextStream
@@ -14,7 +15,7 @@ from mink_local.samplers import Greedy, Sampler, parse
 from mink_local.serve.protocol.fields import CandidatesRequest, naming
 from mink_local.serve.protocol.messages import prepare_chat
 from mink_local.serve.protocol.responses import ApiError, Candidate, Cut, StepCandidates
-from mink_local.serve.service import Service
+from mink_local.serve.service import Service, api_errors
 
 _CURVE_POINTS = 256  # of the candidates' logits, over the whole vocabulary
 
@@ -44,7 +45,7 @@ async def find_candidates(service: Service, asked: CandidatesRequest) -> StepCan
             pass
     finally:
         service.cancel(events)
-    try:
+    with api_errors():
         return await service.off_loop(
             lambda: step_candidates(
                 rows[0],
@@ -57,8 +58,6 @@ async def find_candidates(service: Service, asked: CandidatesRequest) -> StepCan
                 prompt_tokens=events.answers[0].prompt_tokens,
             )
         )
-    except ValueError as error:
-        raise ApiError(400, str(error), param="sampled") from None
 
 
 def step_candidates(
@@ -90,7 +89,7 @@ def step_candidates(
     if not np.isfinite(logits).any():
         raise ValueError("no logit is finite: there is no token to choose")
     if sampled is not None and not (0 <= sampled < logits.size and np.isfinite(logits[sampled])):
-        raise ValueError(f"sampled must be a token with a finite logit, not {sampled}")
+        raise OptionError("sampled", f"must be a token with a finite logit, not {sampled}")
     step = sampling_step(logits, int(np.nanargmax(logits)) if sampled is None else sampled, 1.0, ())
     before = b"".join(map(weights.piece, prefix))
 
