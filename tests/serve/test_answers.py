@@ -178,7 +178,9 @@ def test_what_cannot_be_answered_has_a_status(
 
 def test_more_prompts_than_the_server_takes_are_refused_as_prompts(server: RunningServer) -> None:
     response = server.post("/v1/completions", max_tokens=1, prompt=["a"] * 100)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "prompt")
+    assert error["message"].startswith("100 answers: ")
 
 
 TEXT = "The capital of France is Paris. The capital of Italy is"
