@@ -115,7 +115,7 @@ async def test_many_tokens_are_described_off_the_event_loop(
         weights = one.model.weights
         monkeypatch.setattr(weights, "piece", noted(weights.piece))
         monkeypatch.setattr(weights, "tokenize", noted(weights.tokenize))
-        response = await endpoint(one, parse(json.dumps(fields).encode(), kind))
+        response = await endpoint(one, parse(json.dumps(fields).encode(), kind)[0])
         if isinstance(response, StreamingResponse):
             async for _ in response.body_iterator:
                 pass
