@@ -45,7 +45,15 @@ class NoTokenLeftError(GenerationError):
     """The request's constraints exclude every token."""
 
 
-class ConstraintError(ValueError):
+class OptionError(ValueError):
+    """An option is out of range; `place` is its name."""
+
+    def __init__(self, option: str, reason: str) -> None:
+        super().__init__(f"{option} {reason}")
+        self.place = option
+
+
+class ConstraintError(OptionError):
     """A constraint that cannot be kept.
 
     Attributes:
@@ -54,7 +62,7 @@ class ConstraintError(ValueError):
 
     def __init__(self, option: str, reason: str, place: str = "") -> None:
         self.place = f"{option}{'.' * (place[:1] not in ('', '['))}{place}"
-        super().__init__(f"{self.place}: {reason}")
+        ValueError.__init__(self, f"{self.place}: {reason}")
 
 
 class TaskNotFoundError(MinkError):

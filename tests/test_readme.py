@@ -94,6 +94,11 @@ def test_named_options_exist() -> None:
     assert named - OPTIONS_OF_OTHERS <= known
 
 
+def test_no_second_index_can_supply_a_dependency() -> None:
+    for page in [*PAGES, ROOT / "scripts" / "setup"]:
+        assert "--extra-index-url" not in page.read_text(encoding="utf-8")
+
+
 def test_linked_files_exist() -> None:
     for page in [*PAGES, ROOT / "docs/results.md"]:
         links = re.findall(r"\]\((?!https?://)([^)#]+)\)", page.read_text(encoding="utf-8"))

@@ -161,9 +161,14 @@ def escape_markdown(text: str) -> str:
 
 
 def grid(frame: pd.DataFrame, row: str, column: str, value: str) -> pd.DataFrame:
-    """Return a frame with a row per `row` and a column per `column`, in the order of `frame`."""
+    """Return a frame with a row per `row`, in the order of `frame`, and a column per number in `column`.
+
+    The columns are named "T = 5", or "k = 2" for another column than the temperature.
+    """
     wide = frame.pivot(index=row, columns=column, values=value)
     wide = wide.reindex(index=frame[row].unique(), columns=sorted(frame[column].unique()))
+    head = "T" if column == "temperature" else column
+    wide = wide.rename(columns=lambda number: f"{head} = {temperature_name(number)}")
     return wide.astype(object).where(wide.notna(), None).reset_index()
 
 

@@ -9,10 +9,9 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.generation.answer import Answer, FinishReason, Piece, TopLogprobs
+from mink_local.generation.answer import Answer, FinishReason, Piece, Splitter, TopLogprobs
 from mink_local.generation.reasoning_budget import ReasoningBudget, before_answer
 from mink_local.generation.slots import logprob
-from mink_local.generation.splitter import Splitter
 from mink_local.generation.text import ReasoningSplitter, TextStream
 from mink_local.generation.tool_calls import ToolParser
 from mink_local.llama.constants import RANDOM_SEED

@@ -66,10 +66,6 @@ class Events(Generic[T]):
         finally:
             self._wake = None
 
-    def is_empty(self) -> bool:
-        """Return whether nothing is there yet."""
-        return self._arrived.empty()
-
 
 class _Job(Generic[T]):
     """A call of a function, whose result another thread waits for."""

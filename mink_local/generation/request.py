@@ -8,6 +8,7 @@ from typing import Any, TypedDict, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from mink_local.errors import OptionError
 from mink_local.llama.constants import MAX_SEED, check_range
 from mink_local.llama.constraints import Constraints
 from mink_local.samplers import SAMPLERS, Greedy, MinK, Sampler
@@ -87,9 +88,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature must be a finite number of at least 0, not {self.temperature}")
+            raise OptionError("temperature", f"must be a finite number of at least 0, not {self.temperature}")
         if isinstance(self.stop, str) or not all(self.stop):
-            raise ValueError("stop must be a list of non-empty strings")
+            raise OptionError("stop", "must be a list of non-empty strings")
         for name, (low, high) in _RANGES.items():
             check_range(name, getattr(self, name), low, high)
 

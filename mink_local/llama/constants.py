@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from mink_local.errors import OptionError
+
 # The C library, whose functions serve as callbacks that need no GIL.
 LIBC = ctypes.cdll.msvcrt if os.name == "nt" else ctypes.pythonapi
 
@@ -59,7 +61,7 @@ def check_template_kwargs(kwargs: Iterable[Any]) -> None:
 
 
 def check_range(name: str, value: float | None, low: float, high: float = math.inf) -> None:
-    """Raise ValueError unless an option is None or between `low` and `high`, inclusive."""
+    """Raise OptionError unless an option is None or between `low` and `high`, inclusive."""
     if value is not None and not low <= value <= high:
         allowed = f"at least {low}" if high == math.inf else f"from {low} to {high}"
-        raise ValueError(f"{name} must be {allowed}, not {value}")
+        raise OptionError(name, f"must be {allowed}, not {value}")

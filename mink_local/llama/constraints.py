@@ -13,6 +13,7 @@ import numpy as np
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
+from mink_local.errors import OptionError
 from mink_local.llama.constants import check_range
 from mink_local.llama.guide import Guide
 from mink_local.llama.json_schema import closed
@@ -82,18 +83,18 @@ class Constraints:
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
             check_range(name, getattr(self, name), low, high)
-        for token, bias in self.logit_bias.items():
+        for bias in self.logit_bias.values():
             if bias != -math.inf:
-                check_range(f"logit_bias of token {token}", bias, -_LARGE, _LARGE)
+                check_range("logit_bias", bias, -_LARGE, _LARGE)
         if isinstance(self.dry_sequence_breakers, str) or not all(self.dry_sequence_breakers):
-            raise ValueError("dry_sequence_breakers must be a list of non-empty strings")
+            raise OptionError("dry_sequence_breakers", "must be a list of non-empty strings")
         given = [name for name in _FORMS if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ValueError(f"{given[1]} and {given[0]} are mutually exclusive: give only one")
+            raise OptionError(given[1], f"and {given[0]} are mutually exclusive: give only one")
         if given[:1] == ["grammar"] and not str(self.grammar).strip():
-            raise ValueError("grammar is empty: give GBNF or Lark, or omit it")
+            raise OptionError("grammar", "is empty: give GBNF or Lark, or omit it")
         if given[:1] == ["choice"] and (isinstance(self.choice, str) or not self.choice):
-            raise ValueError("choice must be a list of at least one text")
+            raise OptionError("choice", "must be a list of at least one text")
 
     @property
     def form(self) -> tuple[str, Any] | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from llama_cpp import llama_cpp as C
 
-from mink_local.errors import GenerationError, ModelError
+from mink_local.errors import GenerationError, ModelError, OptionError
 from mink_local.llama import ggml
 from mink_local.llama.constants import ALL_LAYERS, EXPERTS
 from mink_local.llama.devices import gpu_pointers
@@ -174,10 +174,10 @@ class Weights:
         return f"{begin}{prefix}{gap}{suffix}{end}"
 
     def require_ids(self, name: str, tokens: Collection[int]) -> None:
-        """Raise ValueError, with the name of an option, unless all its token ids are in the vocabulary."""
+        """Raise OptionError, with the name of an option, unless all its token ids are in the vocabulary."""
         for token in (min(tokens, default=0), max(tokens, default=0)):  # a prompt may have many
             if not 0 <= token < self.n_vocab:
-                raise ValueError(f"{name} has token {token}: valid ids are 0 to {self.n_vocab - 1}")
+                raise OptionError(name, f"has token {token}: valid ids are 0 to {self.n_vocab - 1}")
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Return the token ids of a text.

@@ -43,7 +43,7 @@ from mink_local.serve.guard import (
     while_connected,
 )
 from mink_local.serve.history import SIZE
-from mink_local.serve.protocol.fields import parse
+from mink_local.serve.protocol.fields import naming, parse
 from mink_local.serve.protocol.responses import ApiError
 from mink_local.serve.protocol.sampling import Preset, Presets
 from mink_local.serve.service import Metrics, Service
@@ -62,8 +62,9 @@ def _route(path: str, endpoint: Endpoint) -> Route:
         if endpoint.request is None:
             result = await endpoint.handler(service, **http.path_params)
         else:
-            request = parse(await read_body(http), endpoint.request)
-            result = await while_connected(http.receive, endpoint.handler(service, request))
+            request, names = parse(await read_body(http), endpoint.request)
+            with naming(names):
+                result = await while_connected(http.receive, endpoint.handler(service, request))
         if isinstance(result, Response):
             return result
         return Response(msgspec.json.encode(result), media_type="application/json")

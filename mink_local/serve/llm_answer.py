@@ -76,7 +76,7 @@ class PromptAnswer:
             "json_schema": prompt.schema,
             "chat_template_kwargs": {} if options.think is None else {"enable_thinking": options.think},
         }
-        chat = parse(json.dumps(body).encode(), ChatRequest)
+        chat, _ = parse(json.dumps(body).encode(), ChatRequest)
         model = _load(name, options.n_ctx)
         params, _ = sampling_params(chat, Preset(MinK(), is_fixed=False), model)
         request = prepare_chat(model, chat, params)

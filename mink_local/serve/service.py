@@ -309,7 +309,7 @@ class Service:
     def tokens(self, request: Request) -> list[int]:
         """Return the token ids of a request's prompt. Raises ApiError if the model refuses it."""
         self._refuse_giant(request.prompt)
-        with _api_errors():
+        with api_errors():
             return self.model.prompt_tokens(
                 request.prompt, request.enable_thinking, request.tools, request.template_kwargs
             )
@@ -317,7 +317,7 @@ class Service:
     def _prepare(self, request: Request) -> Decoding:
         """Render, tokenize, and make the constraints of a request."""
         self._refuse_giant(request.prompt)
-        with _api_errors():
+        with api_errors():
             decoding = self.model.prepare(request)
         if decoding.answer.finish_reason == "overflow":
             raise _overflow(request.prompt, decoding.answer.prompt_tokens, self.model.n_ctx)
@@ -355,14 +355,14 @@ class Service:
 
 
 @contextmanager
-def _api_errors() -> Iterator[None]:
+def api_errors() -> Iterator[None]:
     """Turn what is wrong with a request into an ApiError."""
     try:
         yield
     except ChildStartError as error:
         raise ApiError(500, str(error), kind="server_error") from None
     except (ValueError, MinkError) as error:
-        raise ApiError(400, str(error)) from None
+        raise ApiError(400, str(error), param=getattr(error, "place", None)) from None
 
 
 def _overflow(prompt: Prompt, n_tokens: int, n_ctx: int) -> ApiError:

@@ -90,6 +90,14 @@ def test_selecting(walk: Walk) -> None:
     assert walk.fork() == walk.step.ids[walk.shown[5]]
 
 
+def test_the_table_of_samplers_has_no_style_of_the_row_beside_it(walk: Walk) -> None:
+    """Such as that of the sampled candidate, which is bold."""
+    assert walk.step
+    for line in step_lines(walk.steps, walk.step, 100, 10, walk.step.sampled)[1:]:
+        assert line.style == ""
+        assert all(span.end <= 64 for span in line.spans if "bold" in str(span.style))
+
+
 def test_a_step_that_cannot_be_computed(session: Session) -> None:
     session.branch[0].content = "Hi"
     broken = Walk(AnswerSteps(session, session.last_answer()))

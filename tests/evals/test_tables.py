@@ -79,7 +79,7 @@ def test_markdown_has_formats_and_escapes() -> None:
 def test_a_grid_keeps_the_order_of_its_rows() -> None:
     frame = pd.DataFrame({"m": ["b", "a", "b"], "T": [5.0, 1.0, 1.0], "v": [HALF, HALF, None]})
     wide = grid(frame, "m", "T", "v")
-    assert list(wide.columns) == ["m", 1.0, 5.0]
+    assert list(wide.columns) == ["m", "T = 1", "T = 5"]
     assert wide.to_numpy().tolist() == [["b", None, HALF], ["a", HALF, None]]
 
 

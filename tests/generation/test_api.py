@@ -17,16 +17,14 @@ import pytest
 
 from mink_local import Constraints, load_model
 from mink_local.errors import GenerationError, ModelError
-from mink_local.generation.answer import Answer
+from mink_local.generation.answer import Answer, Splitter
 from mink_local.generation.model import Model, Reply
 from mink_local.generation.request import Prompt, Request, SamplingOptions, SamplingParams, Tool, merged
-from mink_local.generation.splitter import Splitter
 from mink_local.generation.text import ReasoningSplitter, ReasoningState
 from mink_local.generation.tool_calls import ToolParser
 from tests.support.python import output_of
 
 STORY = [{"role": "user", "content": "Tell me a story about a dog named Max."}]
-TWELVE = [{"role": "user", "content": "What is 12 times 12?"}]
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 
 

@@ -151,10 +151,14 @@ def test_an_answer_goes_on_after_other_tokens(server: RunningServer) -> None:
         ({"model": "gpt-4"}, 404, "model", "model_not_found"),
         ({"grammar": "root ::= ("}, 400, "grammar", None),
         ({"json_schema": {"$ref": "#/nowhere"}}, 400, "json_schema.$ref", None),
-        ({"response_format": NOWHERE}, 400, "response_format.$ref", None),
+        ({"response_format": NOWHERE}, 400, "response_format.json_schema.schema.$ref", None),
+        ({"guided_json": {"$ref": "#/nowhere"}}, 400, "guided_json.$ref", None),
         ({"structured_outputs": {"json": {"$ref": "#/nowhere"}}}, 400, "structured_outputs.json.$ref", None),
         ({"tools": [NO_TOOL], "tool_choice": "required"}, 400, "tools[0].function.parameters.$ref", None),
-        ({"logit_bias": {"999999": 1}}, 400, None, None),
+        ({"logit_bias": {"999999": 1}}, 400, "logit_bias", None),
+        ({"stop_token_ids": [999999]}, 400, "stop_token_ids", None),
+        ({"prefix_tokens": [999999]}, 400, "prefix_tokens", None),
+        ({"repetition_penalty": 0}, 400, "repetition_penalty", None),
         ({"temperature": -1}, 400, "temperature", None),
     ],
 )
@@ -170,6 +174,13 @@ def test_what_cannot_be_answered_has_a_status(
     assert error["type"] == ("exceed_context_size_error" if code == "context_length_exceeded" else KIND)
     assert param is None or error["param"] == param
     assert error["code"] == code
+
+
+def test_more_prompts_than_the_server_takes_are_refused_as_prompts(server: RunningServer) -> None:
+    response = server.post("/v1/completions", max_tokens=1, prompt=["a"] * 100)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "prompt")
+    assert error["message"].startswith("100 answers: ")
 
 
 TEXT = "The capital of France is Paris. The capital of Italy is"

@@ -140,20 +140,30 @@ def test_the_endpoint_tells_the_next_token_of_a_conversation(server: RunningServ
         ({"temperatures": [1.0] * 33}, "temperatures", "32"),
         ({"top": 201}, "top", "200"),
         ({"sampled": 10**6}, "sampled", "1000000"),
-        ({"prefix_tokens": [10**6]}, None, "1000000"),
+        ({"prefix_tokens": [10**6]}, "prefix_tokens", "1000000"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", ""),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", ""),
         ({"messages": []}, "messages", "prompt"),
         ({"messages": [{"role": "user", "content": "word " * 2000}]}, "messages", "512"),
         ({"model": "parrot"}, "model", "parrot"),
     ],
 )
 def test_a_wrong_field_is_named(
-    server: RunningServer, fields: dict[str, Any], param: str | None, value: str
+    server: RunningServer, fields: dict[str, Any], param: str, value: str
 ) -> None:
     answer = post(server, **fields)
     assert answer.status_code in (400, 404)
     error = answer.json()["error"]
     assert value in error["message"]
-    assert param is None or error["param"].startswith(param)
+    assert error["param"].startswith(param)
+
+
+def test_fields_that_are_not_read_are_not_published(server: RunningServer) -> None:
+    schemas = httpx.get(f"{server.url}/openapi.json").json()["components"]["schemas"]
+    ignored = {"temperature", "max_tokens", "logit_bias", "top_p", "grammar", "logprobs", "stream", "n"}
+    assert ignored <= schemas["ChatRequest"]["properties"].keys()
+    assert schemas["CandidatesRequest"]["properties"].keys().isdisjoint(ignored)
+    assert post(server, top=1, **dict.fromkeys(ignored, "any")).status_code == 200
 
 
 def test_the_tools_are_part_of_the_prompt(server: RunningServer) -> None:

@@ -154,8 +154,9 @@ def test_keys_and_the_queue_have_their_errors() -> None:
                 stranger.models.list()
             assert refused.value.code == "invalid_api_key"
         with OpenAI(base_url=base_url, api_key="secret", max_retries=0) as friend:
-            with pytest.raises(openai.BadRequestError, match=r"2 answers.* 1"):
+            with pytest.raises(openai.BadRequestError, match=r"2 answers.* 1") as many:
                 friend.chat.completions.create(model=MODEL, messages=HELLO, n=2)
+            assert many.value.param == "n"
             with friend.chat.completions.create(
                 model=MODEL, messages=HELLO, stream=True, extra_body={"ignore_eos": True}
             ) as stream:

@@ -169,6 +169,16 @@ def test_a_schema_is_kept_and_parsed(openai: OpenAI) -> None:
         ({"sampler": "no-such"}, "sampler"),
         ({"input": []}, "input"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[].role"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}},
+            "text.format.schema.not",
+        ),
+        ({"guided_json": {"not": {}}}, "guided_json.not"),
+        ({"tools": [{**WEATHER, "parameters": {"type": "array"}}]}, "tools[].parameters.type"),
+        (
+            {"tools": [{"type": "namespace", "name": "n", "tools": [{**WEATHER, "name": "a b"}]}]},
+            "tools[].tools[].name",
+        ),
         ({"n": 2}, "n"),
         ({"n": 2, "stream": True}, "n"),
     ],
@@ -311,6 +321,26 @@ def test_errors_have_anthropics_form(
     error = response.json()
     assert (response.status_code, error["type"], error["error"]["type"]) == (status, "error", kind)
     assert error["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"name": "f", "input_schema": {"type": "array"}}]}, "tools[0].input_schema.type"),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}},
+            "output_config.format.schema.not",
+        ),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+    ],
+)
+def test_an_error_names_the_field_as_a_message_has_it(
+    server: RunningServer, fields: dict[str, Any], param: str
+) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    response = server.post("/v1/messages", max_tokens=3, messages=messages, **fields)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
 def test_a_key_is_taken_from_either_header(smollm2_path: object) -> None:  # noqa: ARG001

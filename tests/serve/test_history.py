@@ -1,8 +1,13 @@
 """The last answers by their requests' ids, and what could have come in their place."""
 
+from pathlib import Path
+
 import httpx
 import pytest
 
+from mink_local import Request, SamplingParams, load_model
+from mink_local.serve.history import History
+from mink_local.serve.protocol.responses import ApiError
 from tests.support.server import RunningServer, running_server
 
 MESSAGES = [{"role": "user", "content": "Name a colour."}]
@@ -32,13 +37,17 @@ def test_an_answer_is_found_by_its_requests_id(server: RunningServer, stream: bo
     assert server.post("/candidates", **asked).json()["candidates"][:3] == step["candidates"][:3]
 
 
-@pytest.mark.slow
-def test_only_the_last_hundred_are_kept(server: RunningServer) -> None:
-    ids = [
-        server.post("/v1/completions", prompt="x", max_tokens=1).headers["x-request-id"] for _ in range(101)
-    ]
-    found = [httpx.get(f"{server.url}/history/{one}").status_code for one in (ids[0], ids[1], "req_none")]
-    assert found == [404, 200, 404]
+def test_only_the_last_are_kept(tiny_path: Path) -> None:
+    history = History(2)
+    with load_model(str(tiny_path), n_ctx=64) as model:
+        [answer] = model.answer_all([Request("Hi", SamplingParams(max_tokens=1))])
+    for name in "abc":
+        history.add(name, "tiny", [answer])
+    assert [history.find(f"req_{name}").model for name in "bc"] == ["tiny", "tiny"]
+    for name in ("req_a", "req_none"):
+        with pytest.raises(ApiError) as caught:
+            history.find(name)
+        assert caught.value.status == 404
 
 
 @pytest.mark.slow

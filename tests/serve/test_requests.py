@@ -31,7 +31,14 @@ from mink_local.samplers import (
     Typical,
     Xtc,
 )
-from mink_local.serve.protocol.fields import REFUSED, ChatRequest, CompletionRequest, TokenizeRequest, parse
+from mink_local.serve.protocol.fields import (
+    REFUSED,
+    ChatRequest,
+    CompletionRequest,
+    TokenizeRequest,
+    naming,
+    parse,
+)
 from mink_local.serve.protocol.responses import ApiError
 from mink_local.serve.protocol.sampling import BUILT_IN, Preset, Presets, sampling_params
 
@@ -43,11 +50,11 @@ ARRAY = {"type": "function", "function": {"name": "f", "parameters": {"type": "a
 
 
 def chat(**fields: Any) -> ChatRequest:
-    return parse(json.dumps({"messages": HELLO} | fields).encode(), ChatRequest)
+    return parse(json.dumps({"messages": HELLO} | fields).encode(), ChatRequest)[0]
 
 
 def completion(**fields: Any) -> CompletionRequest:
-    return parse(json.dumps({"prompt": "Hello"} | fields).encode(), CompletionRequest)
+    return parse(json.dumps({"prompt": "Hello"} | fields).encode(), CompletionRequest)[0]
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -108,13 +115,14 @@ COLOURS = {"enum": ["red", "blue"]}
     ],
 )
 def test_the_forms_of_vllm_and_ollama(fields: dict[str, Any], form: object) -> None:
-    assert list(chat(**fields).forms.values()) == [form] * (form is not None)
+    assert list(chat(**fields).form.items()) == [form] * (form is not None)
 
 
 @pytest.mark.parametrize(
     "fields",
     [
         {"structured_outputs": {"json": COLOURS, "choice": ["a"]}},
+        {"structured_outputs": {"regex": "a"}, "regex": "a"},
         {"guided_json": "{"},
         {"guided_json": COLOURS, "json_schema": COLOURS},
         {"guided_choice": [1]},
@@ -126,6 +134,12 @@ def test_forms_that_cannot_be_kept_are_refused(fields: dict[str, Any]) -> None:
         chat(**fields)
     assert caught.value.status == 400
     assert re.split(r"\W", str(caught.value.param))[0] in json.dumps(fields)
+
+
+def test_tokenize_has_two_names_for_one_switch() -> None:
+    for fields, value in ({}, None), ({"add_special_tokens": True}, True), ({"add_special": False}, False):
+        body = {"add_special_tokens": True, "content": "a"} if "add_special" in fields else {"content": "a"}
+        assert parse(json.dumps(body | fields).encode(), TokenizeRequest)[0].add_special is value
 
 
 def test_null_is_as_good_as_absent() -> None:
@@ -198,18 +212,20 @@ def test_tools_are_given_to_the_template_as_they_came() -> None:
         ("token_limit", {"max_tokens": 5}, 5),
         ("token_limit", {"max_tokens": 5, "max_completion_tokens": 7}, 7),
         ("token_limit", {"max_tokens": None}, None),
+        ("token_limit", {"max_tokens": 5, "max_completion_tokens": None}, 5),
+        ("token_limit", {"max_tokens": 5, "n_predict": 7}, 5),
         ("token_limit", {"n_predict": -1}, None),
         ("token_limit", {"n_predict": 9}, 9),
-        ("answer_schema", {}, None),
-        ("answer_schema", {"response_format": {"type": "text"}}, None),
-        ("answer_schema", {"response_format": {"type": "json_object"}}, {"type": "object"}),
-        ("answer_schema", {"response_format": {"type": "json_object", "schema": {"a": 1}}}, {"a": 1}),
+        ("json_schema", {}, None),
+        ("json_schema", {"response_format": {"type": "text"}}, None),
+        ("json_schema", {"response_format": {"type": "json_object"}}, {"type": "object"}),
+        ("json_schema", {"response_format": {"type": "json_object", "schema": {"a": 1}}}, {"a": 1}),
         (
-            "answer_schema",
+            "json_schema",
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"a": 1}}}},
             {"a": 1},
         ),
-        ("answer_schema", {"json_schema": {"a": 1}}, {"a": 1}),
+        ("json_schema", {"json_schema": {"a": 1}}, {"a": 1}),
     ],
 )
 def test_fields_with_several_names_have_one_value(attribute: str, fields: dict[str, Any], value: Any) -> None:
@@ -225,7 +241,7 @@ def test_a_prompt_has_four_forms(prompt: Any, prompts: Any) -> None:
 
 
 def test_tokenize_needs_a_text() -> None:
-    assert parse(b'{"prompt": "a"}', TokenizeRequest).prompt == "a"
+    assert parse(b'{"prompt": "a"}', TokenizeRequest)[0].prompt == "a"
     with pytest.raises(ApiError, match="content"):
         parse(b"{}", TokenizeRequest)
 
@@ -236,7 +252,9 @@ MODEL: Any = SimpleNamespace(n_ctx=4096, tokenize=lambda text: [ord(c) for c in 
 
 
 def params_of(preset: Preset = SERVER, **fields: Any) -> tuple[SamplingParams, list[str]]:
-    return sampling_params(chat(**fields), preset, MODEL)
+    request, names = parse(json.dumps({"messages": HELLO} | fields).encode(), ChatRequest)
+    with naming(names):
+        return sampling_params(request, preset, MODEL)
 
 
 def accepted(**fields: Any) -> SamplingParams:
@@ -470,6 +488,8 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str, str]] = [
     ({"sampler": "min-q"}, "sampler", "'min-q'"),
     ({"sampler": "min-k:tau=-1"}, "sampler", "-1"),
     ({"repeat_penalty": 0}, "repeat_penalty", "0"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "0"),
+    ({"frequency_penalty": 1e31}, "frequency_penalty", "1e+31"),
     ({"logit_bias": {"cat": 1}}, "logit_bias", "str"),
     ({"logit_bias": [[1, True]]}, "logit_bias", "true"),
     ({"json_schema": nested(70)}, "json_schema.a.a.a.a.a.a.a.a", "64"),
@@ -478,6 +498,12 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str, str]] = [
     ({"format": {"items": {"uniqueItems": True}}}, "format.items.uniqueItems", ""),
     ({"guided_regex": "("}, "guided_regex", "group"),
     ({"regex": "("}, "regex", "group"),
+    ({"guided_grammar": "root ::= ("}, "guided_grammar", ""),
+    (
+        {"response_format": {"type": "json_object", "schema": {"not": {}}}},
+        "response_format.schema.not",
+        "",
+    ),
     ({"structured_outputs": {"regex": r"(a)\1"}}, "structured_outputs.regex", "backreferences"),
     ({"grammar": "root ::= ("}, "grammar", ""),
 ]

@@ -115,7 +115,7 @@ async def test_many_tokens_are_described_off_the_event_loop(
         weights = one.model.weights
         monkeypatch.setattr(weights, "piece", noted(weights.piece))
         monkeypatch.setattr(weights, "tokenize", noted(weights.tokenize))
-        response = await endpoint(one, parse(json.dumps(fields).encode(), kind))
+        response = await endpoint(one, parse(json.dumps(fields).encode(), kind)[0])
         if isinstance(response, StreamingResponse):
             async for _ in response.body_iterator:
                 pass
@@ -138,7 +138,7 @@ async def test_a_stream_that_waits_sends_comments(tiny_path: Path, monkeypatch: 
     monkeypatch.setattr(Engine, "step", lambda engine: release.wait(30) and step(engine))
     body = b'{"prompt": "Hello", "max_tokens": 2, "stream": true}'
     async with started(tiny_path) as one:
-        response = await completions.create_completion(one, parse(body, CompletionRequest))
+        response = await completions.create_completion(one, parse(body, CompletionRequest)[0])
         assert isinstance(response, StreamingResponse)
         async for part in response.body_iterator:
             sent.append(part)

@@ -9,11 +9,10 @@ import msgspec
 import pytest
 
 from mink_local import Constraints, MinK, Request, SamplingParams
-from mink_local.generation.answer import Piece
+from mink_local.generation.answer import Piece, Splitter
 from mink_local.generation.call_formats import marks_of
 from mink_local.generation.model import Model
 from mink_local.generation.rendering import Renderer
-from mink_local.generation.splitter import Splitter
 from mink_local.generation.template import template_input
 from mink_local.generation.text import ReasoningSplitter
 from mink_local.generation.tool_calls import ToolCallDelta, ToolParser
@@ -98,7 +97,7 @@ RESULTS = [result("noon", "call_2"), result("sunny", "call_1")]
 
 def chat(messages: Sequence[dict[str, Any]] = (USER,), **fields: Any) -> ChatRequest:
     body = {"messages": messages, "tools": [WEATHER, DAYS, NOW], **fields}
-    return parse(json.dumps(body).encode(), ChatRequest)
+    return parse(json.dumps(body).encode(), ChatRequest)[0]
 
 
 def prepared(template: str | None, request: ChatRequest) -> Any:

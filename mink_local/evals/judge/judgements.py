@@ -3,7 +3,6 @@
 import hashlib
 import logging
 import re
-from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -341,14 +340,12 @@ def judge_run(
         n_left_out = count(len(run.problems), "line")
         log.warning("%s of %s skipped: mink-eval report lists them", n_left_out, folder)
     others = [sampler for sampler in samplers_of(run, [against]) if sampler != against]
-    ids: dict[str, list[str]] = defaultdict(list)
-    for task, question_id in run.questions:
-        ids[task].append(question_id)
+    first = run.first_questions(limit)
     pairs = [
         pair
         for sampler in others
         for pair in response_pairs(run, sampler, against)
-        if pair.key.question_id in ids[pair.key.task][:limit]
+        if (pair.key.task, pair.key.question_id) in first
     ]
     if not pairs:
         raise ReportError(f"nothing to judge: {folder} has no question answered by two samplers")

@@ -17,7 +17,7 @@ from mink_local.evals.figures import GREY, NOTE, Picture, look
 from mink_local.evals.judge.splices import COHERENT, WHOLE
 from mink_local.evals.measurement import Results
 from mink_local.evals.report.report import Report, Section
-from mink_local.evals.run.summary import sampler_rank
+from mink_local.evals.run.summary import sampler_rank, with_copies
 from mink_local.evals.stats import few_clusters, share
 from mink_local.evals.tables import (
     Cell,
@@ -27,7 +27,6 @@ from mink_local.evals.tables import (
     grid,
     percent,
     points,
-    temperature_name,
     with_interval,
 )
 from mink_local.samplers import label
@@ -110,10 +109,7 @@ def cells(rows: pd.DataFrame) -> pd.DataFrame:
 
     Greedy responses are copied to every temperature.
     """
-    once, sampled = rows[rows["temperature"] == 0], rows[rows["temperature"] > 0]
-    places = sampled[[*GROUP, "temperature"]].drop_duplicates()
-    copies = once.drop(columns="temperature").merge(places, how="left", on=GROUP)
-    every = pd.concat([copies.fillna({"temperature": 0.0}), sampled])
+    every = with_copies(rows, GROUP, ["temperature"])
     found = [
         {
             **dict(zip(CELL, key, strict=True)),
@@ -217,10 +213,9 @@ def _section(number: int, key: Sequence[str], part: pd.DataFrame) -> Section:
             for row in part.itertuples()
         ],
     )
-    wide = grid(shown, "method", "temperature", "cell")
-    names = {name: f"T = {temperature_name(name)}" for name in wide.columns if name != "method"}
     table = Table(
-        f"{title}: semantic noise, % (below: responses that collapse, %)", wide.rename(columns=names)
+        f"{title}: semantic noise, % (below: responses that collapse, %)",
+        grid(shown, "method", "temperature", "cell"),
     )
     picture = Picture.of(f"noise-{number}", f"Semantic noise, {title}", lambda: _figure(part))
     return Section(title, [table], lead=picture if part["temperature"].nunique() > 1 else None)

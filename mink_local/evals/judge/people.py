@@ -19,8 +19,7 @@ import pandas as pd
 from mink_local.errors import ReportError
 from mink_local.evals.judge.judgements import ORDERS, PairKey, ResponsePair, response_pairs, samplers_of
 from mink_local.evals.judge.report import PEOPLE, report_votes
-from mink_local.evals.report.page import render
-from mink_local.evals.report.report import Report
+from mink_local.evals.report.report import Report, render
 from mink_local.evals.run.recorded_run import read_run
 from mink_local.evals.store import write_file
 from mink_local.evals.tables import count

@@ -59,13 +59,11 @@ class JudgedText:
 
 def judged_texts(run: RecordedRun, limit: int | None) -> list[JudgedText]:
     """Return a run's responses to the first questions of each task; those without a text are left out."""
-    first: dict[str, list[str]] = {}
-    for task, question_id in run.questions:
-        first.setdefault(task, []).append(question_id)
+    first = run.first_questions(limit)
     return [
         one
         for response in run.responses
-        if response.question_id in first[response.task][:limit] and (one := _judged(run, response)).sentences
+        if (response.task, response.question_id) in first and (one := _judged(run, response)).sentences
     ]
 
 

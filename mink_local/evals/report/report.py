@@ -1,17 +1,19 @@
 """One report for all measurements: its parts, the files that it is written to, and what a terminal shows."""
 
 import base64
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
 from rich.console import Console
 
 from mink_local.cli import printable, show
 from mink_local.evals.figures import Picture
-from mink_local.evals.report.page import render
 from mink_local.evals.store import as_run_error, write_file
 from mink_local.evals.tables import Table, escape_markdown, to_csv, to_json
 
@@ -157,3 +159,26 @@ def page(report: Report) -> str:
         image=lambda svg: f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}",
         data=base64.b64encode(report.responses).decode(),
     )
+
+
+def render(folder: Path, name: str, **values: Any) -> str:
+    """Return the page made from NAME.html, .css and .js in a folder.
+
+    Texts among the template's values are escaped, and the page's Content-Security-Policy allows only its own
+    style and script, and embedded images.
+    """
+    style, script = ((folder / f"{name}.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+    environment = Environment(
+        loader=FileSystemLoader(folder), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    policy = (
+        f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return environment.get_template(f"{name}.html").render(
+        style=Markup(style), script=Markup(script), policy=policy, **values
+    )
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -15,9 +15,9 @@ from matplotlib.ticker import LogLocator, NullLocator
 from pandas.api.types import is_numeric_dtype
 
 from mink_local.evals.figures import GREY, MARKERS, NOTE, Picture, look, panels
-from mink_local.evals.run.summary import Summary
+from mink_local.evals.run.summary import Summary, parsed
 from mink_local.evals.tables import values
-from mink_local.samplers import Sampler, label, parse
+from mink_local.samplers import label
 
 
 def pictures(part: Summary, number: int, title: str) -> dict[str, Picture]:
@@ -99,7 +99,7 @@ def grids(cells: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
     """
     found: dict[tuple[str, str], pd.DataFrame] = {}
     for name, members in cells.groupby(cells["sampler"].map(_without_options), sort=False):
-        samplers = [_parsed(text) for text in members["sampler"]]
+        samplers = [parsed(text) for text in members["sampler"]]
         options = pd.DataFrame([vars(one) if one and len(one.members) == 1 else {} for one in samplers])
         varied = [option for option in options if options[option].nunique(dropna=False) > 1]
         if len(varied) == 1 and is_numeric_dtype(options[varied[0]]):
@@ -114,13 +114,6 @@ def grids(cells: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
 
 def _without_options(text: str) -> str:
     return text.partition(":")[0]
-
-
-def _parsed(text: str) -> Sampler | None:
-    try:
-        return parse(text)
-    except ValueError:  # it comes from another version
-        return None
 
 
 def grid_figure(surface: pd.DataFrame, option: str) -> Figure:

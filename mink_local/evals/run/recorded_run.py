@@ -44,6 +44,13 @@ class RecordedRun:
     problems: list[str]
     notes: list[str]
 
+    def first_questions(self, limit: int | None) -> set[tuple[str, str]]:
+        """Return the task and id of the first questions of each task; of all without a limit."""
+        by_task: dict[str, list[tuple[str, str]]] = {}
+        for task, question_id in self.questions:
+            by_task.setdefault(task, []).append((task, question_id))
+        return {key for keys in by_task.values() for key in keys[:limit]}
+
 
 def read_run(folder: Path) -> RecordedRun:
     """Return the questions and responses in a folder, skipping unusable lines.

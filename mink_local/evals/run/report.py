@@ -180,10 +180,7 @@ def _grid(
     shown = cells.assign(cell=[cell(row) for row in cells.itertuples()])
     if "method" not in shown:
         shown["method"] = shown["sampler"].map(label)
-    wide = grid(shown, "method", by, "cell")
-    head = "T" if by == "temperature" else by
-    names = {name: f"{head} = {temperature_name(name)}" for name in wide.columns if name != "method"}
-    return Table(title, wide.rename(columns=names))
+    return Table(title, grid(shown, "method", by, "cell"))
 
 
 def _accuracies(of: str, part: Summary, scoring: str) -> Table | None:

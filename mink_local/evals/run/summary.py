@@ -17,7 +17,7 @@ from mink_local.errors import ReportError
 from mink_local.evals.measurement import frame
 from mink_local.evals.run.recorded_run import SCORINGS, RecordedRun
 from mink_local.evals.stats import ALPHA, holm, paired_test, share
-from mink_local.samplers import SAMPLERS, MinK, default_samplers, parse
+from mink_local.samplers import SAMPLERS, MinK, Sampler, default_samplers, parse
 
 GROUP = ["task", "model"]
 CELL = [*GROUP, "sampler", "temperature"]
@@ -131,14 +131,21 @@ def _responses(run: RecordedRun) -> pd.DataFrame:
         "sampler": sorted(found["sampler"].unique(), key=sampler_rank).index,
         "model": list(found["model"].unique()).index,
     }
-    once, sampled = found[found["temperature"] == 0], found[found["temperature"] > 0]
-    places = sampled[[*GROUP, "temperature", "repeat"]].drop_duplicates()
-    copies = once.drop(columns=["temperature", "repeat"]).merge(places, how="left", on=GROUP)
-    copies = copies.fillna({"temperature": 0.0, "repeat": 0})  # for tasks run only greedily
-    found = pd.concat([copies.assign(copied=True), sampled.assign(copied=False)])
-    return found.sort_values(
+    return with_copies(found, GROUP, ["temperature", "repeat"]).sort_values(
         CELL, key=lambda column: column.map(order.get(column.name, lambda value: value)), ignore_index=True
     )
+
+
+def with_copies(rows: pd.DataFrame, group: Sequence[str], place: Sequence[str]) -> pd.DataFrame:
+    """Return rows in which the greedy ones, generated once, are copied to every `place` of their group.
+
+    The column `copied` marks the copies. In a group without others they stay at place 0.
+    """
+    once, sampled = rows[rows["temperature"] == 0], rows[rows["temperature"] > 0]
+    places = sampled[[*group, *place]].drop_duplicates()
+    copies = once.drop(columns=list(place)).merge(places, how="left", on=list(group))
+    copies = copies.fillna(dict.fromkeys(place, 0))
+    return pd.concat([copies.assign(copied=True), sampled.assign(copied=False)])
 
 
 def sampler_rank(sampler: str) -> tuple[bool, int, str]:
@@ -170,11 +177,17 @@ def _baselines(responses: pd.DataFrame) -> list[Baseline]:
     return found
 
 
+def parsed(text: str) -> Sampler | None:
+    """Return the sampler of a text; None if another version wrote it."""
+    try:
+        return parse(text)
+    except ValueError:
+        return None
+
+
 def default_options(text: str) -> str:
     """Return a sampler's text with its default options, but the same order."""
-    try:
-        sampler = parse(text)
-    except ValueError:  # it comes from another version
+    if (sampler := parsed(text)) is None:
         return text
     alike = (one for one in default_samplers() if (one.name, one.order) == (sampler.name, sampler.order))
     return str(next(alike, sampler))  # a chain has no default

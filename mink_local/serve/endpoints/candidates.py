@@ -6,65 +6,58 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from mink_local.errors import OptionError
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.generation.sampling_step import SamplingStep, sampling_step
 from mink_local.generation.text import TextStream
 from mink_local.llama.weights import Weights
 from mink_local.samplers import Greedy, Sampler, parse
-from mink_local.serve.protocol.fields import (
-    CandidatesRequest,
-)
+from mink_local.serve.protocol.fields import CandidatesRequest, naming
 from mink_local.serve.protocol.messages import prepare_chat
-from mink_local.serve.protocol.responses import (
-    ApiError,
-    Candidate,
-    Cut,
-    StepCandidates,
-)
-from mink_local.serve.service import Service
+from mink_local.serve.protocol.responses import ApiError, Candidate, Cut, StepCandidates
+from mink_local.serve.service import Service, api_errors
 
 _CURVE_POINTS = 256  # of the candidates' logits, over the whole vocabulary
 
 
-async def find_candidates(service: Service, chat: CandidatesRequest) -> StepCandidates:
+async def find_candidates(service: Service, asked: CandidatesRequest) -> StepCandidates:
     """Return the candidates of an answer's next token, and samplers' cuts."""
-    service.presets.find(chat.model)
+    service.presets.find(asked.model)
     try:
-        samplers = [parse(text) for text in chat.samplers]
+        samplers = [parse(text) for text in asked.samplers]
     except ValueError as error:
         raise ApiError(400, str(error), param="samplers") from None
     rows: list[NDArray[np.float32]] = []
 
     def make_requests() -> list[Request]:
         params = SamplingParams(sampler=Greedy(), max_tokens=1)
-        if chat.prompt:
-            request = Request(chat.prompt, prefix=chat.prefix_tokens or ())
+        if asked.prompt:
+            request = Request(asked.prompt, prefix=asked.prefix_tokens or ())
         else:
-            request = prepare_chat(service.model, chat, params)
+            request = prepare_chat(service.model, asked.chat(), params)
         # Not with the grammar of a forced call: the logits are the model's own.
         return [replace(request, params=params, watch=lambda logits: rows.append(logits.copy()))]
 
-    events = await service.begin(1, make_requests)
+    with naming({"prefix": "prefix_tokens"}):
+        events = await service.begin(1, make_requests)
     try:
         async for _ in events:
             pass
     finally:
         service.cancel(events)
-    try:
+    with api_errors():
         return await service.off_loop(
             lambda: step_candidates(
                 rows[0],
                 service.model.weights,
                 samplers,
-                chat.temperatures or [1.0],
-                top=chat.top,
-                sampled=chat.sampled,
-                prefix=chat.prefix_tokens or (),
+                asked.temperatures or [1.0],
+                top=asked.top,
+                sampled=asked.sampled,
+                prefix=asked.prefix_tokens or (),
                 prompt_tokens=events.answers[0].prompt_tokens,
             )
         )
-    except ValueError as error:
-        raise ApiError(400, str(error), param="sampled") from None
 
 
 def step_candidates(
@@ -96,7 +89,7 @@ def step_candidates(
     if not np.isfinite(logits).any():
         raise ValueError("no logit is finite: there is no token to choose")
     if sampled is not None and not (0 <= sampled < logits.size and np.isfinite(logits[sampled])):
-        raise ValueError(f"sampled must be a token with a finite logit, not {sampled}")
+        raise OptionError("sampled", f"must be a token with a finite logit, not {sampled}")
     step = sampling_step(logits, int(np.nanargmax(logits)) if sampled is None else sampled, 1.0, ())
     before = b"".join(map(weights.piece, prefix))
 

@@ -19,7 +19,7 @@ from mink_local.generation.model import Model
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.serve import request_log
-from mink_local.serve.protocol.fields import ChatRequest, CompletionRequest
+from mink_local.serve.protocol.fields import ChatRequest, CompletionRequest, naming
 from mink_local.serve.protocol.messages import engine_requests, usage_of
 from mink_local.serve.protocol.responses import ApiError, Timings, TokenUsage
 from mink_local.serve.protocol.sampling import sampling_params
@@ -212,12 +212,8 @@ class Exchange:
         request, model = self._request, self._service.model
         prompts = partial(engine_requests, model, request, self._head.params)
         requests = partial(_with_seeds, prompts, request.n or 1)
-        try:
+        with naming(request.sources):
             events = await self._service.begin(request.n_answers, requests)
-        except ApiError as error:
-            if "grammar" in str(error):
-                error.param = error.param or request.grammar_field
-            raise
         close = partial(self._close, events)
         form = self._form(model, request, self._head, events.answers)
         if request.stream:

@@ -12,6 +12,7 @@ from mink_local.generation.answer import Answer, Piece
 from mink_local.serve.endpoints.exchange import Exchange, NamedEventsForm, server_sent
 from mink_local.serve.endpoints.tokens import count_input_tokens
 from mink_local.serve.protocol.fields import (
+    AnswerFormat,
     ChatRequest,
     Fields,
     Name,
@@ -21,16 +22,12 @@ from mink_local.serve.protocol.fields import (
     as_chat,
     function_tool,
     naming,
+    tool_names,
 )
 from mink_local.serve.protocol.responses import ApiError, InputTokens, Output, Timings, TokenUsage
 from mink_local.serve.service import Service
 
 Json = dict[str, Any]
-_NAMES = {
-    "max_completion_tokens": "max_tokens",
-    "thinking_budget_tokens": "thinking.budget_tokens",
-    "json_schema": "output_config.format.schema",
-}
 
 
 class TextBlock(Fields, frozen=True):
@@ -109,11 +106,10 @@ class Thinking(Fields, frozen=True):
     budget_tokens: Annotated[int, Meta(ge=1)] | None = None
 
 
-class OutputFormat(Fields, frozen=True):
+class OutputFormat(AnswerFormat, frozen=True):
     """The form of the answer's text."""
 
     type: Literal["json_schema"]
-    schema: Schema
 
 
 class OutputConfig(Fields, frozen=True):
@@ -156,8 +152,6 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
             "tools": [
                 function_tool(tool.name, tool.description, tool.input_schema) for tool in self.tools or ()
             ],
-            "max_completion_tokens": self.max_tokens,
-            "stop": self.stop_sequences or self.stop,
         }
         if choice:
             forced = {"type": "function", "function": {"name": choice.name}}
@@ -165,10 +159,12 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
             body["parallel_tool_calls"] = not choice.disable_parallel_tool_use
         if thinking:
             body["chat_template_kwargs"] = {"enable_thinking": thinking.type != "disabled"}
-            body["thinking_budget_tokens"] = thinking.budget_tokens
-        if self.output_config and self.output_config.format:
-            body["json_schema"] = self.output_config.format.schema
         return as_chat(self, body)
+
+    @property
+    def chat_names(self) -> dict[str, str]:
+        """The fields of the chat request that have other names here."""
+        return tool_names([f"tools[{i}]" for i in range(len(self.tools or ()))], "input_schema")
 
     def _messages(self) -> Iterator[Json]:
         if self.system:
@@ -231,7 +227,7 @@ class MessageObject(Output, kw_only=True):
 
 async def create_message(service: Service, request: MessagesRequest) -> Response:
     """Answer a conversation that is given as blocks."""
-    with naming(_NAMES):
+    with naming(request.chat_names):
         if request.max_tokens is None:
             raise ApiError(400, "max_tokens is missing", param="max_tokens")
         return await Exchange(service, request.chat(), partial(_MessageForm, request)).respond()
@@ -239,7 +235,7 @@ async def create_message(service: Service, request: MessagesRequest) -> Response
 
 async def count_message_tokens(service: Service, request: MessagesRequest) -> InputTokens:
     """Count the tokens of a conversation's prompt."""
-    with naming(_NAMES):
+    with naming(request.chat_names):
         return await count_input_tokens(service, request.chat())
 
 

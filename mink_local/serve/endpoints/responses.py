@@ -12,6 +12,7 @@ from starlette.responses import Response
 from mink_local.generation.answer import Answer, Piece
 from mink_local.serve.endpoints.exchange import Exchange, NamedEventsForm
 from mink_local.serve.protocol.fields import (
+    AnswerFormat,
     ChatRequest,
     Fields,
     Name,
@@ -21,6 +22,7 @@ from mink_local.serve.protocol.fields import (
     as_chat,
     function_tool,
     naming,
+    tool_names,
 )
 from mink_local.serve.protocol.responses import ApiError, Output, Timings, TokenUsage
 from mink_local.serve.service import Service
@@ -28,21 +30,11 @@ from mink_local.serve.service import Service
 Json = dict[str, Any]
 
 
-class TextFormat(Fields, frozen=True):
-    """The form of the answer's text.
+class TextFormat(AnswerFormat, frozen=True):
+    """The form of the answer's text."""
 
-    Attributes:
-        schema: Required for `json_schema`.
-    """
-
-    type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
-    schema: Schema | None = None
     strict: bool | None = None
-
-    def __post_init__(self) -> None:
-        if self.type == "json_schema":
-            self.require("schema")
 
 
 class TextOptions(Fields, frozen=True):
@@ -164,30 +156,33 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
 
     def chat(self) -> ChatRequest:
         """Return the same request to chat completions. Raises ApiError."""
-        form = self.text.format if self.text else None
         body: Json = {
             "messages": [*self._messages()],
             "tools": [
-                function_tool(name, tool.description, tool.parameters) for name, _, tool in self.named_tools()
+                function_tool(name, tool.description, tool.parameters)
+                for name, _, tool, _ in self.named_tools()
             ],
             "tool_choice": self.tool_choice,
             "parallel_tool_calls": self.parallel_tool_calls,
             "reasoning": self.reasoning,
-            "max_completion_tokens": self.max_output_tokens,
         }
         if isinstance(self.tool_choice, ChosenFunction):
             body["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice.name}}
-        if form:
-            body["response_format"] = {"type": form.type, "json_schema": {"schema": form.schema or {}}}
         return as_chat(self, body)
 
-    def named_tools(self) -> Iterator[tuple[str, str | None, ResponseTool]]:
-        """Yield the functions, each after the name that the model sees and its namespace."""
-        for tool in self.tools or ():
+    @property
+    def chat_names(self) -> dict[str, str]:
+        """The fields of the chat request that have other names here."""
+        paths = [path for *_, path in self.named_tools()]
+        return {"messages": "input"} | tool_names(paths, "parameters")
+
+    def named_tools(self) -> Iterator[tuple[str, str | None, ResponseTool, str]]:
+        """Yield the functions: the name that the model sees, the namespace, the function, and its path."""
+        for i, tool in enumerate(self.tools or ()):
             if tool.type == "function":
-                yield tool.name, None, tool
-            for function in tool.tools or ():
-                yield f"{tool.name}.{function.name}", tool.name, function
+                yield tool.name, None, tool, f"tools[{i}]"
+            for j, function in enumerate(tool.tools or ()):
+                yield f"{tool.name}.{function.name}", tool.name, function, f"tools[{i}].tools[{j}]"
 
     def _messages(self) -> Iterator[Json]:
         """Yield the input as messages; calls and reasoning belong to one message of the assistant's."""
@@ -216,13 +211,6 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
                 yield {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
         if turn:
             yield turn
-
-
-_NAMES = {
-    "messages": "input",
-    "response_format": "text.format.schema",
-    "max_completion_tokens": "max_output_tokens",
-}
 
 
 def _text(content: str | Sequence[ContentItem] | None) -> str:
@@ -278,7 +266,7 @@ class ResponseObject(Output, kw_only=True):
 
 async def create_response(service: Service, request: ResponsesRequest) -> Response:
     """Answer a conversation that is given as items."""
-    with naming(_NAMES):
+    with naming(request.chat_names):
         return await Exchange(service, request.chat(), partial(_ResponseForm, request)).respond()
 
 
@@ -290,7 +278,7 @@ class _ResponseForm(NamedEventsForm):
         self._given = given
         self._origins: dict[str | None, Json] = {
             name: {"name": tool.name, "namespace": namespace}
-            for name, namespace, tool in given.named_tools()
+            for name, namespace, tool, _ in given.named_tools()
             if namespace
         }
         self._number = 0

@@ -32,8 +32,7 @@ def _tokenized(service: Service, request: TokenizeRequest) -> TokenizedText:
         message = f"more than {MAX_CONTROL_TOKENS} control tokens: send parse_special: false"
         raise ApiError(400, message, param="content" if is_content else "prompt")
     # vLLM adds the beginning of a text by default, llama-server does not.
-    default = request.add_special_tokens is not False and not is_content
-    add_special = default if request.add_special is None else request.add_special
+    add_special = not is_content if request.add_special is None else request.add_special
     tokens = weights.tokenize(text, add_special=add_special, parse_special=request.parse_special)
     listed: list[int | TokenPiece] = [*tokens]
     if request.with_pieces:

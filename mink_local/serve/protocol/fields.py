@@ -5,7 +5,7 @@ sampling fields are ignored and reported, and unsupported constraints are refuse
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
@@ -39,7 +39,26 @@ Breaker = Annotated[str, Meta(max_length=40)]  # llama.cpp reads no more
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Schema = dict[str, Any]
 SchemaOrText = Schema | Annotated[str, Meta(max_length=65_536)]
-Form = tuple[str, Any]  # of an answer: an option of `Constraints` and its value
+
+ALIASES = {
+    "max_tokens": ("max_completion_tokens", "max_output_tokens", "max_tokens", "n_predict"),
+    "stop": ("stop_sequences", "stop"),
+    "repeat_penalty": ("repeat_penalty", "repetition_penalty"),
+    "reasoning_budget": ("reasoning_budget", "thinking_budget_tokens", "thinking.budget_tokens"),
+    "reasoning_effort": ("reasoning_effort", "reasoning.effort"),
+    "add_special": ("add_special", "add_special_tokens"),
+    "json_schema": (
+        "response_format", "text.format", "output_config.format", "json_schema", "guided_json",
+        "structured_outputs.json", "format",
+    ),
+    "grammar": ("grammar", "guided_grammar", "structured_outputs.grammar"),
+    "choice": ("choice", "guided_choice", "structured_outputs.choice"),
+    "regex": ("regex", "guided_regex", "structured_outputs.regex"),
+}  # fmt: skip
+"""The names that clients have for a field, as paths; the first that is given wins."""
+
+_FORMS = ("json_schema", "grammar", "choice", "regex")  # of an answer: at most one, under one name
+_OTHER_NAMES = {path.partition(".")[0] for paths in ALIASES.values() for path in paths} - ALIASES.keys()
 
 _OFF_AT_0 = (
     "diversity_penalty", "early_stopping", "epsilon_cutoff", "eta_cutoff", "min_keep", "no_repeat_ngram_size",
@@ -206,13 +225,38 @@ class NamedToolChoice(Fields, frozen=True):
     type: Literal["function"] = "function"
 
 
+class AnswerFormat(Fields, frozen=True):
+    """The form of an answer: any text, any JSON object, or JSON that conforms to a schema.
+
+    Attributes:
+        schema: The JSON schema; required for `json_schema`.
+    """
+
+    type: Literal["text", "json_object", "json_schema"]
+    schema: Schema | None = None
+
+    def __post_init__(self) -> None:
+        if self.type == "json_schema":
+            self.require("schema")
+
+    @property
+    def answer_schema(self) -> Schema | None:
+        """The JSON schema of the answer; None for text."""
+        return None if self.type == "text" else self.schema or {"type": "object"}
+
+    @property
+    def place(self) -> str:
+        """Where that schema is."""
+        return "schema"
+
+
 class JsonSchemaFormat(Fields, frozen=True):
     """A JSON schema."""
 
     schema: Schema
 
 
-class ResponseFormat(Fields, frozen=True):
+class ResponseFormat(AnswerFormat, frozen=True):
     """The form of an answer: any text, any JSON object, or JSON that conforms to a schema.
 
     Attributes:
@@ -220,8 +264,6 @@ class ResponseFormat(Fields, frozen=True):
         json_schema: Required for `json_schema`.
     """
 
-    type: Literal["text", "json_object", "json_schema"]
-    schema: Schema | None = None
     json_schema: JsonSchemaFormat | None = None
 
     def __post_init__(self) -> None:
@@ -230,10 +272,13 @@ class ResponseFormat(Fields, frozen=True):
 
     @property
     def answer_schema(self) -> Schema | None:
-        """The JSON schema of the answer; None for text."""
         if self.type == "json_schema" and self.json_schema is not None:
             return self.json_schema.schema
-        return None if self.type == "text" else self.schema or {"type": "object"}
+        return super().answer_schema
+
+    @property
+    def place(self) -> str:
+        return "json_schema.schema" if self.type == "json_schema" else "schema"
 
 
 class StructuredOutputs(Fields, frozen=True):
@@ -250,21 +295,6 @@ class StructuredOutputs(Fields, frozen=True):
     choice: Choices | None = None
     grammar: Grammar | None = None
     regex: Pattern | None = None
-
-    def __post_init__(self) -> None:
-        if sum(map(bool, (self.json, self.choice, self.grammar, self.regex))) > 1:
-            raise ValueError("json, choice, grammar and regex exclude each other")
-
-    @property
-    def forms(self) -> dict[str, Form]:
-        """What the answer conforms to, by its field; at most one."""
-        forms: dict[str, Form] = {
-            "structured_outputs.json": ("json_schema", _schema(self.json, "structured_outputs.json")),
-            "structured_outputs.choice": ("choice", self.choice or None),
-            "structured_outputs.grammar": ("grammar", self.grammar or None),
-            "structured_outputs.regex": ("regex", self.regex or None),
-        }
-        return {name: form for name, form in forms.items() if form[1] is not None}
 
 
 class StreamOptions(Fields, frozen=True):
@@ -320,9 +350,9 @@ class SamplingFields(Fields, frozen=True):
         grammar: A grammar in llama.cpp's GBNF that the answer conforms to.
         structured_outputs: The form of the answer, as in vLLM.
         guided_json: A JSON schema, as in earlier versions of vLLM.
-        guided_choice: The possible answers.
+        choice: The possible answers; `guided_choice` is the same.
         guided_grammar: The same as `grammar`.
-        guided_regex: A regular expression that the whole answer matches; `regex` is the same, as in SGLang.
+        regex: A regular expression that the whole answer matches, as in SGLang; `guided_regex` is the same.
         format: `json` or a JSON schema, as in Ollama.
     """
 
@@ -371,6 +401,7 @@ class SamplingFields(Fields, frozen=True):
     grammar: Grammar | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: SchemaOrText | None = None
+    choice: Choices | None = None
     guided_choice: Choices | None = None
     guided_grammar: Grammar | None = None
     guided_regex: Pattern | None = None
@@ -378,41 +409,20 @@ class SamplingFields(Fields, frozen=True):
     format: Schema | Literal["json", ""] | None = None
 
     def __post_init__(self) -> None:
-        names = list(self.forms)
-        if len(names) > 1:
-            raise ApiError(400, f"{names[1]} cannot be combined with {names[0]}: send one", param=names[1])
         for name, instead in REFUSED.items():
             if getattr(self, name, None) not in NOT_GIVEN:
                 message = f"{name} is not supported: {instead}"
                 raise ApiError(400, message, param=name, code="unsupported_parameter")
 
     @property
-    def forms(self) -> dict[str, Form]:
-        """The forms of the answer that are given, by their fields: at most one."""
-        response = self.response_format
-        forms: dict[str, Form] = {
-            "response_format": ("json_schema", None if response is None else response.answer_schema),
-            "json_schema": ("json_schema", self.json_schema),
-            "grammar": ("grammar", self.grammar or None),
-            "guided_json": ("json_schema", _schema(self.guided_json, "guided_json")),
-            "guided_choice": ("choice", self.guided_choice or None),
-            "guided_grammar": ("grammar", self.guided_grammar or None),
-            "guided_regex": ("regex", self.guided_regex or None),
-            "regex": ("regex", self.regex or None),
-            "format": ("json_schema", {"type": "object"} if self.format == "json" else self.format or None),
-        }
-        given = {name: form for name, form in forms.items() if form[1] is not None}
-        return given if self.structured_outputs is None else given | self.structured_outputs.forms
+    def form(self) -> dict[str, Any]:
+        """What the answer conforms to: an option of `Constraints`, or nothing."""
+        return {name: value for name in _FORMS if (value := getattr(self, name)) is not None}
 
     @property
-    def grammar_field(self) -> str | None:
-        """The field that says what the answer conforms to, if there is one."""
-        return next(iter(self.forms), None)
-
-    @property
-    def answer_schema(self) -> Schema | None:
-        """The JSON schema of the answer, if there is one."""
-        return next((value for option, value in self.forms.values() if option == "json_schema"), None)
+    def sources(self) -> dict[str, str]:
+        """The fields that are to blame for what is wrong with other options of the engine."""
+        return {}
 
     @property
     def sampler_options(self) -> dict[str, float]:
@@ -438,14 +448,7 @@ class SamplingFields(Fields, frozen=True):
     @property
     def token_limit(self) -> int | None:
         """Maximum length of an answer in tokens; None for the rest of the context."""
-        given = (self.max_completion_tokens, self.max_tokens, self.n_predict)
-        limit = next((value for value in given if value is not None), -1)
-        return None if limit == -1 else limit
-
-    @property
-    def reasoning_limit(self) -> int | None:
-        """Maximum length of the reasoning in tokens; None or -1 for no limit."""
-        return self.thinking_budget_tokens if self.reasoning_budget is None else self.reasoning_budget
+        return None if self.max_tokens == -1 else self.max_tokens
 
 
 class ChatRequest(SamplingFields, frozen=True, kw_only=True):
@@ -503,7 +506,7 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     @property
     def has_call_grammar(self) -> bool:
         """Whether a grammar makes the answer a call, or a call or what conforms to a schema."""
-        return bool(self.usable_tools) and (self.forces_call or self.answer_schema is not None)
+        return bool(self.usable_tools) and (self.forces_call or self.json_schema is not None)
 
     @property
     def forces_call(self) -> bool:
@@ -511,28 +514,25 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
         return bool(self.tools) and self.tool_choice not in (None, "auto", "none")
 
     @property
-    def grammar_field(self) -> str | None:
-        """The field that a grammar is made from, if there is one."""
-        return "tools" if self.has_call_grammar else super().grammar_field
+    def sources(self) -> dict[str, str]:
+        forced = {"grammar": "tools"} if self.has_call_grammar else {}
+        return forced | {"prefix": "prefix_tokens"}
 
     @property
     def enable_thinking(self) -> bool | None:
         """The switch for reasoning, or None if the client leaves it to the model."""
         given = (self.chat_template_kwargs or {}).get("enable_thinking")
-        if given is None and self._effort:
-            return self._effort != "none"
+        if given is None and self.reasoning_effort:
+            return self.reasoning_effort != "none"
         return given if given is None else bool(given)
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
         """Variables of the chat template, besides that switch."""
-        effort = {"reasoning_effort": self._effort} if self._effort not in (None, "none") else {}
-        given = effort | (self.chat_template_kwargs or {})
+        given = dict(self.chat_template_kwargs or {})
+        if self.reasoning_effort not in (None, "", "none"):
+            given.setdefault("reasoning_effort", self.reasoning_effort)
         return {name: value for name, value in given.items() if name != "enable_thinking"}
-
-    @property
-    def _effort(self) -> str | None:
-        return self.reasoning_effort or (self.reasoning and self.reasoning.effort) or None
 
     @property
     def logprobs_count(self) -> int | None:
@@ -549,19 +549,33 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
         return tools
 
 
-class CandidatesRequest(ChatRequest, frozen=True, kw_only=True):
+class CandidatesRequest(Fields, frozen=True, kw_only=True):
     """Body of `POST /candidates`: a conversation, and what to return about the next token of its answer.
 
     Attributes:
+        model: A model id.
+        messages: The conversation; if the last message is the assistant's, the answer continues it.
         prompt: Token ids, in place of `messages`.
+        prefix_tokens: Token ids with which the answer begins.
+        tools: Functions that the model may call.
+        tool_choice: With `none` the model does not see them.
+        reasoning_effort: `none` switches reasoning off, anything else on.
+        chat_template_kwargs: Variables of the chat template.
         samplers: Samplers such as `min-k:tau=3`, whose cuts to return.
         temperatures: The temperatures for which to return cuts; by default 1.
         top: Number of candidates to return.
         sampled: Id of a token to describe, whatever its rank.
     """
 
+    model: Name | None = None
     messages: Annotated[list[ChatMessage], Meta(max_length=2048)] = []
     prompt: TokenIds | None = None
+    prefix_tokens: TokenIds | None = None
+    tools: Annotated[list[FunctionTool], Meta(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    reasoning_effort: str | None = None
+    reasoning: ReasoningOptions | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     samplers: Annotated[list[Name], Meta(max_length=8)] = []
     temperatures: Annotated[list[Annotated[float, Meta(gt=0)]], Meta(min_length=1, max_length=32)] | None = (
         None
@@ -570,9 +584,19 @@ class CandidatesRequest(ChatRequest, frozen=True, kw_only=True):
     sampled: TokenId | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if bool(self.messages) == bool(self.prompt):
             raise ApiError(400, "messages or prompt must be given, and not both", param="messages")
+
+    def chat(self) -> ChatRequest:
+        """Return the conversation as a request to chat completions. Raises ApiError."""
+        return ChatRequest(
+            messages=self.messages,
+            prefix_tokens=self.prefix_tokens,
+            tools=self.tools,
+            tool_choice=self.tool_choice,
+            reasoning_effort=self.reasoning_effort,
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
 
 
 class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
@@ -612,6 +636,10 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
     def n_answers(self) -> int:
         """Number of answers."""
         return len(self.prompts()) * super().n_answers
+
+    @property
+    def sources(self) -> dict[str, str]:
+        return {"n": "prompt"} if len(self.prompts()) > 1 else {}
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts: texts or lists of token ids."""
@@ -660,8 +688,8 @@ def sampler_fields() -> list[str]:
     return [field for sampler in SAMPLERS.values() for field in sampler.request_fields]
 
 
-def parse(body: bytes, kind: type[RequestT]) -> RequestT:
-    """Decode the JSON body of a request.
+def parse(body: bytes, kind: type[RequestT]) -> tuple[RequestT, dict[str, str]]:
+    """Decode the JSON body of a request; also return where its client gave fields that have other names.
 
     Raises:
         ApiError: The body is no JSON object, a field has the wrong type or is out of range, or it asks for a
@@ -669,7 +697,7 @@ def parse(body: bytes, kind: type[RequestT]) -> RequestT:
     """
     names = (*sampler_fields(), *UNSUPPORTED, *REFUSED) if issubclass(kind, SamplingFields) else ()
     try:
-        return msgspec.json.decode(body, type=with_fields(kind, names), strict=False)  # type: ignore[no-any-return]
+        return _resolved(msgspec.json.decode(body, type=with_fields(kind, names), strict=False))
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at ")  # `$.messages[0].role`, or `key` in `$.logit_bias`
         path = place.rpartition("`$")[2].strip(".`").replace("[...]", "")
@@ -684,6 +712,38 @@ def parse(body: bytes, kind: type[RequestT]) -> RequestT:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
 
 
+def _resolved(request: RequestT) -> tuple[RequestT, dict[str, str]]:
+    """Return a request whose fields have the values of their other names, and those names.
+
+    Raises ApiError if it asks for two forms of the answer.
+    """
+    given = {
+        field: [found for path in paths if (found := _given(request, path))[1] is not None]
+        for field, paths in ALIASES.items()
+        if field in request.__struct_fields__
+    }
+    forms = [path for field in _FORMS for path, _ in given.get(field, ())]
+    if len(forms) > 1:
+        message = f"{forms[1]} cannot be combined with {forms[0]}: send one"
+        raise ApiError(400, message, param=forms[1])
+    first = {field: found[0] if found else (field, None) for field, found in given.items()}
+    changed = {field: value for field, (_, value) in first.items() if value is not getattr(request, field)}
+    names = {field: path for field, (path, _) in first.items() if path != field}
+    return msgspec.structs.replace(request, **changed) if changed else request, names
+
+
+def _given(request: Fields, path: str) -> tuple[str, Any]:
+    """Return where the value of a path is, and the value; None if it asks for nothing."""
+    value: Any = request
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    if isinstance(value, AnswerFormat):
+        return f"{path}.{value.place}", value.answer_schema
+    if value in ("", []):
+        return path, None
+    return path, _schema(value, path) if path in ALIASES["json_schema"] else value
+
+
 def as_chat(request: SamplingFields, fields: Mapping[str, Any]) -> ChatRequest:
     """Return another endpoint's request as one to chat completions: its sampling fields and others.
 
@@ -693,9 +753,22 @@ def as_chat(request: SamplingFields, fields: Mapping[str, Any]) -> ChatRequest:
         message = "n is not supported: send a request for each answer"
         raise ApiError(400, message, param="n", code="unsupported_parameter")
     names = with_fields(ChatRequest, (*sampler_fields(), *UNSUPPORTED, *REFUSED)).__struct_fields__
-    body = {name: getattr(request, name, None) for name in names} | dict(fields)
+    body = {name: getattr(request, name, None) for name in names if name not in _OTHER_NAMES} | dict(fields)
     given = {name: value for name, value in body.items() if value is not None}
-    return parse(msgspec.json.encode(given), ChatRequest)
+    return parse(msgspec.json.encode(given), ChatRequest)[0]
+
+
+def tool_names(paths: Sequence[str], parameters: str) -> dict[str, str]:
+    """Return the fields of tools in a chat request, and where an endpoint's clients have them.
+
+    Args:
+        paths: Where each tool is.
+        parameters: What its parameters are called.
+    """
+    own = {"name": "name", "parameters": parameters}
+    return {
+        f"tools[{i}].function.{name}": f"{path}.{own[name]}" for i, path in enumerate(paths) for name in own
+    }
 
 
 def function_tool(name: str, description: str | None, parameters: Schema | None) -> dict[str, Any]:
@@ -708,13 +781,13 @@ def function_tool(name: str, description: str | None, parameters: Schema | None)
 
 @contextmanager
 def naming(names: Mapping[str, str]) -> Iterator[None]:
-    """Name the fields in errors as an endpoint's clients do: the beginning of a path, and its new one."""
+    """Name the fields in errors as the client does: the beginning of a path, and its new one."""
     try:
         yield
     except ApiError as error:
         for old, new in names.items():
-            if error.param and error.param.startswith(old):
-                raise error.about(new) from None
+            if re.match(rf"{re.escape(old)}(?!\w)", error.param or ""):
+                raise error.about(new + str(error.param).removeprefix(old)) from None
         raise
 
 
@@ -728,9 +801,11 @@ def with_fields(kind: type[RequestT], names: tuple[str, ...]) -> type[RequestT]:
 
 
 def _schema(schema: SchemaOrText | None, field: str) -> Schema | None:
-    """Return a JSON schema that may be text. Raises ApiError if the text is none."""
+    """Return a JSON schema that may be text, `json` for any object. Raises ApiError if the text is none."""
     if not isinstance(schema, str):
         return schema
+    if schema == "json":
+        return {"type": "object"}
     try:
         return msgspec.json.decode(schema, type=Schema)
     except msgspec.MsgspecError as error:

@@ -127,7 +127,7 @@ def _grammar(request: ChatRequest, form: CallForm) -> str:
     It allows several calls only if the client asks for them: a small model does not find the end.
     """
     choice = request.tool_choice
-    answer = None if request.forces_call else request.answer_schema
+    answer = None if request.forces_call else request.json_schema
     parameters = {}
     for i, tool in enumerate(request.tools or ()):
         if isinstance(choice, NamedToolChoice) and tool.function.name != choice.function.name:

@@ -1,5 +1,6 @@
 """Response bodies and errors; the OpenAPI document and docs/mink-serve-api.md are generated from them."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -50,7 +51,7 @@ class ApiError(MinkError):
 
     def about(self, param: str) -> "ApiError":
         """Return the same error about a field of another name."""
-        message = str(self).replace(str(self.param), param)
+        message = re.sub(rf"(?<!\w){re.escape(str(self.param))}(?!\w)", lambda _: param, str(self))
         return ApiError(
             self.status,
             message,

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mink_local.errors import ConstraintError
+from mink_local.errors import OptionError
 from mink_local.generation.model import Model
 from mink_local.generation.request import SamplingParams
 from mink_local.llama.constants import RANDOM_SEED
@@ -146,12 +146,11 @@ def sampling_params(
             ignore_eos=bool(request.ignore_eos),
             logprobs=request.logprobs_count,
             prompt_logprobs=request.logprobs_count if is_echo else None,
-            reasoning_budget=request.reasoning_limit,
+            reasoning_budget=request.reasoning_budget,
             constraints=_constraints(request, model),
         )
-    except ValueError as error:
-        name = str(error).split(" ", 1)[0]
-        raise ApiError(400, str(error), param=name if hasattr(request, name) else None) from None
+    except OptionError as error:
+        raise ApiError(400, str(error), param=error.place) from None
     return params, sorted(request.unsupported.union(ignored))
 
 
@@ -269,10 +268,9 @@ def _given(**options: Any) -> dict[str, Any]:
 
 def _constraints(request: SamplingFields, model: Model) -> Constraints | None:
     """Return what changes the logits before the cut, or None if nothing does."""
-    repeat = request.repeat_penalty if request.repeat_penalty is not None else request.repetition_penalty
     options = _given(
         logit_bias=_bias(request, model),
-        repeat_penalty=repeat,
+        repeat_penalty=request.repeat_penalty,
         frequency_penalty=request.frequency_penalty,
         presence_penalty=request.presence_penalty,
         dry_multiplier=request.dry_multiplier,
@@ -296,14 +294,15 @@ def _constraints(request: SamplingFields, model: Model) -> Constraints | None:
 
 def _form(request: SamplingFields) -> dict[str, Any]:
     """Return what the answer conforms to. Raises ApiError if that cannot be kept."""
-    for name, (option, value) in request.forms.items():
+    for option, value in request.form.items():
         if option == "grammar" and IS_LARK.search(value):  # which can keep llguidance busy for ever
-            raise ApiError(400, f"{name} must be GBNF: a grammar in Lark's syntax is not taken", param=name)
+            message = "grammar must be GBNF: a grammar in Lark's syntax is not taken"
+            raise ApiError(400, message, param="grammar")
         try:
-            check(option, value, name)
-        except ConstraintError as error:
+            check(option, value, option)
+        except OptionError as error:
             raise ApiError(400, str(error), param=error.place) from None
-    return dict(request.forms.values())
+    return request.form
 
 
 def _bias(request: SamplingFields, model: Model) -> dict[int, float]:

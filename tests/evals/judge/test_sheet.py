@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from scipy.stats import binomtest
 from mink_local.evals.judge.people import saved_votes
 from mink_local.evals.tables import escape_markdown
 from tests.support.browser import Browser
+from tests.support.http import until
 from tests.support.made_run import change, write_run
 from tests.support.mink_eval import MinkEval
 
@@ -235,13 +235,12 @@ def test_a_rater_votes_and_saves(mink_eval: MinkEval, run: Path, tmp_path: Path,
     browser.press("p")
     assert browser.run("document.querySelector('[aria-pressed=true]').textContent") == "B is better"
     browser.open("about:blank")
-    for _ in range(30):  # Chromium hands on what a page has kept a moment later
+
+    def is_remembered() -> bool:  # Chromium hands on what a page has kept a moment later
         browser.open(page)
-        place = browser.run("document.getElementById('place').textContent")
-        if place == "Pair 3 of 5, 3 voted":
-            break
-        time.sleep(0.1)
-    assert place == "Pair 3 of 5, 3 voted"
+        return bool(browser.run("document.getElementById('place').textContent") == "Pair 3 of 5, 3 voted")
+
+    until(is_remembered)
     shown = data_of(run / "sheet")["pairs"][2]
     assert browser.run("document.getElementById('left').textContent") == shown[2]
     assert HOSTILE in shown[2]
@@ -256,10 +255,7 @@ def test_a_rater_votes_and_saves(mink_eval: MinkEval, run: Path, tmp_path: Path,
     browser.press("Enter")
     browser.wait("document.getElementById('saved').textContent.startsWith('Saved 5 of 5')")
     saved = tmp_path / "votes-Ann-O-b.json"
-    for _ in range(200):
-        if saved.exists():
-            break
-        time.sleep(0.05)
+    until(saved.exists)
     content = json.loads(saved.read_text())
     assert content["rater"] == "Ann O'b"
     assert content["votes"] == dict(zip(names, ("left", "tie", "right", "right", "left"), strict=True))
