@@ -120,6 +120,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any] | str | bytes]] = {
     "5000 digits": (CHAT, literal(f'"temperature": {"9" * 5000}')),
     "n of 1000 digits": (CHAT, literal(f'"n": {"9" * 1000}')),
     "n": (CHAT, chat(n=10**9)),
+    "a seed of 1000 digits": (CHAT, literal(f'"seed": {"9" * 1000}')),
+    "the least seed": (CHAT, chat(seed=-(2**63))),
     "more answers than the server takes": (COMPLETION, {"prompt": ["a"] * 128, "max_tokens": 1}),
     "100,000 prompts": (COMPLETION, {"prompt": ["a"] * 100_000}),
     "max_tokens": (CHAT, chat(max_tokens=2**63)),
@@ -216,8 +218,6 @@ def test_what_is_refused(server: RunningServer, name: str) -> None:
 
 CHAIN = ["root ::= r0", *(f"r{i} ::= r{i + 1}" for i in range(4000)), 'r4000 ::= "a"']
 ANSWERED: dict[str, tuple[str, dict[str, Any] | str | bytes]] = {
-    "a seed of 1000 digits": (CHAT, literal(f'"seed": {"9" * 1000}')),
-    "the least seed": (CHAT, chat(seed=-(2**63))),
     "an enormous temperature": (CHAT, chat(temperature=1e308)),
     "hardly any temperature": (CHAT, chat(temperature=5e-324)),
     "NUL": (CHAT, user("a\0b")),
