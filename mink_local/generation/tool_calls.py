@@ -34,7 +34,6 @@ from mink_local.generation.call_formats import (
 )
 from mink_local.generation.request import Tool
 from mink_local.generation.text import started_length
-from mink_local.llama.json_schema import closed
 
 _MOST_WRAPPERS = 5  # nested
 _LONGEST_MARK = max(map(len, CALL_ENDS))
@@ -390,7 +389,7 @@ def calls_grammar(
         answer: JSON schema of an answer that may come in place of a call.
     """
     calls = [
-        f"{json.dumps(f'{form.before}{name}{form.between}')} %json {json.dumps(closed(schema))}"
+        f"{json.dumps(f'{form.before}{name}{form.between}')} %json {json.dumps(schema)}"
         for name, schema in parameters.items()
     ]
     start = "call"

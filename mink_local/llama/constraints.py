@@ -1,7 +1,6 @@
 """Constraints on logits before sampling: logit bias, repetition penalties, and the form of the answer."""
 
 import ctypes
-import json
 import math
 import weakref
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 
 from mink_local.llama.constants import check_range
 from mink_local.llama.guide import Guide
-from mink_local.llama.json_schema import closed
 from mink_local.llama.token_data import SamplingBuffers, fill_token_data, mask_logits, read_token_data
 from mink_local.llama.weights import Weights
 
@@ -135,8 +133,6 @@ class Constrainer:
         self._guide: Guide | None = None
         if constraints.form is not None:
             option, value = constraints.form
-            if option == "json_schema" and '"allOf"' not in json.dumps(value):
-                value = closed(value)
             self._guide = Guide(option, value, weights, before)
             if not self._guide.begin(prefix):
                 self._guide = Guide(option, value, weights)

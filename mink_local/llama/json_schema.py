@@ -29,10 +29,12 @@ _OF_NAMES = ("$defs", "definitions", "dependentSchemas", "patternProperties", "p
 _OF_LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 _OF_ONE = ("additionalItems", "additionalProperties", "items")
 _MERGING = {"$ref", "allOf", "anyOf", "oneOf"}
-_SAYS_MORE = _MERGING | {
+_OF_FURTHER = {  # what says more about an object than its own properties
     "additionalProperties", "dependencies", "dependentRequired", "dependentSchemas", "if", "minProperties",
     "not", "patternProperties", "propertyNames", "unevaluatedProperties",
 }  # fmt: skip
+_OF_OBJECTS = _OF_FURTHER | {"properties", "required"}
+_SAYS_MORE = _OF_FURTHER | _MERGING
 _VALUES = (
     "const",
     "enum",
@@ -68,14 +70,14 @@ Path = tuple[str | int, ...]
 def closed(schema: Any) -> Any:
     """Return a schema whose objects have only the properties that it names, unless it says more about them.
 
-    Small models invent further ones without end. What is combined with another schema stays open.
+    Small models invent further ones without end.
     """
     if isinstance(schema, list):
         return [closed(each) for each in schema]
-    if not isinstance(schema, Mapping) or "allOf" in schema:
+    if not isinstance(schema, Mapping):
         return schema
     made: dict[str, Any] = dict(schema)
-    for name in ("items", "prefixItems", "anyOf", "oneOf"):
+    for name in (*_OF_LISTS, *_OF_ONE):
         if name in schema:
             made[name] = closed(schema[name])
     for name in ("properties", "$defs", "definitions"):
@@ -89,7 +91,9 @@ def closed(schema: Any) -> Any:
 
 
 def kept_schema(schema: Any, option: str) -> dict[str, Any]:
-    """Return a schema as llguidance takes it: without annotations, with `OPTIONS`.
+    """Return a schema as llguidance takes it: without annotations, `closed`, with `OPTIONS`.
+
+    A schema that puts an object together from several parts stays open: each names some of its properties.
 
     Raises:
         ConstraintError: It cannot be kept; the error names `option`, the keyword and its place.
@@ -106,6 +110,8 @@ def kept_schema(schema: Any, option: str) -> dict[str, Any]:
     if complaint := _complaint(kept):
         path, reason = _located(kept, complaint)
         raise ConstraintError(option, reason, written(path))
+    if not checks.combines:
+        kept = closed(kept)  # only now: the parts of a oneOf must exclude each other when they are open
     return kept | {"x-guidance": OPTIONS}
 
 
@@ -115,9 +121,14 @@ def written(path: Path) -> str:
 
 
 class _Checks:
-    """Rewrites a schema, and refuses what would take long or is not kept exactly."""
+    """Rewrites a schema, and refuses what would take long or is not kept exactly.
+
+    Attributes:
+        combines: Whether several parts of the schema are about the same object.
+    """
 
     def __init__(self, option: str) -> None:
+        self.combines = False
         self._option = option
         self._n_values = 0
         self._merges = False
@@ -188,7 +199,10 @@ class _Checks:
                 self._refuse(f"more than {MAX_PROPERTIES} properties", (*path, key))
         self._patterns |= {str(schema[key]) for key in ("format", "pattern") if key in schema}
         self._merges |= bool(_MERGING & schema.keys()) and len(schema) > 1
-        self._merges |= isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1
+        has_several = isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1
+        self._merges |= has_several
+        merging = _MERGING & schema.keys()
+        self.combines |= has_several or len(merging) > 1 or bool(merging and _OF_OBJECTS & schema.keys())
         if "$id" in schema and "$ref" in schema:
             self._refuse("drafts of JSON Schema differ about $id beside $ref", (*path, "$id"))
         least, required = schema.get("minProperties"), schema.get("required")
