@@ -29,10 +29,8 @@ from mink_local.llama.guide import Guide
 from mink_local.llama.json_schema import closed, kept_schema
 from mink_local.llama.token_data import mask_logits
 from mink_local.llama.weights import Weights
-from tests.conftest import SHARED
-from tests.support.effort import NIGHTLY
+from tests.support.schemas import PATTERNS, STAND_IN, suite
 
-SUITE = SHARED / "data" / "json_schema"
 INF, NAN = np.inf, np.nan
 
 
@@ -75,31 +73,6 @@ def wild_text(found: Guide, weights: Weights, rng: random.Random, n_tokens: int 
 
 # JSON schemas: the JSON-Schema-Test-Suite, draft 7
 
-STAND_IN: list[tuple[Any, list[Any], list[Any]]] = [  # schema, valid values, invalid ones
-    ({}, [1, "a", None, {"b": [True]}], []),
-    ({"type": "integer", "minimum": 1, "maximum": 300}, [1, 42, 300], [0, 301, -5, "1"]),
-    ({"type": "number", "exclusiveMinimum": 0.5}, [0.51, 7], [0.5, 0, -1]),
-    ({"type": "integer", "multipleOf": 7}, [0, 49, -7], [1, 50]),
-    ({"type": "string", "pattern": "^\\d{3}-\\d{4}$"}, ["555-0123"], ["5550123", "555-01234", "٣٣٣-٣٣٣٣"]),
-    ({"type": "string", "minLength": 2, "maxLength": 3}, ["ab", "🧩é"], ["a", "abcd"]),
-    ({"type": "string", "maxLength": 4000}, ["a" * 100], [1]),
-    ({"enum": ["a\nb", "🧩", "a\\b", 'a"b', 5, None]}, ["a\nb", "🧩", "a\\b", 'a"b', 5, None], ["ab", 6]),
-    ({"const": {"a": [1, "x"]}}, [{"a": [1, "x"]}], [{"a": [1]}, {}]),
-    ({"type": ["string", "null"], "maxLength": 1}, ["a", None], ["ab", 1]),
-    ({"type": "string", "nullable": True}, ["a", None], [1]),
-    ({"properties": {"a": {"type": "integer"}}, "required": ["a"]}, [{"a": 1}], [{}, {"a": "x"}]),
-    ({"properties": {"a": {"type": "integer"}}}, [{}, {"a": 1}], [{"a": 1, "b": 2}]),
-    ({"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}, [{"a": 1, "b": 2, "c": 3}], []),
-    ({"properties": {"a": {}}, "additionalProperties": False}, [{}, {"a": 1}], [{"b": 1}, {"a": 1, "b": 1}]),
-    ({"patternProperties": {"^n": {"type": "integer"}}}, [{"n1": 1, "x": "y"}], [{"n1": "x"}]),
-    ({"type": "array", "items": {"type": "integer"}, "minItems": 2}, [[1, 2], [1, 2, 3]], [[1], ["a", "b"]]),
-    ({"prefixItems": [{"const": 1}], "items": False}, [[1], []], [[2], [1, 2]]),
-    ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "null"}}}, [None], [1]),
-    ({"items": {"$ref": "#"}, "type": "array"}, [[], [[], [[]]]], [[1], 1]),
-    ({"allOf": [{"minimum": 3}, {"maximum": 5}], "type": "integer"}, [3, 5], [2, 6]),
-    ({"format": "date", "type": "string"}, ["2024-02-29"], ["2025-02-29", "2024-02-30", "x"]),
-]  # fmt: skip
-
 # Valid values that are rejected: spellings of numbers that llguidance does not write, draft 7's rule that the
 # neighbours of a $ref are ignored, where later drafts keep them, and properties that no schema names.
 SPELLED_OTHERWISE = re.compile(r"\d\.0\b")
@@ -130,24 +103,6 @@ def in_any_order(value: Any) -> list[Any]:
         dict(zip(names, parts, strict=True))
         for names in permutations(value)
         for parts in in_any_order([value[name] for name in names])
-    ]
-
-
-def suite() -> list[tuple[str, Any, list[tuple[Any, bool]]]]:
-    """Return names, schemas and values, with whether they are valid."""
-    if not SUITE.exists():
-        return [
-            (f"stand-in {i}", schema, [*((one, True) for one in valid), *((one, False) for one in invalid)])
-            for i, (schema, valid, invalid) in enumerate(STAND_IN)
-        ]
-    return [
-        (
-            f"suite, {path.stem}: {case['description']}",
-            case["schema"],
-            [(t["data"], t["valid"]) for t in case["tests"]],
-        )
-        for path in sorted(SUITE.glob("*.json"))
-        for case in json.loads(path.read_text(encoding="utf-8"))
     ]
 
 
@@ -327,19 +282,6 @@ def test_a_model_at_a_high_temperature_writes_what_is_valid(smollm2: Model, sche
 
 
 # Regular expressions and choices
-
-
-PATTERNS = [
-    r"^\d{3}-\d{2,4}$",
-    r"(red|blue|)\s\w+\.",
-    r"[^a-z\n]{1,5}|[\w.+-]{2,6}@[a-c]\.org",
-    r'"é東":\S{2}.',
-    r"(?:ab)*?c+",
-    r"x?\"[\]^-]{3}",
-    r"(?i)yes|no/",
-    r"a\$",
-    r"[\W\d]{2}",
-]
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -550,45 +492,6 @@ def test_the_cut_sees_allowed_tokens_only(weights: Weights) -> None:
     _, constrained = masked(row, bits)
     alone = MinK().cutoff(row[bits])
     assert MinK().cutoff(constrained) == alone
-
-
-# Nothing kills the process
-
-
-@pytest.mark.slow
-def test_nothing_that_is_sent_kills_the_process(tiny_weights: Weights) -> None:
-    """Mutated schemas, expressions and grammars: 20,000 in the nightly tests."""
-    rng = random.Random(None if NIGHTLY else 1)
-    schemas = [json.dumps(schema) for _, schema, _ in suite()]
-    grammars = [
-        'root ::= "{" pair ("," pair)* "}"\npair ::= [a-z]+ ":" (root | [0-9]{1,9})',
-        *[f'root ::= "{i}" root | [^a-{c}] .' for i, c in enumerate("bcd")],
-    ]  # fmt: skip
-    sources = {"json_schema": schemas, "regex": PATTERNS, "grammar": grammars}
-    for _ in range(20_000 if NIGHTLY else 300):
-        option = rng.choice(list(sources))
-        text = mutated(rng.choice(sources[option]), "".join(sources[option]), rng)
-        with suppress(ConstraintError, GenerationError):
-            found = Guide(option, text, tiny_weights)
-            for _ in range(3):
-                found.accept(rng.choice(allowed(found).tolist()))
-
-
-def mutated(text: str, material: str, rng: random.Random) -> str:
-    """Return a text with parts removed, repeated, replaced or nested."""
-    for _ in range(rng.randint(1, 4)):
-        start, end = sorted(rng.choices(range(len(text) + 1), k=2))
-        at = rng.randrange(len(material))
-        part = material[at : at + rng.randint(1, 20)]
-        text = rng.choice(
-            [
-                text[:start] + text[end:],
-                text[:start] + text[start:end] * rng.choice([2, 50]) + text[end:],
-                text[:start] + part * rng.choice([1, 1, 1, 300]) + text[end:],
-                text[:start] + rng.choice(["\0", "\ud800", "9" * 30, "{", "(", "𝄞", "\\"]) + text[start:],
-            ]
-        )[:30_000]
-    return text
 
 
 def test_weights_are_closed_while_their_tokenizer_is_made(smollm2_path: Path) -> None:

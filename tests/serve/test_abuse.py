@@ -252,6 +252,11 @@ ANSWERED: dict[str, tuple[str, dict[str, Any] | str | bytes]] = {
     "a chain of 5,000 rules": (CHAT, chat(grammar="\n".join(CHAIN))),
     "10,000 letters of a choice": (CHAT, chat(guided_choice=["a" * 1000] * 10)),
     "1,000 alternatives": (CHAT, chat(json_schema={"enum": [f"alternative {i}" for i in range(1000)]})),
+    "9,000 alternatives of a grammar": (
+        CHAT,
+        chat(grammar="root ::= " + "|".join(f'"{i:x}"' for i in range(9000))),
+    ),
+    "1,000 alternatives of an expression": (CHAT, chat(guided_regex="|".join(f"{i:x}" for i in range(1000)))),
     "a megabyte of description": (CHAT, chat(json_schema={"description": "x" * 10**6})),
     "a schema of nothing but itself": (CHAT, chat(json_schema={"type": "array", "items": {"$ref": "#"}})),
     "a grammar with NUL": (CHAT, chat(grammar='root ::= "a\0"')),
