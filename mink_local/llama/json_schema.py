@@ -55,6 +55,10 @@ _DATE = (
 _TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,6})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
 # llguidance's own have leap days in every year, and minutes of 61 seconds.
 _FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
+# What Pydantic before 2.14 writes for a Decimal, and in it, how many digits there may be. llguidance has no
+# look-ahead; and the end of the text is not always asked for.
+_DECIMAL = re.compile(r"\^\(\?!\^\[-\+\.\]\*\$\)\[\+-\]\?0\*(?P<rest>[\\d{}\d,.*?|():=$\[\]]+)")
+_DIGITS = re.compile(r"\(\?=(\[\\d\.\]\{1,\d+\}0\*)\$\)")
 # Escapes for characters that need none would let a model write a property's name in another way.
 OPTIONS = {
     "item_separator": ", ",
@@ -161,6 +165,12 @@ class _Checks:
         if (pattern := _FORMATS.get(str(kept.get("format")))) is not None:
             del kept["format"]
             kept["allOf"] = [*kept.get("allOf", ()), {"pattern": pattern}]
+        if (decimal := _DECIMAL.fullmatch(str(kept.get("pattern")))) is not None:
+            del kept["pattern"]
+            kept["allOf"] = [
+                *kept.get("allOf", ()),
+                *({"pattern": part} for part in _decimal_patterns(decimal["rest"])),
+            ]
         return _nullable(kept) if kept.pop("nullable", False) is True else kept
 
     def finish(self, kept: Mapping[str, Any]) -> None:
@@ -215,6 +225,14 @@ class _Checks:
 
     def _refuse(self, reason: str, path: Path) -> NoReturn:
         raise ConstraintError(self._option, reason, written(path))
+
+
+def _decimal_patterns(decimal: str) -> Iterator[str]:
+    """Yield patterns that a text matches all if it is a number, and matches Pydantic's for a Decimal."""
+    yield "[0-9]"
+    yield f"^[+-]?0*(?:{_DIGITS.sub('', decimal).replace('$', '')})$"
+    if (digits := _DIGITS.search(decimal)) is not None:
+        yield f"^[+-]?0*{digits[1]}$"
 
 
 def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
