@@ -320,7 +320,7 @@ def _name_calls(messages: Sequence[dict[str, Any]]) -> None:
     for message in messages:
         for call in message.get("tool_calls", ()):
             name = f"functions.{call['function']['name']}:{next(numbers)}"
-            call["id"] = ids[str(call.get("id"))] = name
+            ids[str(call.get("id"))] = call["id"] = name
         if (found := ids.get(str(message.get("tool_call_id")))) is not None:
             message["tool_call_id"] = found
 
