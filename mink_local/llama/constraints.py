@@ -163,7 +163,7 @@ class Constrainer:
         A row with a NaN is returned unchanged: a ban must not hide that a model is broken.
 
         Raises:
-            GenerationError: The guide gave up.
+            NoTokenLeftError: The guide gave up.
         """
         buffers, array, row = self._buffers, self._buffers.array, logits
         if self._chain is not None:
@@ -178,7 +178,7 @@ class Constrainer:
         return logits if mask_logits(row, self._guide.mask(), buffers.logits) else buffers.logits
 
     def accept(self, token: int) -> None:
-        """Take the next token of the answer. Raises GenerationError if the guide bans it."""
+        """Take the next token of the answer. Raises NoTokenLeftError if the guide bans it."""
         if self._chain is not None:
             C.llama_sampler_accept(self._chain, token)
         if self._guide is not None:

@@ -22,7 +22,7 @@ from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from mink_local import Constraints, MinK, Request, SamplingParams
-from mink_local.errors import ConstraintError, GenerationError
+from mink_local.errors import ConstraintError, GenerationError, NoTokenLeftError
 from mink_local.generation.model import Model
 from mink_local.llama import guide
 from mink_local.llama.guide import Guide
@@ -400,7 +400,7 @@ def test_a_step_that_takes_too_long_is_an_error(weights: Weights) -> None:
             found.mask()
             found.accept(token)
 
-    with pytest.raises(GenerationError, match="item"):
+    with pytest.raises(NoTokenLeftError, match="ways"):
         go_on()
 
 

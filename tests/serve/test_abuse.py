@@ -216,6 +216,7 @@ def test_what_is_refused(server: RunningServer, name: str) -> None:
     assert 0 < len(error["message"]) < 1000
 
 
+TWO_REPETITIONS = 'root ::= a a root | "y"\na ::= "x"+'
 CHAIN = ["root ::= r0", *(f"r{i} ::= r{i + 1}" for i in range(4000)), 'r4000 ::= "a"']
 ANSWERED: dict[str, tuple[str, dict[str, Any] | str | bytes]] = {
     "an enormous temperature": (CHAT, chat(temperature=1e308)),
@@ -243,10 +244,7 @@ ANSWERED: dict[str, tuple[str, dict[str, Any] | str | bytes]] = {
         CHAT,
         chat(grammar='root ::= ((((("a"{0,99}){0,99}){0,99}){0,99}){0,99})'),
     ),
-    "two repetitions of one letter": (
-        CHAT,
-        chat(grammar='root ::= a a root | "y"\na ::= "x"+', max_tokens=40),
-    ),
+    "two repetitions of one letter": (CHAT, chat(grammar=TWO_REPETITIONS, logit_bias=[["y", 90]])),
     "left recursion": (CHAT, chat(grammar='root ::= root "a" | "b"')),
     "an ambiguous grammar": (CHAT, chat(grammar='root ::= root root | root root root | "a"', max_tokens=40)),
     "a chain of 5,000 rules": (CHAT, chat(grammar="\n".join(CHAIN))),
@@ -362,9 +360,18 @@ def test_control_tokens_in_a_message_are_text(server: RunningServer) -> None:
         assert count >= plain + len(post(server, TOKENIZE, body).json()["tokens"]) - 1
 
 
-def test_constraints_that_leave_no_token_are_the_clients_fault(server: RunningServer) -> None:
-    banned = [[text, False] for text in ("y", "ye", "yes")]
-    response = post(server, CHAT, chat(guided_choice=["yes"], logit_bias=banned))
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_choice": ["yes"], "logit_bias": [[text, False] for text in ("y", "ye", "yes")]},
+        {"grammar": TWO_REPETITIONS, "logit_bias": [["x", 90]], "max_tokens": 40},
+    ],
+    ids=["no token is left", "too many are"],
+)
+def test_constraints_that_cannot_be_kept_any_more_are_the_clients_fault(
+    server: RunningServer, fields: dict[str, Any]
+) -> None:
+    response = post(server, CHAT, chat(**fields))
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "generation_failed"
 
