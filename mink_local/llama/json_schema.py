@@ -162,15 +162,15 @@ class _Checks:
                 self._data(value, (*path, key), key in _VALUES)
                 kept[key] = value
         self._check_keywords(kept, path)
+        patterns: list[str] = []
         if (pattern := _FORMATS.get(str(kept.get("format")))) is not None:
             del kept["format"]
-            kept["allOf"] = [*kept.get("allOf", ()), {"pattern": pattern}]
+            patterns.append(pattern)
         if (decimal := _DECIMAL.fullmatch(str(kept.get("pattern")))) is not None:
             del kept["pattern"]
-            kept["allOf"] = [
-                *kept.get("allOf", ()),
-                *({"pattern": part} for part in _decimal_patterns(decimal["rest"])),
-            ]
+            patterns += _decimal_patterns(decimal["rest"])
+        if patterns and isinstance(kept.setdefault("allOf", []), list):
+            kept["allOf"] += [{"pattern": pattern} for pattern in patterns]
         return _nullable(kept) if kept.pop("nullable", False) is True else kept
 
     def finish(self, kept: Mapping[str, Any]) -> None:

@@ -185,7 +185,7 @@ def test_a_schema_that_cannot_be_kept_is_refused_with_its_place(schema: Any, pla
     [
         "{", "[1]", [1], {"enum": []}, {"multipleOf": 99_991}, {"enum": [INF]}, {"enum": ["\ud800"]}, False,
         {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
-        {"minLength": 3, "maxLength": 1, "type": "string"},
+        {"minLength": 3, "maxLength": 1, "type": "string"}, {"allOf": 3, "format": "date"},
         {"allOf": [{"pattern": f"a.{{{i}}}b"} for i in range(30)]},
         {"properties": {f"a{i}": {"multipleOf": 9000 + i} for i in range(200)}},
     ],
