@@ -19,6 +19,7 @@ MAX_PROPERTIES = 256  # of an object: each that is optional doubles the ways to 
 MAX_PATTERNS = 16  # that may have to match at once: the time doubles with each
 MAX_MULTIPLE = 50_000  # an automaton has this many states for `multipleOf`
 _LOCATING_SECONDS = 0.5
+_LONGEST_PLACE = 400  # characters
 _EXACT = 1 << 53  # llguidance reads numbers as float64
 
 _ANNOTATIONS = {
@@ -120,8 +121,9 @@ def kept_schema(schema: Any, option: str) -> dict[str, Any]:
 
 
 def written(path: Path) -> str:
-    """Return a place in a schema as text, such as `properties.tags.items.anyOf[1]`."""
-    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
+    """Return a place in a schema as text, such as `properties.tags.items.anyOf[1]`; a long name is cut."""
+    steps = (f"[{key}]" if isinstance(key, int) else f".{str(key)[:64]}" for key in path)
+    return "".join(steps).removeprefix(".")[:_LONGEST_PLACE]
 
 
 class _Checks:

@@ -167,6 +167,7 @@ def test_what_is_taken_is_kept(
         ({"pattern": r"^\x00$"}, "pattern"),
         ({"$id": "a", "$ref": "#"}, "$id"),
         ({"properties": {str(i): {} for i in range(257)}}, "properties"),
+        ({"properties": {"a" * 999: {"not": {}}}}, f"properties.{'a' * 64}.not"),
     ],
 )  # fmt: skip
 def test_a_schema_that_cannot_be_kept_is_refused_with_its_place(schema: Any, place: str) -> None:
