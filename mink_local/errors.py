@@ -42,7 +42,7 @@ class GenerationError(MinkError):
 
 
 class NoTokenLeftError(GenerationError):
-    """The request's constraints exclude every token."""
+    """The request's constraints exclude every token, or take too long to tell which are left."""
 
 
 class OptionError(ValueError):

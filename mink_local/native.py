@@ -12,7 +12,6 @@ llama.cpp clones and frees it like its own samplers; nothing needs to be kept al
 """
 
 import ctypes
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from mink_local.errors import GenerationError
 from mink_local.llama.token_data import TOKEN_DATA, read_token_data, write_token_data
 from mink_local.llama.token_sampler import broken
 from mink_local.samplers import Sampler, Workspace
+from mink_local.samplers.base import random_of
 
 _UNKNOWN_TOKEN = -3  # in addition to the kernels' errors
 
@@ -33,7 +33,7 @@ class _Selection:
         self.options = sampler, n_vocab, temperature, seed
         self.k = self.error = 0
         workspace = Workspace(n_vocab)
-        self.random = Random(seed)
+        self.random = random_of(seed)
         self._select, self._ids = sampler.selector(temperature, workspace, self.random), workspace.ids
         self._logits = np.empty(n_vocab, np.float32)
 
@@ -122,10 +122,11 @@ def native_sampler(sampler: Sampler, n_vocab: int, temperature: float = 1.0, see
             mirostat, adaptive-p, dynatemp.
         n_vocab: Number of tokens in the vocabulary.
         temperature: The temperature of `temp`; only samplers with order "temperature-first" depend on it.
-        seed: Seed for samplers that cut at random, such as xtc; None picks one at random.
+        seed: Seed for samplers that cut at random, such as xtc, at least 0; None picks one at random.
 
     Raises:
         TypeError: The sampler ends with one of llama.cpp's own.
+        ValueError: The seed is negative.
     """
     if sampler.comes_last:
         raise TypeError(f"{sampler.members[-1].name} is llama.cpp's own: use its llama_sampler")

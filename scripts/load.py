@@ -29,6 +29,18 @@ from mink_local.models.options import model_option
 START_SECONDS, ANSWER_SECONDS = 300, 600
 PROMPT = "Tell me a long story about a dog named Max who went to the sea. " * 16  # about 300 tokens
 PROMPT_ROOM = 512  # maximum tokens of a prompt
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer"},
+        "is_animal": {"type": "boolean"},
+        "mood": {"enum": ["happy", "sad", "angry", "calm"]},
+        "friends": {"type": "array", "items": {"type": "string"}, "maxItems": 3},
+    },
+    "required": ["name", "age", "is_animal", "mood", "friends"],
+    "additionalProperties": False,
+}
 
 
 @dataclass
@@ -68,12 +80,20 @@ def healthy(url: str) -> bool:
         return False
 
 
-async def ask(client: httpx.AsyncClient, prompt: str, tokens: int) -> tuple[float, list[float]]:
+async def ask(
+    client: httpx.AsyncClient, prompt: str, tokens: int, has_schema: bool
+) -> tuple[float, list[float]]:
     """Return when a request was sent, and when each token of its answer arrived."""
     body: dict[str, Any] = {
         "messages": [{"role": "user", "content": prompt}], "stream": True, "max_tokens": tokens,
         "ignore_eos": True, "temperature": 1.0, "top_k": 40, "top_p": 1.0, "min_p": 0.0, "seed": 1,
     }  # fmt: skip
+    if has_schema:  # that no answer of so many tokens completes
+        schema = {"type": "array", "items": PERSON, "minItems": tokens}
+        body["response_format"] = {
+            "type": "json_schema",
+            "json_schema": {"name": "people", "schema": schema},
+        }
     sent, times = time.perf_counter(), []
     async with client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.status_code != httpx.codes.OK:
@@ -90,7 +110,9 @@ async def ask(client: httpx.AsyncClient, prompt: str, tokens: int) -> tuple[floa
     return sent, times
 
 
-async def load(url: str, clients: int, requests: int, tokens: int, round_number: int) -> Load:
+async def load(
+    url: str, has_schema: bool, clients: int, requests: int, tokens: int, round_number: int
+) -> Load:
     """Have each client send its requests one after another (at least 8 in total)."""
     numbers = iter(range(max(8, requests * clients)))
     limits = httpx.Limits(max_connections=clients, max_keepalive_connections=0)
@@ -99,7 +121,7 @@ async def load(url: str, clients: int, requests: int, tokens: int, round_number:
         async def one_client() -> list[tuple[float, list[float]]]:
             # Prompts share nothing but the beginning of the chat template.
             name = f"Story {clients}.{round_number}"
-            return [await ask(client, f"{name}.{n}. {PROMPT}", tokens) for n in numbers]
+            return [await ask(client, f"{name}.{n}. {PROMPT}", tokens, has_schema) for n in numbers]
 
         began = time.perf_counter()
         by_client = await asyncio.gather(*(one_client() for _ in range(clients)))
@@ -128,8 +150,15 @@ def row(name: str, clients: int, rounds: Sequence[Load], reference: Sequence[Loa
 @click.option("--requests", type=click.IntRange(1), default=2, help="Requests per client.")
 @click.option("--tokens", "-n", type=click.IntRange(2), default=64, help="Tokens per answer.")
 @click.option("--rounds", type=click.IntRange(1), default=3)
+@click.option("--schema", "has_schema", is_flag=True, help="Answers by a JSON schema, beside free text.")
 def main(
-    model: str, against: str | None, clients: Sequence[int], requests: int, tokens: int, rounds: int
+    model: str,
+    against: str | None,
+    clients: Sequence[int],
+    requests: int,
+    tokens: int,
+    rounds: int,
+    has_schema: bool,
 ) -> None:
     slots, n_ctx, path = max(clients), tokens + PROMPT_ROOM, resolve(model).path
     common: list[object] = ["--model", path, "--parallel", slots, "--threads", n_cores()]
@@ -145,14 +174,17 @@ def main(
     print("|--:|---|--:|--:|--:|--:|--:|")
     with ExitStack() as stack:
         urls = {name: stack.enter_context(running(name, command)) for name, command in commands.items()}
+        rivals = {name: (url, has_schema) for name, url in urls.items()}
+        if has_schema:
+            rivals = {"mink-serve, free text": (urls["mink-serve"], False), **rivals}
         for n_clients in clients:
-            loads: dict[str, list[Load]] = {name: [] for name in urls}
+            loads: dict[str, list[Load]] = {name: [] for name in rivals}
             for number in range(rounds + 1):  # the first one is a warm-up
-                for name in sorted(urls, reverse=number % 2 == 1):
-                    one = asyncio.run(load(urls[name], n_clients, requests, tokens, number))
+                for name in sorted(rivals, reverse=number % 2 == 1):
+                    one = asyncio.run(load(*rivals[name], n_clients, requests, tokens, number))
                     loads[name] += [one] if number else []
-            for name in urls:
-                print(row(name, n_clients, loads[name], loads[list(urls)[-1]]), flush=True)
+            for name in rivals:
+                print(row(name, n_clients, loads[name], loads[list(rivals)[-1]]), flush=True)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from mink_local.errors import MinkError
 from mink_local.evals.inputs import DATE, file_sha256
 from mink_local.generation.loading import load_model
 from mink_local.generation.request import Request, SamplingParams
-from mink_local.llama.constants import MAX_SEED
+from mink_local.llama.constants import MAX_SEED, check_range
 from mink_local.models.catalog import EMBEDDED
 from mink_local.samplers import SAMPLERS, Chain, Greedy, Sampler, TopP, parse
 from mink_local.version import __version__
@@ -77,6 +77,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
                 "seed, n_ctx, parallel, gpu_layers, threads and max_gen_toks"
             )
         try:
+            check_range("seed", seed, 0, MAX_SEED)
             self._sampler = parse(text) if text is not None else None
             self._model = load_model(
                 model,

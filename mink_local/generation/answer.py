@@ -107,7 +107,7 @@ class Answer:
 
     @property
     def no_token_left(self) -> bool:
-        """Whether the answer failed because the request's constraints excluded every token."""
+        """Whether the answer failed because the request's constraints left no token, or took too long."""
         return isinstance(self.error, NoTokenLeftError)
 
     @property

@@ -7,9 +7,11 @@ parentheses as in Python (`HEADS`).
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
+
+from mink_local.generation.text import started_length
 
 OPEN = "<tool_call>"
 CALL_MARKS = {  # what precedes calls, and what may follow them
@@ -22,6 +24,11 @@ CALL_MARKS = {  # what precedes calls, and what may follow them
     "<TOOLCALL>": "</TOOLCALL>",  # Nemotron
     "<｜tool▁calls▁begin｜>": "<｜tool▁calls▁end｜>",  # DeepSeek
     "<｜tool▁call▁begin｜>": "<｜tool▁call▁end｜>",
+    "<|tool_calls_section_begin|>": "<|tool_calls_section_end|>",  # Kimi K2
+    "<|tool_call_begin|>": "<|tool_call_end|>",
+    "<|START_ACTION|>": "<|END_ACTION|>",  # Command R7B, Command A
+    "<|tool_call>": "<tool_call|>",  # Gemma 4
+    "<start_function_call>": "<end_function_call>",  # FunctionGemma
 }
 WRAPPERS = {  # the same for calls of known tools at the start of a line
     "<tools>": "</tools>",
@@ -33,7 +40,11 @@ WRAPPERS = {  # the same for calls of known tools at the start of a line
     "[": "]",
 }
 CALL_ENDS = frozenset(CALL_MARKS.values())
-CALL_TEXTS = (*CALL_MARKS, *sorted(CALL_ENDS), "[ARGS]", "[CALL_ID]", "<｜tool▁sep｜>")
+GEMMA_QUOTES = ('<|"|>', "<escape>")
+CALL_TEXTS = (
+    *CALL_MARKS, *sorted(CALL_ENDS), "[ARGS]", "[CALL_ID]", "<｜tool▁sep｜>", "<|tool_call_argument_begin|>",
+    *GEMMA_QUOTES,
+)  # fmt: skip
 """Texts around and in calls that are control tokens in some vocabularies."""
 
 MOST_DEPTH = 50  # nested brackets in what may be no call
@@ -61,8 +72,8 @@ class Head:
 
     Args:
         form: `~` is spaces, `@` the name, `#` an id; what follows `^` belongs to the rest.
-        rest: What follows: `json` for arguments in JSON, `object` for the whole call in JSON, `python` for
-            arguments in parentheses, or the tag that parameters are in.
+        rest: What follows: `json` for arguments in JSON, `object` for the whole call in JSON, one of
+            `NOTATIONS`, or the tag that parameters are in.
         place: Where it may be: 0 at the start of a line, 1 in a wrapper, 2 between marks.
         is_known: Whether the name must be a tool's even between marks.
         closing: What may follow the call.
@@ -102,6 +113,7 @@ HEADS = (
         for kind in ("", '"type"~:~"function"~,~')
         for key in ("arguments", "parameters")
     ),
+    Head('{~"tool_call_id"~:~"#"~,~"tool_name"~:~"@"~,~"parameters"~:~^{', "json", closing="}"),
     Head('^{~"name"~:~"@"', "object", 0),
     Head('^{~"type"~:~"function"~,~"name"~:~"@"', "object", 0),
     Head('^{~"arguments"~:', "object", 0),
@@ -109,6 +121,8 @@ HEADS = (
     Head("^{", "object"),
     Head("@~^(", "python", 1, is_known=True),
     Head("@~^{", "json", is_known=True),
+    Head("call:@^{", "gemma"),
+    Head("functions.@:#~<|tool_call_argument_begin|>~^{", "json"),
     Head("@~[ARGS]~^{", "json"),
     Head("@~[CALL_ID]~#~[ARGS]~^{", "json"),
     Head("@>~^{", "json"),
@@ -144,17 +158,19 @@ TAGS = {
 }
 
 
-def value_tokens(quotes: str, illegal: str, stop: str = "(?!)") -> re.Pattern[str]:
+def value_tokens(quotes: str, illegal: str, stop: str = "(?!)", escape: str = r"\\.") -> re.Pattern[str]:
     """Return a pattern for what matters in a value: quotes, what is illegal outside strings or at all."""
     return re.compile(
-        rf"(?P<stop>{stop})|(?P<illegal>{illegal})|(?P<escape>\\.)|(?P<quote>[{quotes}])|(?P<open>[(\[{{])|"
+        rf"(?P<stop>{stop})|(?P<quote>{quotes})|(?P<illegal>{illegal})|(?P<escape>{escape})|(?P<open>[(\[{{])|"
         r"(?P<close>[)\]}])|(?P<comma>,)|(?P<control>[\x00-\x1f])",
         re.DOTALL,
     )
 
 
 JSON = value_tokens('"', r"[^\s{}\[\],:0-9a-zNIE.+\-\"\\]")
-PYTHON = value_tokens("\"'", "[<`]")
+PYTHON = value_tokens("[\"']", "[<`]")
+_BEGUN = "|".join(re.escape(quote[1:n]) for quote in GEMMA_QUOTES for n in range(1, len(quote)))
+GEMMA = value_tokens("|".join(map(re.escape, GEMMA_QUOTES)), rf"<(?!(?:{_BEGUN})\Z)|`", escape="(?!)")
 
 
 class Value:
@@ -203,7 +219,7 @@ class Value:
                 self.is_over = True
                 break
         else:
-            end -= text.endswith("\\", at, end)  # what it escapes is yet to come
+            end -= started_length(text[at:end], ("\\.", *GEMMA_QUOTES))  # the rest is yet to come
         self.text = "".join([*written, text[start:end]])
         return end
 
@@ -219,7 +235,7 @@ def json_call(text: str) -> tuple[str, str] | None:
     """Return the name and the arguments of a call in JSON, or None if it is none."""
     try:
         value = json.loads(text, strict=False)  # models write line breaks into strings
-        name = value["name"]
+        name = value["name"] if "name" in value else value["tool_name"]
         arguments = value["arguments"] if "arguments" in value else value["parameters"]
         if isinstance(arguments, str):
             arguments = json.loads(arguments, strict=False)
@@ -237,6 +253,30 @@ def python_call(name: str, text: str) -> tuple[str, str] | None:
         return name, as_json(arguments)
     except ValueError:
         return None
+
+
+def gemma_call(name: str, text: str) -> tuple[str, str] | None:
+    """Return the name and the arguments of a call in Gemma's notation, or None if they are malformed."""
+    try:
+        return name, as_json(json.loads(_GEMMA_WORD.sub(_of_gemma_in_json, text), strict=False))
+    except ValueError:
+        return None
+
+
+_GEMMA_WORD = re.compile(
+    rf"(?P<quote>{'|'.join(map(re.escape, GEMMA_QUOTES))})(?P<text>.*?)(?P=quote)|"
+    r"(?P<name>[^\W\d][\w.-]*)(?P<is>\s*:)?",
+    re.DOTALL,
+)
+
+
+def _of_gemma_in_json(word: re.Match[str]) -> str:
+    """Return a string, a constant or the name of an argument of Gemma as it is in JSON."""
+    if word["is"]:
+        return f'"{word["name"]}":'
+    if word["name"]:
+        return _PYTHON_CONSTANTS.get(word["name"], word["name"])
+    return as_json(word["text"])
 
 
 _PYTHON_WORD = re.compile(
@@ -259,6 +299,20 @@ def _in_json(word: re.Match[str]) -> str:
 
 def _escaped(found: re.Match[str]) -> str:
     return {"\\'": "'", '"': '\\"', "\\": "\\\\"}.get(found[0], found[0])
+
+
+class Notation(NamedTuple):
+    """How arguments that are not JSON are read, and what closes them."""
+
+    tokens: re.Pattern[str]
+    call: Callable[[str, str], tuple[str, str] | None]
+    closing: str
+
+
+NOTATIONS = {
+    "python": Notation(PYTHON, python_call, ")"),
+    "gemma": Notation(GEMMA, gemma_call, "}"),
+}
 
 
 def typed(text: str, schema: Any) -> str:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date as Date
 from functools import cached_property, lru_cache, partial
+from itertools import count
 from typing import Any, cast
 
 from mink_local.errors import MinkError
@@ -269,6 +270,8 @@ def template_input(
     if not all(isinstance(tool, Mapping) for tool in tools):
         raise ValueError("tools must be dicts as in OpenAI's API")
     found = {"messages": [_message(message, form) for message in messages]}
+    if form and form.has_named_ids:
+        _name_calls(found["messages"])
     return found | {"tools": [dict(tool) for tool in tools]} if tools else found
 
 
@@ -308,6 +311,18 @@ def _message(message: Message, form: CallForm | None = None) -> dict[str, Any]:
     if not isinstance(checked.get("role"), str) or not isinstance(content, str):
         raise ValueError(f"a message needs role and content, both str, not {message!r}")
     return checked
+
+
+def _name_calls(messages: Sequence[dict[str, Any]]) -> None:
+    """Replace the ids of calls by their names, numbered through the conversation; those of results alike."""
+    ids: dict[str, str] = {}
+    numbers = count()
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            name = f"functions.{call['function']['name']}:{next(numbers)}"
+            ids[str(call.get("id"))] = call["id"] = name
+        if (found := ids.get(str(message.get("tool_call_id")))) is not None:
+            message["tool_call_id"] = found
 
 
 def _text_of(part: Any) -> str:

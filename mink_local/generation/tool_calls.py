@@ -18,8 +18,8 @@ from mink_local.generation.call_formats import (
     HEADS,
     JSON,
     LONGEST_END,
+    NOTATIONS,
     OPEN,
-    PYTHON,
     TAGS,
     WRAPPERS,
     Head,
@@ -28,13 +28,11 @@ from mink_local.generation.call_formats import (
     as_json,
     end_of,
     json_call,
-    python_call,
     typed,
     value_tokens,
 )
 from mink_local.generation.request import Tool
 from mink_local.generation.text import started_length
-from mink_local.llama.json_schema import closed
 
 _MOST_WRAPPERS = 5  # nested
 _LONGEST_MARK = max(map(len, CALL_ENDS))
@@ -156,7 +154,7 @@ class ToolParser:
             found = yield from self._begin()
             if found is None:
                 self._take_text(end_of(_WORD, self._text, self._at))
-            elif found.head.rest in ("object", "python"):
+            elif found.head.rest in ("object", *NOTATIONS):
                 yield from self._read_whole(found)
             else:
                 is_json = found.head.rest == "json"
@@ -206,20 +204,20 @@ class ToolParser:
 
     def _read_whole(self, found: _Found) -> Generator[None]:
         """Read what is certain to be a call only when it is complete."""
-        is_python = found.head.rest == "python"
-        value, at = Value(PYTHON if is_python else JSON), found.at
+        notation = NOTATIONS.get(found.head.rest)
+        value, at = Value(notation.tokens if notation else JSON), found.at
         while True:
             at = value.read(self._text, at, len(self._text))
             if value.is_over or not (yield from self._more()):
                 break
         call = None
-        if is_python and value.is_complete:
-            call = python_call(found.name, self._text[found.at : at])
-        elif is_python and not value.is_over:  # without what may be incomplete
-            call = python_call(found.name, f"{self._text[found.at : value.comma or found.at + 1]})")
+        if value.is_complete:
+            written = self._text[found.at : at]
+            call = notation.call(found.name, written) if notation else json_call(written)
+        elif notation and not value.is_over:  # without what may be incomplete
+            certain = self._text[found.at : value.comma or found.at + 1]
+            call = notation.call(found.name, certain + notation.closing)
             call = call and (call[0], call[1][:-1])
-        elif value.is_complete:
-            call = json_call(self._text[found.at : at])
         if call and (call[0] in self._schemas or not CALL_ENDS.isdisjoint(found.closings)):
             self._take_call(found._replace(at=at), *call)
             yield from self._close()
@@ -333,6 +331,7 @@ class CallForm:
         separator: The text between calls; without one, a message has a single call.
         has_text: Whether the template takes arguments only as text.
         has_short_ids: Whether the template takes only ids of nine letters and digits.
+        has_named_ids: Whether it writes an id for the name, such as `functions.get_weather:0`.
     """
 
     before: str
@@ -341,6 +340,7 @@ class CallForm:
     separator: str | None = None
     has_text: bool = False
     has_short_ids: bool = False
+    has_named_ids: bool = False
 
     def write(self, name: str, arguments: str) -> str:
         """Return a call as the model writes it; the arguments are JSON."""
@@ -356,6 +356,7 @@ LLAMA = CallForm('{"name": "', '", "parameters": ', "}")
 PLAIN = CallForm('{"name": "', '", "arguments": ', "}", separator="\n")  # grammars allow no control tokens
 MISTRAL = replace(PLAIN, has_short_ids=True)
 DEEPSEEK = replace(PLAIN, has_text=True)
+KIMI = replace(PLAIN, has_named_ids=True)
 
 
 def form_of(chat_template: str) -> CallForm | None:
@@ -368,6 +369,7 @@ def form_of(chat_template: str) -> CallForm | None:
         "[TOOL_CALLS]": MISTRAL,
         "<｜tool▁calls▁begin｜>": DEEPSEEK,
         "<｜tool▁call▁begin｜>": DEEPSEEK,
+        "<|tool_calls_section_begin|>": KIMI,
     }.get(mark, PLAIN)
 
 
@@ -390,7 +392,7 @@ def calls_grammar(
         answer: JSON schema of an answer that may come in place of a call.
     """
     calls = [
-        f"{json.dumps(f'{form.before}{name}{form.between}')} %json {json.dumps(closed(schema))}"
+        f"{json.dumps(f'{form.before}{name}{form.between}')} %json {json.dumps(schema)}"
         for name, schema in parameters.items()
     ]
     start = "call"

@@ -64,4 +64,4 @@ def check_range(name: str, value: float | None, low: float, high: float = math.i
     """Raise OptionError unless an option is None or between `low` and `high`, inclusive."""
     if value is not None and not low <= value <= high:
         allowed = f"at least {low}" if high == math.inf else f"from {low} to {high}"
-        raise OptionError(name, f"must be {allowed}, not {value}")
+        raise OptionError(name, f"must be {allowed}, not {value!s:.50}")

@@ -1,7 +1,6 @@
 """Constraints on logits before sampling: logit bias, repetition penalties, and the form of the answer."""
 
 import ctypes
-import json
 import math
 import weakref
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 from mink_local.errors import OptionError
 from mink_local.llama.constants import check_range
 from mink_local.llama.guide import Guide
-from mink_local.llama.json_schema import closed
 from mink_local.llama.token_data import SamplingBuffers, fill_token_data, mask_logits, read_token_data
 from mink_local.llama.weights import Weights
 
@@ -136,8 +134,6 @@ class Constrainer:
         self._guide: Guide | None = None
         if constraints.form is not None:
             option, value = constraints.form
-            if option == "json_schema" and '"allOf"' not in json.dumps(value):
-                value = closed(value)
             self._guide = Guide(option, value, weights, before)
             if not self._guide.begin(prefix):
                 self._guide = Guide(option, value, weights)
@@ -168,7 +164,7 @@ class Constrainer:
         A row with a NaN is returned unchanged: a ban must not hide that a model is broken.
 
         Raises:
-            GenerationError: The guide gave up.
+            NoTokenLeftError: The guide gave up.
         """
         buffers, array, row = self._buffers, self._buffers.array, logits
         if self._chain is not None:
@@ -183,7 +179,7 @@ class Constrainer:
         return logits if mask_logits(row, self._guide.mask(), buffers.logits) else buffers.logits
 
     def accept(self, token: int) -> None:
-        """Take the next token of the answer. Raises GenerationError if the guide bans it."""
+        """Take the next token of the answer. Raises NoTokenLeftError if the guide bans it."""
         if self._chain is not None:
             C.llama_sampler_accept(self._chain, token)
         if self._guide is not None:

@@ -20,7 +20,7 @@ import numpy as np
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
-from mink_local.errors import ConstraintError, GenerationError
+from mink_local.errors import ConstraintError, NoTokenLeftError
 from mink_local.llama.grammars import lark
 from mink_local.llama.json_schema import kept_schema
 from mink_local.llama.weights import Weights
@@ -59,7 +59,7 @@ class Guide:
             self.mask()
             self.forced()
             self._check()
-        except GenerationError as error:
+        except NoTokenLeftError as error:
             raise ConstraintError(option, str(error)) from None
 
     def begin(self, tokens: Sequence[int]) -> bool:
@@ -70,7 +70,7 @@ class Guide:
         """Return a bit for every token, set if it may come next; valid until the next call.
 
         Raises:
-            GenerationError: llguidance gave up, because this step takes too long.
+            NoTokenLeftError: llguidance gave up, because this step takes too long.
         """
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
         self._check()
@@ -80,7 +80,7 @@ class Guide:
         """Go on to the next step.
 
         Raises:
-            GenerationError: The token is not allowed.
+            NoTokenLeftError: The token is not allowed.
         """
         self._matcher.consume_token(token)
         self._check()
@@ -96,7 +96,7 @@ class Guide:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise GenerationError(_reason(self._matcher.get_error()))
+            raise NoTokenLeftError(_reason(self._matcher.get_error()))
 
 
 def check(option: str, value: Any, name: str) -> None:
@@ -208,4 +208,6 @@ def _reason(complaint: str) -> str:
     text = text.partition(" (in regex): ")[2] or text
     if "NoExtension" in text:
         return "it allows no text"
+    if "Too many items" in text:
+        return "it has too many ways to go on at some step: simplify it"
     return in_a_line(text)

@@ -19,6 +19,7 @@ MAX_PROPERTIES = 256  # of an object: each that is optional doubles the ways to 
 MAX_PATTERNS = 16  # that may have to match at once: the time doubles with each
 MAX_MULTIPLE = 50_000  # an automaton has this many states for `multipleOf`
 _LOCATING_SECONDS = 0.5
+_LONGEST_PLACE = 400  # characters
 _EXACT = 1 << 53  # llguidance reads numbers as float64
 
 _ANNOTATIONS = {
@@ -29,10 +30,12 @@ _OF_NAMES = ("$defs", "definitions", "dependentSchemas", "patternProperties", "p
 _OF_LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 _OF_ONE = ("additionalItems", "additionalProperties", "items")
 _MERGING = {"$ref", "allOf", "anyOf", "oneOf"}
-_SAYS_MORE = _MERGING | {
+_OF_FURTHER = {  # what says more about an object than its own properties
     "additionalProperties", "dependencies", "dependentRequired", "dependentSchemas", "if", "minProperties",
     "not", "patternProperties", "propertyNames", "unevaluatedProperties",
 }  # fmt: skip
+_OF_OBJECTS = _OF_FURTHER | {"properties", "required"}
+_SAYS_MORE = _OF_FURTHER | _MERGING
 _VALUES = (
     "const",
     "enum",
@@ -53,6 +56,10 @@ _DATE = (
 _TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,6})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
 # llguidance's own have leap days in every year, and minutes of 61 seconds.
 _FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
+# What Pydantic before 2.14 writes for a Decimal, and in it, how many digits there may be. llguidance has no
+# look-ahead; and the end of the text is not always asked for.
+_DECIMAL = re.compile(r"\^\(\?!\^\[-\+\.\]\*\$\)\[\+-\]\?0\*(?P<rest>[\\d{}\d,.*?|():=$\[\]]+)")
+_DIGITS = re.compile(r"\(\?=(\[\\d\.\]\{1,\d+\}0\*)\$\)")
 # Escapes for characters that need none would let a model write a property's name in another way.
 OPTIONS = {
     "item_separator": ", ",
@@ -68,14 +75,14 @@ Path = tuple[str | int, ...]
 def closed(schema: Any) -> Any:
     """Return a schema whose objects have only the properties that it names, unless it says more about them.
 
-    Small models invent further ones without end. What is combined with another schema stays open.
+    Small models invent further ones without end.
     """
     if isinstance(schema, list):
         return [closed(each) for each in schema]
-    if not isinstance(schema, Mapping) or "allOf" in schema:
+    if not isinstance(schema, Mapping):
         return schema
     made: dict[str, Any] = dict(schema)
-    for name in ("items", "prefixItems", "anyOf", "oneOf"):
+    for name in (*_OF_LISTS, *_OF_ONE):
         if name in schema:
             made[name] = closed(schema[name])
     for name in ("properties", "$defs", "definitions"):
@@ -89,7 +96,9 @@ def closed(schema: Any) -> Any:
 
 
 def kept_schema(schema: Any, option: str) -> dict[str, Any]:
-    """Return a schema as llguidance takes it: without annotations, with `OPTIONS`.
+    """Return a schema as llguidance takes it: without annotations, `closed`, with `OPTIONS`.
+
+    A schema that puts an object together from several parts stays open: each names some of its properties.
 
     Raises:
         ConstraintError: It cannot be kept; the error names `option`, the keyword and its place.
@@ -106,18 +115,26 @@ def kept_schema(schema: Any, option: str) -> dict[str, Any]:
     if complaint := _complaint(kept):
         path, reason = _located(kept, complaint)
         raise ConstraintError(option, reason, written(path))
+    if not checks.combines:
+        kept = closed(kept)  # only now: the parts of a oneOf must exclude each other when they are open
     return kept | {"x-guidance": OPTIONS}
 
 
 def written(path: Path) -> str:
-    """Return a place in a schema as text, such as `properties.tags.items.anyOf[1]`."""
-    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
+    """Return a place in a schema as text, such as `properties.tags.items.anyOf[1]`; a long name is cut."""
+    steps = (f"[{key}]" if isinstance(key, int) else f".{str(key)[:64]}" for key in path)
+    return "".join(steps).removeprefix(".")[:_LONGEST_PLACE]
 
 
 class _Checks:
-    """Rewrites a schema, and refuses what would take long or is not kept exactly."""
+    """Rewrites a schema, and refuses what would take long or is not kept exactly.
+
+    Attributes:
+        combines: Whether several parts of the schema are about the same object.
+    """
 
     def __init__(self, option: str) -> None:
+        self.combines = False
         self._option = option
         self._n_values = 0
         self._merges = False
@@ -147,9 +164,15 @@ class _Checks:
                 self._data(value, (*path, key), key in _VALUES)
                 kept[key] = value
         self._check_keywords(kept, path)
+        patterns: list[str] = []
         if (pattern := _FORMATS.get(str(kept.get("format")))) is not None:
             del kept["format"]
-            kept["allOf"] = [*kept.get("allOf", ()), {"pattern": pattern}]
+            patterns.append(pattern)
+        if (decimal := _DECIMAL.fullmatch(str(kept.get("pattern")))) is not None:
+            del kept["pattern"]
+            patterns += _decimal_patterns(decimal["rest"])
+        if patterns and isinstance(kept.setdefault("allOf", []), list):
+            kept["allOf"] += [{"pattern": pattern} for pattern in patterns]
         return _nullable(kept) if kept.pop("nullable", False) is True else kept
 
     def finish(self, kept: Mapping[str, Any]) -> None:
@@ -188,7 +211,10 @@ class _Checks:
                 self._refuse(f"more than {MAX_PROPERTIES} properties", (*path, key))
         self._patterns |= {str(schema[key]) for key in ("format", "pattern") if key in schema}
         self._merges |= bool(_MERGING & schema.keys()) and len(schema) > 1
-        self._merges |= isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1
+        has_several = isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1
+        self._merges |= has_several
+        merging = _MERGING & schema.keys()
+        self.combines |= has_several or len(merging) > 1 or bool(merging and _OF_OBJECTS & schema.keys())
         if "$id" in schema and "$ref" in schema:
             self._refuse("drafts of JSON Schema differ about $id beside $ref", (*path, "$id"))
         least, required = schema.get("minProperties"), schema.get("required")
@@ -201,6 +227,14 @@ class _Checks:
 
     def _refuse(self, reason: str, path: Path) -> NoReturn:
         raise ConstraintError(self._option, reason, written(path))
+
+
+def _decimal_patterns(decimal: str) -> Iterator[str]:
+    """Yield patterns that a text matches all if it is a number, and matches Pydantic's for a Decimal."""
+    yield "[0-9]"
+    yield f"^[+-]?0*(?:{_DIGITS.sub('', decimal).replace('$', '')})$"
+    if (digits := _DIGITS.search(decimal)) is not None:
+        yield f"^[+-]?0*{digits[1]}$"
 
 
 def _nullable(schema: dict[str, Any]) -> dict[str, Any]:

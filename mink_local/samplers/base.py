@@ -255,10 +255,10 @@ class Sampler:
 
         Args:
             temperature: What the logits will be divided by afterwards, > 0.
-            seed: Seed for samplers that cut at random; None picks one at random.
+            seed: Seed for samplers that cut at random, at least 0; None picks one at random.
         """
         _require_temperature(temperature)
-        random = Random(seed)
+        random = random_of(seed)
 
         def process(input_ids: Any, scores: NDArray[np.float32]) -> NDArray[np.float32]:  # noqa: ARG001
             row = _as_row(scores)
@@ -296,6 +296,17 @@ class Sampler:
             if not f.metadata.get("variant") or getattr(self, f.name) != f.default
         )
         return f"{self.name}:{options}" if options else self.name
+
+
+def random_of(seed: int | None) -> Random:
+    """Return the random numbers of a seed; None picks one at random.
+
+    Raises:
+        ValueError: The seed is negative: Python would take it for the positive one.
+    """
+    if seed is not None and seed < 0:
+        raise ValueError(f"seed must be at least 0, not {seed}")
+    return Random(seed)
 
 
 def _require_temperature(temperature: float) -> None:

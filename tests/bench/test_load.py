@@ -20,14 +20,16 @@ os.execv({python!r}, [{python!r}, "-m", "mink_local.serve.cli", *words])
 
 @pytest.mark.slow
 @pytest.mark.posix
-def test_two_servers_get_the_same_requests(tiny_path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [[], ["--schema"]])
+def test_two_servers_get_the_same_requests(tiny_path: Path, tmp_path: Path, options: list[str]) -> None:
     llama_server = tmp_path / "llama-server"
     llama_server.write_text(STAND_IN.format(python=sys.executable))
     llama_server.chmod(0o700)
-    options = ["--model", tiny_path, "--against", llama_server, "--clients", 2, "--tokens", 3, "--rounds", 1]
-    command = [sys.executable, LOAD, *options]
+    given = ["--model", tiny_path, "--against", llama_server, "--clients", 2, "--tokens", 3, "--rounds", 1]
+    command = [sys.executable, LOAD, *given, *options]
     done = subprocess.run([*map(str, command)], capture_output=True, encoding="utf-8", check=True)
-    rows = re.findall(r"^\| 2 \| (\S+) \| ([\d.]+) \| ([\d.]+) \|", done.stdout, re.MULTILINE)
-    assert [name for name, *_ in rows] == ["mink-serve", "llama-server"]
+    rows = re.findall(r"^\| 2 \| ([^|]+) \| ([\d.]+) \| ([\d.]+) \|", done.stdout, re.MULTILINE)
+    names = ["mink-serve, free text", "mink-serve", "llama-server"]
+    assert [name for name, *_ in rows] == (names if options else names[1:])
     assert all(float(speed) > 0 for _, speed, _ in rows)
-    assert rows[1][2] == "1.00"
+    assert rows[-1][2] == "1.00"

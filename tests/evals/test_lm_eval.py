@@ -273,6 +273,7 @@ def test_the_results_name_the_file_and_the_sampler(make_lm: Callable[..., Any], 
         ({"sampler": "min-q"}, "min-q"),
         ({"model": "nobody"}, "nobody"),
         ({"threads": 0}, "n_threads"),
+        ({"seed": 2**32 - 1}, "seed"),
     ],
 )
 def test_bad_arguments(make_lm: Callable[..., Any], arguments: dict[str, Any], complaint: str) -> None:

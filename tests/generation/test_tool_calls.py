@@ -9,13 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mink_local import load_model
-from mink_local.generation.call_formats import CALL_MARKS, OPEN, WRAPPERS, marks_of
+from mink_local.generation.call_formats import CALL_MARKS, GEMMA_QUOTES, OPEN, WRAPPERS, marks_of
 from mink_local.generation.request import Tool
 from mink_local.generation.tool_calls import (
     DEEPSEEK,
     HERMES,
+    KIMI,
     LLAMA,
     MISTRAL,
+    PLAIN,
     CallForm,
     ToolCallDelta,
     ToolParser,
@@ -78,6 +80,20 @@ GLM = (
     "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rom</arg_value>\n</tool_call>\n"
     "<tool_call>now\n</tool_call>"
 )
+KIMI_K2 = (
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+    '{"city": "Rom"}<|tool_call_end|><|tool_call_begin|>functions.now:1 <|tool_call_argument_begin|> '
+    "{}<|tool_call_end|><|tool_calls_section_end|>"
+)
+COMMAND = (
+    '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Rom"}}'
+    ',\n    {"tool_call_id": "1", "tool_name": "now", "parameters": {}}\n]<|END_ACTION|>'
+)
+GEMMA = '<|tool_call>call:get_weather{city:<|"|>Rom<|"|>}<tool_call|><|tool_call>call:now{}<tool_call|>'
+FUNCTION_GEMMA = (
+    "<start_function_call>call:get_weather{city:<escape>Rom<escape>}<end_function_call>"
+    "<start_function_call>call:now{}<end_function_call>"
+)
 BOTH = {  # calls of both tools
     "Hermes": f"<tool_call>\n{WEATHER}\n</tool_call>\n<tool_call>\n{NOW}\n</tool_call>",
     "Hermes, once": f"<tool_call>\n{WEATHER}\n{NOW}\n</tool_call>",
@@ -94,6 +110,12 @@ BOTH = {  # calls of both tools
     "DeepSeek V3": DEEPSEEK_V3,
     "pythonic": "[get_weather(city='Rom'), now()]",
     "LFM2": '<|tool_call_start|>[get_weather(city="Rom"), now()]<|tool_call_end|>',
+    "Kimi": KIMI_K2,
+    "Command": COMMAND,
+    "Command, names first": COMMAND.replace('"tool_call_id": "0", ', ""),
+    "Gemma 3": "```tool_code\nget_weather(city='Rom')\nnow()\n```",
+    "Gemma 4": GEMMA,
+    "FunctionGemma": FUNCTION_GEMMA,
     "Nemotron": f"<TOOLCALL>[{WEATHER}, {NOW}]</TOOLCALL>",
     "Phi": f"<|tool_call|>[{WEATHER}, {NOW}]<|/tool_call|>",
     "array": f"[{WEATHER}, {NOW}]",
@@ -154,6 +176,10 @@ def test_a_call_that_is_cut_off_is_incomplete(name: str) -> None:
         ("[now(a='it\\'s', b=\"\\\"\\\\d\\n\", c=[1, {'x': None}], d=True)]", "",
          [("now", '{"a": "it\'s", "b": "\\"\\\\d\\n", "c": [1, {"x": null}], "d": true}')]),
         ("[now(a=')]', b=-1.5)]", "", [("now", '{"a": ")]", "b": -1.5}')]),
+        ('<|tool_call>call:now{a:<|"|>x\\<|"|>,b-c:[1,{x:null,y:<|"|>}<tool_call|>"<|"|>}],d:true}<tool_call|>',
+         "", [("now", '{"a": "x\\\\", "b-c": [1, {"x": null, "y": "}<tool_call|>\\""}], "d": true}')]),
+        ('<|tool_call>call:now{ <|"|>a b<|"|> : False}', "", [("now", '{"a b": false}')]),
+        ("<|tool_call>call:now{a:<b>}", "<|tool_call>call:now{a:<b>}", []),
     ],
 )  # fmt: skip
 def test_how_calls_are_written(text: str, content: str, calls: list[tuple[str, str]]) -> None:
@@ -245,6 +271,9 @@ def test_marks_are_those_of_the_template() -> None:
         ('"parameters": ', LLAMA),
         ("[TOOL_CALLS]", MISTRAL),
         ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", DEEPSEEK),
+        ("<|tool_calls_section_begin|><|tool_call_begin|>", KIMI),
+        ("<|START_ACTION|>", PLAIN),
+        ('<|tool_call>call: <|"|>', PLAIN),
         ("tools", None),
     ],
 )
@@ -281,7 +310,11 @@ PARTS = [
         "now(a='b', ",
         '"name": ',
         '"arguments": ',
+        "call:now{a:",
+        "functions.now:0<|tool_call_argument_begin|>",
+        '{"tool_call_id": "0", "tool_name": "now", "parameters": {',
     ),
+    *GEMMA_QUOTES,
     *(WEATHER, PARAMETERS, NOW, '{"name": "now", "arguments": {', "```", "tool", "a", "\n", " "),
     *";,:<>{}[]()\"'\\",
 ]

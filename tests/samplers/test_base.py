@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mink_local import samplers
+from mink_local.native import native_sampler
 from mink_local.samplers import SAMPLERS, Greedy, MinK, Sampler, TopK, parse
 from tests.support import reference
 from tests.support.methods import EXAMPLES, JIT, Near, Row
@@ -41,6 +42,14 @@ def test_other_temperatures_are_an_error(temperature: float) -> None:
     for call in (lambda: Greedy().cutoff([1.0], temperature), lambda: Greedy().at(temperature)):
         with pytest.raises(ValueError, match="temperature"):
             call()
+
+
+def test_a_negative_seed_is_not_taken_for_the_positive_one() -> None:
+    for seed in (-1, -(2**40)):
+        with pytest.raises(ValueError, match=f"seed.*{seed}"):
+            Greedy().at(1.0, seed)
+        with pytest.raises(ValueError, match=f"seed.*{seed}"):
+            native_sampler(Greedy(), 9, seed=seed)
 
 
 def _strided(row: Row) -> Row:

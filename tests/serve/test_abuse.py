@@ -120,6 +120,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any] | str | bytes]] = {
     "5000 digits": (CHAT, literal(f'"temperature": {"9" * 5000}')),
     "n of 1000 digits": (CHAT, literal(f'"n": {"9" * 1000}')),
     "n": (CHAT, chat(n=10**9)),
+    "a seed of 1000 digits": (CHAT, literal(f'"seed": {"9" * 1000}')),
+    "the least seed": (CHAT, chat(seed=-(2**63))),
     "more answers than the server takes": (COMPLETION, {"prompt": ["a"] * 128, "max_tokens": 1}),
     "100,000 prompts": (COMPLETION, {"prompt": ["a"] * 100_000}),
     "max_tokens": (CHAT, chat(max_tokens=2**63)),
@@ -214,10 +216,9 @@ def test_what_is_refused(server: RunningServer, name: str) -> None:
     assert 0 < len(error["message"]) < 1000
 
 
+TWO_REPETITIONS = 'root ::= a a root | "y"\na ::= "x"+'
 CHAIN = ["root ::= r0", *(f"r{i} ::= r{i + 1}" for i in range(4000)), 'r4000 ::= "a"']
 ANSWERED: dict[str, tuple[str, dict[str, Any] | str | bytes]] = {
-    "a seed of 1000 digits": (CHAT, literal(f'"seed": {"9" * 1000}')),
-    "the least seed": (CHAT, chat(seed=-(2**63))),
     "an enormous temperature": (CHAT, chat(temperature=1e308)),
     "hardly any temperature": (CHAT, chat(temperature=5e-324)),
     "NUL": (CHAT, user("a\0b")),
@@ -243,15 +244,17 @@ ANSWERED: dict[str, tuple[str, dict[str, Any] | str | bytes]] = {
         CHAT,
         chat(grammar='root ::= ((((("a"{0,99}){0,99}){0,99}){0,99}){0,99})'),
     ),
-    "two repetitions of one letter": (
-        CHAT,
-        chat(grammar='root ::= a a root | "y"\na ::= "x"+', max_tokens=40),
-    ),
+    "two repetitions of one letter": (CHAT, chat(grammar=TWO_REPETITIONS, logit_bias=[["y", 90]])),
     "left recursion": (CHAT, chat(grammar='root ::= root "a" | "b"')),
     "an ambiguous grammar": (CHAT, chat(grammar='root ::= root root | root root root | "a"', max_tokens=40)),
     "a chain of 5,000 rules": (CHAT, chat(grammar="\n".join(CHAIN))),
     "10,000 letters of a choice": (CHAT, chat(guided_choice=["a" * 1000] * 10)),
     "1,000 alternatives": (CHAT, chat(json_schema={"enum": [f"alternative {i}" for i in range(1000)]})),
+    "9,000 alternatives of a grammar": (
+        CHAT,
+        chat(grammar="root ::= " + "|".join(f'"{i:x}"' for i in range(9000))),
+    ),
+    "1,000 alternatives of an expression": (CHAT, chat(guided_regex="|".join(f"{i:x}" for i in range(1000)))),
     "a megabyte of description": (CHAT, chat(json_schema={"description": "x" * 10**6})),
     "a schema of nothing but itself": (CHAT, chat(json_schema={"type": "array", "items": {"$ref": "#"}})),
     "a grammar with NUL": (CHAT, chat(grammar='root ::= "a\0"')),
@@ -357,9 +360,18 @@ def test_control_tokens_in_a_message_are_text(server: RunningServer) -> None:
         assert count >= plain + len(post(server, TOKENIZE, body).json()["tokens"]) - 1
 
 
-def test_constraints_that_leave_no_token_are_the_clients_fault(server: RunningServer) -> None:
-    banned = [[text, False] for text in ("y", "ye", "yes")]
-    response = post(server, CHAT, chat(guided_choice=["yes"], logit_bias=banned))
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_choice": ["yes"], "logit_bias": [[text, False] for text in ("y", "ye", "yes")]},
+        {"grammar": TWO_REPETITIONS, "logit_bias": [["x", 90]], "max_tokens": 40},
+    ],
+    ids=["no token is left", "too many are"],
+)
+def test_constraints_that_cannot_be_kept_any_more_are_the_clients_fault(
+    server: RunningServer, fields: dict[str, Any]
+) -> None:
+    response = post(server, CHAT, chat(**fields))
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "generation_failed"
 

@@ -324,7 +324,8 @@ class SamplingFields(Fields, frozen=True):
         model: A model id; by default the model without a preset.
         stream: Whether to send the answer as server-sent events.
         n: Number of answers; their seeds are consecutive.
-        seed: The same seed gives the same answer as long as no other requests run meanwhile; -1 is random.
+        seed: 0 to 2^32 - 2, or -1 for a random one. The same seed gives the same answer as long as no other
+            requests run meanwhile.
         stop: Strings that end the answer and are not part of it.
         stop_token_ids: Tokens that end the answer and are not part of it.
         ignore_eos: Generate until `max_tokens`, past the tokens that end an answer.

@@ -11,7 +11,6 @@ from typing import Any
 from mink_local.errors import OptionError
 from mink_local.generation.model import Model
 from mink_local.generation.request import SamplingParams
-from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.constraints import Constraints
 from mink_local.llama.grammars import IS_LARK
 from mink_local.llama.guide import check
@@ -140,7 +139,7 @@ def sampling_params(
             temperature=temperature,
             max_tokens=max_tokens,
             min_tokens=request.min_tokens or 0,
-            seed=None if request.seed is None or request.seed == -1 else request.seed % RANDOM_SEED,
+            seed=None if request.seed == -1 else request.seed,
             stop=_texts(request.stop),
             stop_token_ids=request.stop_token_ids or (),
             ignore_eos=bool(request.ignore_eos),

@@ -1,0 +1,174 @@
+"""Clients that want an answer of some form, or a call: openai's helpers, instructor, pydantic-ai and more."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import date
+from decimal import Decimal
+from enum import Enum
+from typing import Annotated, Any, Literal
+
+import httpx
+import openai
+import pytest
+from langchain_openai import ChatOpenAI
+from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletionMessageParam
+from pydantic import BaseModel, Field, WithJsonSchema
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
+
+from tests.support.http import serving
+from tests.support.openai_client import strict_openai
+from tests.support.schemas import DECIMALS
+from tests.support.server import RunningServer
+
+MODEL = "smollm2-135m"
+TEXT = "Two large shirts for 5 dollars, please."
+USER: list[ChatCompletionMessageParam] = [{"role": "user", "content": TEXT}]
+OPTIONS: Any = {"max_tokens": 120, "temperature": 0}
+
+pytestmark = pytest.mark.slow
+
+
+PRICE: Any = {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": DECIMALS[0]}]}
+
+
+class Size(Enum):
+    SMALL = "small"
+    LARGE = "large 🧩"
+
+
+class Order(BaseModel):
+    """What somebody buys."""
+
+    count: int = Field(ge=2, le=9)
+    day: date
+    size: Size
+    price: Annotated[Decimal, Field(ge=0), WithJsonSchema(PRICE)]
+    color: Literal["red", "grün"] | None
+
+
+ORDER: Any = openai.pydantic_function_tool(Order, name="order")
+NAMED: Any = {"type": "function", "function": {"name": "order"}}
+
+
+def test_openai_parses_an_answer_and_a_call(server: RunningServer) -> None:
+    with strict_openai(server) as client:
+        answer = client.chat.completions.parse(
+            model=MODEL, messages=USER, response_format=Order, **OPTIONS
+        ).choices[0]
+        assert isinstance(answer.message.parsed, Order)
+        called = client.chat.completions.parse(
+            model=MODEL, messages=USER, tools=[ORDER], tool_choice=NAMED, **OPTIONS
+        ).choices[0]
+        [call] = called.message.tool_calls or []
+        assert isinstance(call.function.parsed_arguments, Order)
+
+
+def arguments_of(client: openai.OpenAI) -> str:
+    """Return the arguments of a streamed call, after checking the events of openai's own stream."""
+    with client.chat.completions.stream(
+        model=MODEL, messages=USER, tools=[ORDER], tool_choice=NAMED, seed=1, max_tokens=120, temperature=2
+    ) as stream:
+        events = list(stream)
+        [call] = stream.get_final_completion().choices[0].message.tool_calls or []
+    pieces = [event for event in events if event.type == "tool_calls.function.arguments.delta"]
+    assert len(pieces) > 3
+    assert "".join(piece.arguments_delta for piece in pieces) == call.function.arguments
+    assert isinstance(call.function.parsed_arguments, Order)
+    return call.function.arguments
+
+
+@contextmanager
+def in_single_bytes(server: RunningServer) -> Iterator[str]:
+    """Serve the same at another address, with answers cut into chunks of one byte."""
+
+    async def answer(request: Request) -> StreamingResponse:
+        async with httpx.AsyncClient(timeout=120) as client:
+            whole = await client.post(
+                f"{server.url}{request.url.path}",
+                content=await request.body(),
+                headers={"Content-Type": "application/json"},
+            )
+
+        async def pieces() -> Any:
+            for byte in whole.content:
+                yield bytes([byte])
+
+        return StreamingResponse(pieces(), whole.status_code, media_type=whole.headers["Content-Type"])
+
+    with serving(Starlette(routes=[Route("/{path:path}", answer, methods=["POST"])])) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+def test_a_streamed_call_that_is_cut_at_every_byte_has_the_same_arguments(server: RunningServer) -> None:
+    with strict_openai(server) as client, in_single_bytes(server) as url:
+        slow = client.with_options(base_url=f"{url}/v1")
+        assert arguments_of(slow) == arguments_of(client)
+
+
+@pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA"])
+def test_instructor(server: RunningServer, mode: str) -> None:
+    """It is no part of the tests' packages: it wants an older openai."""
+    instructor = pytest.importorskip("instructor")
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        order = instructor.from_openai(client, mode=instructor.Mode[mode]).create(
+            model=MODEL, messages=USER, response_model=Order, max_retries=0, **OPTIONS
+        )
+    assert isinstance(order, Order)
+
+
+@pytest.mark.parametrize("output", ["NativeOutput", "ToolOutput"])
+def test_pydantic_ai(server: RunningServer, output: str) -> None:
+    """The model asks for the price first; with ToolOutput, the answer is a call, too."""
+    pydantic_ai = pytest.importorskip("pydantic_ai")
+    models = pytest.importorskip("pydantic_ai.models.openai")
+    providers = pytest.importorskip("pydantic_ai.providers.openai")
+    asked: list[Size] = []
+
+    def price_of(size: Size) -> str:
+        """Tell the price of a shirt."""
+        asked.append(size)
+        return "5 dollars"
+
+    async def once(_: Any, tool: Any) -> Any:
+        return None if asked else tool
+
+    async def run() -> Any:
+        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            agent = pydantic_ai.Agent(
+                models.OpenAIChatModel(MODEL, provider=providers.OpenAIProvider(openai_client=client)),
+                output_type=getattr(pydantic_ai, output)(Order),
+                tools=[pydantic_ai.Tool(price_of, prepare=once)],
+                model_settings=OPTIONS,
+                retries=0,
+            )
+            return (await agent.run(TEXT)).output
+
+    assert isinstance(asyncio.run(run()), Order)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
+def test_langchain(
+    server: RunningServer, method: Literal["json_schema", "function_calling", "json_mode"]
+) -> None:
+    options: Any = {"base_url": f"{server.url}/v1", "api_key": "none", "max_retries": 0, **OPTIONS}
+    chat = ChatOpenAI(model=MODEL, **options)
+    found = chat.with_structured_output(Order, method=method, include_raw=True).invoke(TEXT)
+    assert isinstance(found, dict)
+    if method == "json_mode":  # which says nothing of the fields
+        assert isinstance(json.loads(found["raw"].content), dict)
+    else:
+        assert isinstance(found["parsed"], Order)
+
+
+def test_outlines(server: RunningServer) -> None:
+    outlines = pytest.importorskip("outlines")
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        model = outlines.from_openai(client, MODEL)
+        assert Order.model_validate_json(model(TEXT, Order, **OPTIONS))
