@@ -12,12 +12,14 @@ from mink_local.generation.answer import Answer, Piece
 from mink_local.serve.endpoints.exchange import Exchange, NamedEventsForm, server_sent
 from mink_local.serve.endpoints.tokens import count_input_tokens
 from mink_local.serve.protocol.fields import (
+    TEXT_ONLY,
     ChatRequest,
     Fields,
     Name,
     SamplingFields,
     Schema,
     StopString,
+    ToolName,
     as_chat,
     function_tool,
     naming,
@@ -27,6 +29,9 @@ from mink_local.serve.service import Service
 
 Json = dict[str, Any]
 _NAMES = {
+    r"messages.*": "messages",
+    r"tools\[(\d+)\]\.function\.parameters": r"tools[\1].input_schema",
+    r"tools\[(\d+)\]\.function": r"tools[\1]",
     "max_completion_tokens": "max_tokens",
     "thinking_budget_tokens": "thinking.budget_tokens",
     "json_schema": "output_config.format.schema",
@@ -55,8 +60,8 @@ class Block(Fields, frozen=True):
     """
 
     type: Literal["text", "thinking", "redacted_thinking", "tool_use", "tool_result"]
-    text: str = ""
-    thinking: str = ""
+    text: str | None = None
+    thinking: str | None = None
     id: str | None = None
     name: Name | None = None
     input: dict[str, Any] | None = None
@@ -65,7 +70,12 @@ class Block(Fields, frozen=True):
     is_error: bool | None = None
 
     def __post_init__(self) -> None:
-        needed = {"tool_use": ("id", "name", "input"), "tool_result": ("tool_use_id",)}
+        needed = {
+            "text": ("text",),
+            "thinking": ("thinking",),
+            "tool_use": ("id", "name", "input"),
+            "tool_result": ("tool_use_id",),
+        }
         self.require(*needed.get(self.type, ()))
 
 
@@ -79,7 +89,7 @@ class BlockMessage(Fields, frozen=True):
 class InputTool(Fields, frozen=True):
     """A tool that the model may call."""
 
-    name: Name
+    name: ToolName
     input_schema: Schema
     description: str | None = None
     type: Literal["custom"] | None = None
@@ -137,8 +147,18 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
         stop_sequences: Strings that end the answer and are not part of it.
         thinking: Whether the model reasons first, if it can.
         output_config: The form of the answer.
+        chat_template_kwargs: Variables of the chat template.
         max_tokens: Maximum length of the answer in tokens, with its thinking.
     """
+
+    instead = ChatRequest.instead | {
+        "messages.role": "use system, user or assistant; a tool's result is a tool_result of the user's",
+        "messages.content.content.type": TEXT_ONLY,
+        "system.type": TEXT_ONLY,
+        "thinking.type": "use enabled, adaptive or disabled",
+        "tool_choice.type": "use none, auto, any or tool",
+        "output_config.format.type": "use json_schema",
+    }
 
     messages: Annotated[list[BlockMessage], Meta(min_length=1, max_length=2048)]
     system: str | list[TextBlock] | None = None
@@ -147,6 +167,7 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
     stop_sequences: Annotated[list[StopString], Meta(max_length=16)] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     def chat(self) -> ChatRequest:
         """Return the same request to chat completions. Raises ApiError."""
@@ -164,7 +185,8 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
             body["tool_choice"] = {"any": "required", "tool": forced}.get(choice.type, choice.type)
             body["parallel_tool_calls"] = not choice.disable_parallel_tool_use
         if thinking:
-            body["chat_template_kwargs"] = {"enable_thinking": thinking.type != "disabled"}
+            switch = {"enable_thinking": thinking.type != "disabled"}
+            body["chat_template_kwargs"] = switch | (self.chat_template_kwargs or {})
             body["thinking_budget_tokens"] = thinking.budget_tokens
         if self.output_config and self.output_config.format:
             body["json_schema"] = self.output_config.format.schema
@@ -185,9 +207,9 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
                     function = {"name": block.name, "arguments": block.input}
                     made.setdefault("tool_calls", []).append({"id": block.id, "function": function})
                 elif block.type == "thinking":
-                    made["reasoning_content"] = made.get("reasoning_content", "") + block.thinking
+                    made["reasoning_content"] = made.get("reasoning_content", "") + str(block.thinking)
                 else:
-                    made["content"] += block.text
+                    made["content"] += block.text or ""
             is_result = any(block.type == "tool_result" for block in message.content)
             if made["content"] or message.role == "assistant" or not is_result:
                 yield made
@@ -246,8 +268,6 @@ async def count_message_tokens(service: Service, request: MessagesRequest) -> In
 class _MessageForm(NamedEventsForm):
     """An answer as blocks, each of which is started, filled and stopped in a stream."""
 
-    keep_alive = server_sent({"type": "ping"}, "ping")
-
     def __init__(self, given: MessagesRequest, *of_form: Any) -> None:
         super().__init__(*of_form)
         self._stops = given.stop_sequences or ()
@@ -258,7 +278,10 @@ class _MessageForm(NamedEventsForm):
         n_prompt = self.answer.prompt_tokens
         message = self._message(MessageUsage(input_tokens=n_prompt, output_tokens=0))
         self.send("message_start", message=message)
-        return self.sent() + self.keep_alive
+        return self.sent() + self.keep_alive()
+
+    def keep_alive(self) -> bytes:
+        return server_sent({"type": "ping"}, "ping")
 
     def add(self, answer: Answer, piece: Piece) -> None:  # noqa: ARG002
         if piece.reasoning:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,12 +13,16 @@ from starlette.responses import Response
 from mink_local.generation.answer import Answer, Piece
 from mink_local.serve.endpoints.exchange import Exchange, NamedEventsForm
 from mink_local.serve.protocol.fields import (
+    NO_TOOLS,
+    TEXT_FORMATS,
+    TEXT_ONLY,
     ChatRequest,
     Fields,
     Name,
     ReasoningOptions,
     SamplingFields,
     Schema,
+    ToolName,
     as_chat,
     function_tool,
     naming,
@@ -59,7 +64,7 @@ class ResponseTool(Fields, frozen=True):
     """
 
     type: Literal["function", "namespace"]
-    name: Name
+    name: ToolName
     description: str | None = None
     parameters: Schema | None = None
     strict: bool | None = None
@@ -83,6 +88,9 @@ class ContentItem(Fields, frozen=True):
     type: Literal["input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"]
     text: str | None = None
     refusal: str | None = None
+
+    def __post_init__(self) -> None:
+        self.require("refusal" if self.type == "refusal" else "text")
 
 
 class InputItem(Fields, frozen=True):
@@ -132,9 +140,19 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
         parallel_tool_calls: Whether an answer may have several calls.
         text: The form of the answer.
         reasoning: `effort: none` switches reasoning off, anything else on.
+        chat_template_kwargs: Variables of the chat template.
         max_output_tokens: Maximum length of the answer in tokens, with its reasoning.
         previous_response_id: Not supported: send the whole conversation as `input`.
     """
+
+    instead = ChatRequest.instead | {
+        "input.content.type": TEXT_ONLY,
+        "input.output.type": TEXT_ONLY,
+        "input.role": "use system, developer, user or assistant; a tool's result is a function_call_output",
+        "input.type": "this server knows messages, function calls, their outputs and reasoning: leave it out",
+        "text.format.type": TEXT_FORMATS,
+        "tools.tools.type": NO_TOOLS,
+    }
 
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=2048)]
     instructions: str | None = None
@@ -143,6 +161,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     previous_response_id: str | None = None
     conversation: Any = None
@@ -168,7 +187,8 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
         body: Json = {
             "messages": [*self._messages()],
             "tools": [
-                function_tool(name, tool.description, tool.parameters) for name, _, tool in self.named_tools()
+                function_tool(name, tool.description, tool.parameters)
+                for _, name, _, tool in self.named_tools()
             ],
             "tool_choice": self.tool_choice,
             "parallel_tool_calls": self.parallel_tool_calls,
@@ -181,21 +201,25 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
             body["response_format"] = {"type": form.type, "json_schema": {"schema": form.schema or {}}}
         return as_chat(self, body)
 
-    def named_tools(self) -> Iterator[tuple[str, str | None, ResponseTool]]:
-        """Yield the functions, each after the name that the model sees and its namespace."""
-        for tool in self.tools or ():
+    def named_tools(self) -> Iterator[tuple[str, str, str | None, ResponseTool]]:
+        """Yield each function's place in the request, the name that the model sees, namespace, and itself."""
+        for i, tool in enumerate(self.tools or ()):
             if tool.type == "function":
-                yield tool.name, None, tool
-            for function in tool.tools or ():
-                yield f"{tool.name}.{function.name}", tool.name, function
+                yield f"tools[{i}]", tool.name, None, tool
+            for j, function in enumerate(tool.tools or ()):
+                yield f"tools[{i}].tools[{j}]", f"{tool.name}.{function.name}", tool.name, function
 
     def _messages(self) -> Iterator[Json]:
-        """Yield the input as messages; calls and reasoning belong to one message of the assistant's."""
-        if self.instructions:
-            yield {"role": "system", "content": self.instructions}
+        """Yield the input as messages; calls and reasoning belong to one message of the assistant's.
+
+        What the system says first is one message: Codex sends several, and many templates take one.
+        """
         items = [InputItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        first = [*takewhile(lambda item: item.role in ("system", "developer"), items)]
+        if system := [*filter(None, [self.instructions, *(_text(item.content) for item in first)])]:
+            yield {"role": "system", "content": "\n\n".join(system)}
         turn: Json = {}
-        for item in items:
+        for item in items[len(first) :]:
             if item.type == "reasoning" or item.role == "assistant" or item.type == "function_call":
                 turn = turn or {"role": "assistant", "content": "", "tool_calls": []}
                 if item.type == "reasoning":
@@ -219,7 +243,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
 
 
 _NAMES = {
-    "messages": "input",
+    "messages.*": "input",
     "response_format": "text.format.schema",
     "max_completion_tokens": "max_output_tokens",
 }
@@ -278,7 +302,8 @@ class ResponseObject(Output, kw_only=True):
 
 async def create_response(service: Service, request: ResponsesRequest) -> Response:
     """Answer a conversation that is given as items."""
-    with naming(_NAMES):
+    places = {rf"tools\[{i}\]\.function": place for i, (place, *_) in enumerate(request.named_tools())}
+    with naming(_NAMES | places):
         return await Exchange(service, request.chat(), partial(_ResponseForm, request)).respond()
 
 
@@ -290,7 +315,7 @@ class _ResponseForm(NamedEventsForm):
         self._given = given
         self._origins: dict[str | None, Json] = {
             name: {"name": tool.name, "namespace": namespace}
-            for name, namespace, tool in given.named_tools()
+            for _, name, namespace, tool in given.named_tools()
             if namespace
         }
         self._number = 0
@@ -299,6 +324,10 @@ class _ResponseForm(NamedEventsForm):
     def start(self) -> bytes:
         for name in ("created", "in_progress"):
             self.send(f"response.{name}", response=self._response("in_progress"))
+        return self.sent()
+
+    def keep_alive(self) -> bytes:
+        self.send("response.in_progress", response=self._response("in_progress"))
         return self.sent()
 
     def add(self, answer: Answer, piece: Piece) -> None:  # noqa: ARG002
