@@ -32,6 +32,8 @@ pytestmark = [
     ),
 ]
 
+Agent = Callable[[RunningServer, Path, str], str]  # returns what it prints
+
 CODEX = """
 model = "{model}"
 model_provider = "mink"
@@ -89,11 +91,11 @@ def answer(folder: Path, *command: str | Path, **environment: str) -> str:
     ).stdout
 
 
-def claude_code(server: RunningServer, folder: Path, prompt: str, tool: str = "Write") -> str:
+def claude_code(server: RunningServer, folder: Path, prompt: str) -> str:
     return answer(
         folder,
-        *(installed("@anthropic-ai/claude-code", "claude"), "-p", prompt, "--tools", tool),
-        *("--output-format", "stream-json", "--verbose"),
+        *(installed("@anthropic-ai/claude-code", "claude"), "-p", prompt),
+        *("--tools", "Read,Edit,Bash", "--output-format", "stream-json", "--verbose"),
         ANTHROPIC_BASE_URL=server.url,
         ANTHROPIC_AUTH_TOKEN="none",
         ANTHROPIC_MODEL=MODEL,
@@ -158,7 +160,7 @@ def first_word(server: RunningServer, path: str) -> str:
     ],
 )
 def test_an_agent_shows_what_it_is_answered(
-    server: RunningServer, tmp_path: Path, agent: Callable[..., str], path: str
+    server: RunningServer, tmp_path: Path, agent: Agent, path: str
 ) -> None:
     said = agent(server, tmp_path, "Say hello.")
     assert first_word(server, path) in said
@@ -173,7 +175,7 @@ def test_an_agent_shows_what_it_is_answered(
     ],
 )
 def test_an_agent_uses_a_tool_and_sends_its_result(
-    tmp_path: Path, agent: Callable[..., str], tool: str, arguments: dict[str, str]
+    tmp_path: Path, agent: Agent, tool: str, arguments: dict[str, str]
 ) -> None:
     file = tmp_path / "nut.txt"
     file.write_text("a walnut\n")
@@ -189,5 +191,4 @@ def test_an_agent_uses_a_tool_and_sends_its_result(
     }
     model = write_scripted(tmp_path / "x.gguf", TEMPLATE, scripts)
     with running_server("--model", str(model), "--alias", MODEL, "--ctx", "4096") as server:
-        options = {"tool": tool} if agent is claude_code else {}
-        assert TOLD in agent(server, tmp_path, "Which nut is it?", **options)
+        assert TOLD in agent(server, tmp_path, "Which nut is it?")

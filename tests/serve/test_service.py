@@ -135,33 +135,56 @@ async def test_nan_logits_are_the_servers_fault_even_under_constraints(tiny: Cal
 
 
 HELLO = [{"role": "user", "content": "Hello"}]
-WAITING: list[tuple[Any, Any, dict[str, Any], bytes]] = [
-    (completions.create_completion, CompletionRequest, {"prompt": "Hello"}, b": keepalive\n\n"),
-    (responses.create_response, ResponsesRequest, {"input": "Hello"}, b"event: response.in_progress\n"),
-    (messages.create_message, MessagesRequest, {"messages": HELLO}, b"event: ping\n"),
+STREAMS: list[tuple[Any, Any, dict[str, Any]]] = [
+    (completions.create_completion, CompletionRequest, {"prompt": "Hello"}),
+    (responses.create_response, ResponsesRequest, {"input": "Hello"}),
+    (messages.create_message, MessagesRequest, {"messages": HELLO}),
 ]
+ALIVE = (b": keepalive\n\n", b"event: response.in_progress\n", b"event: ping\n")
+FAILED = (  # the types of the event and of its error
+    (None, "server_error"),
+    ("response.failed", None),
+    ("error", "api_error"),
+)
 
 
-@pytest.mark.parametrize(("endpoint", "kind", "fields", "alive"), WAITING)
+async def streamed(
+    service: Service, endpoint: Any, kind: Any, fields: dict[str, Any]
+) -> AsyncIterator[bytes]:
+    """Yield the parts of a stream of two tokens."""
+    body = json.dumps({**fields, "max_tokens": 2, "stream": True}).encode()
+    response = await endpoint(service, parse(body, kind))
+    assert isinstance(response, StreamingResponse)
+    async for part in response.body_iterator:
+        assert isinstance(part, bytes)
+        yield part
+
+
+@pytest.mark.parametrize(("asked", "failed"), [*zip(STREAMS, FAILED, strict=True)])
+async def test_a_stream_that_fails_ends_with_an_error(
+    asked: Any, failed: Any, tiny: Callable[..., Path]
+) -> None:
+    async with started(tiny(scale=float("nan"))) as one:
+        sent = [part async for part in streamed(one, *asked)]
+    last = json.loads(sent[-1].partition(b"data: ")[2])
+    error = (last.get("response") or last)["error"]
+    assert (last.get("type"), error.get("type")) == failed
+    assert error["code"] == "generation_failed"
+    assert "NaN" in error["message"]
+
+
+@pytest.mark.parametrize(("asked", "alive"), [*zip(STREAMS, ALIVE, strict=True)])
 async def test_a_stream_that_waits_says_so(
-    endpoint: Any,
-    kind: Any,
-    fields: dict[str, Any],
-    alive: bytes,
-    tiny_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    asked: Any, alive: bytes, tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a comment; with an event where clients count nothing else, as Codex does."""
     monkeypatch.setattr(exchange, "KEEP_ALIVE_SECONDS", 0.02)
     release, step = threading.Event(), Engine.step
     sent: list[bytes] = []
     monkeypatch.setattr(Engine, "step", lambda engine: release.wait(30) and step(engine))
-    body = json.dumps({**fields, "max_tokens": 2, "stream": True}).encode()
     async with started(tiny_path) as one:
-        response = await endpoint(one, parse(body, kind))
-        assert isinstance(response, StreamingResponse)
-        async for part in response.body_iterator:
-            sent.append(bytes(part))  # type: ignore[arg-type]
+        async for part in streamed(one, *asked):
+            sent.append(part)
             if len(sent) == 3:
                 release.set()
     assert sent[0].startswith(b": waiting\n\n")
