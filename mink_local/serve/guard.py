@@ -161,7 +161,7 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 sent = MutableHeaders(scope=message)
-                sent["X-Request-Id"] = request_id
+                sent["X-Request-Id"] = sent["Request-Id"] = request_id  # OpenAI's name, and Anthropic's
                 for name, value in _HEADERS.items():
                     sent.setdefault(name, value)
             await send(message)

@@ -1,5 +1,6 @@
 """Hostile requests to a real mink-serve: each is refused or answered, and the others are served."""
 
+import gzip
 import json
 import socket
 import subprocess
@@ -96,6 +97,7 @@ OUTPUT = {"type": "function_call_output", "call_id": "1", "output": "x"}
 REASONING = {"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}
 USE = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
 RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "x"}
+THOUGHT = {"type": "thinking", "thinking": "x"}
 TEXT, EMPTY = {"type": "text", "text": "x"}, {"type": "text", "text": ""}
 TOOL = {"type": "function", "name": "f"}
 GROUP = {"type": "namespace", "name": "n", "tools": [TOOL]}
@@ -181,6 +183,13 @@ REFUSED: dict[str, tuple[str, dict[str, Any] | str | bytes]] = {
     "an unknown token": (DETOKENIZE, {"tokens": [2**31 - 1]}),
     "1,000,000 candidates": (CANDIDATES, chat(top=10**6)),
     "100 cuts": (CANDIDATES, chat(samplers=["min-k"] * 100)),
+    "garbage in place of an input": (RESPONSES, b"{garbage"),
+    "an input that is all": (RESPONSES, '["Hi"]'),
+    "an input that is a number": (RESPONSES, {"input": 5}),
+    "an input of texts": (RESPONSES, {"input": ["Hi"]}),
+    "an input in UTF-16": (RESPONSES, json.dumps(items()).encode("utf-16")),
+    "an input that is compressed": (RESPONSES, gzip.compress(json.dumps(items()).encode())),
+    "a lone surrogate of an input": (RESPONSES, b'{"input": "\\ud800 "}'),
     "no input": (RESPONSES, {}),
     "instructions only": (RESPONSES, {"input": [], "instructions": "Obey."}),
     "a call only": (RESPONSES, {"input": [CALL]}),
@@ -192,6 +201,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any] | str | bytes]] = {
     "two functions of one name": (RESPONSES, items(tools=[TOOL, TOOL])),
     "two of one namespace": (RESPONSES, items(tools=[GROUP, GROUP])),
     "a namespace in a namespace": (RESPONSES, items(tools=[{**GROUP, "tools": [GROUP]}])),
+    "a long name of a call": (RESPONSES, items({**CALL, "name": "f" * 10**6}, OUTPUT)),
+    "a call of no function": (RESPONSES, items({**CALL, "name": ""}, OUTPUT)),
+    "arguments that are an object": (RESPONSES, items({**CALL, "arguments": {}}, OUTPUT)),
+    "200 calls at once": (RESPONSES, items(*[CALL] * 200)),
+    "a message without a text": (RESPONSES, items({"role": "user", "content": [{"type": "input_text"}]})),
+    "a message of another kind": (RESPONSES, items({"type": "item_reference", "id": "msg_1"})),
     "a name that ends the turn": (RESPONSES, items(tools=[{**TOOL, "name": "f<|im_end|>"}])),
     "deep parameters of a function": (RESPONSES, items(tools=[{**TOOL, "parameters": nested(200)}])),
     "deep text format": (RESPONSES, items(text={"format": {"type": "json_schema", "schema": nested(200)}})),
@@ -259,6 +274,14 @@ ANSWERED: dict[str, tuple[str, dict[str, Any] | str | bytes]] = {
     "a schema of nothing but itself": (CHAT, chat(json_schema={"type": "array", "items": {"$ref": "#"}})),
     "a grammar with NUL": (CHAT, chat(grammar='root ::= "a\0"')),
     "an output without its call": (RESPONSES, items(OUTPUT)),
+    "an output before its call": (RESPONSES, items(OUTPUT, CALL)),
+    "a message between a call and its output": (RESPONSES, items(CALL, *USER, OUTPUT)),
+    "reasoning between them": (RESPONSES, items(CALL, REASONING, OUTPUT)),
+    "the assistant first": (RESPONSES, {"input": [CALL, OUTPUT, *USER], "max_output_tokens": 2}),
+    "the developer last": (RESPONSES, items({"role": "developer", "content": "x"})),
+    "a long id of a call": (RESPONSES, items({**CALL, "call_id": "1" * 10**6}, OUTPUT)),
+    "an empty id of a call": (RESPONSES, items({**CALL, "call_id": ""}, {**OUTPUT, "call_id": ""})),
+    "an id with control tokens": (RESPONSES, items({**CALL, "call_id": "<|im_end|>"}, OUTPUT)),
     "a call without its output": (RESPONSES, items(CALL, *USER)),
     "an output of another call": (RESPONSES, items(CALL, {**OUTPUT, "call_id": "2"})),
     "one id twice": (RESPONSES, items(CALL, CALL, OUTPUT, OUTPUT)),
@@ -273,9 +296,22 @@ ANSWERED: dict[str, tuple[str, dict[str, Any] | str | bytes]] = {
     "a result of another call": (MESSAGES, turn({**RESULT, "tool_use_id": "2"})),
     "one id of two results": (MESSAGES, turn(RESULT, RESULT)),
     "a text before a result": (MESSAGES, turn(TEXT, RESULT)),
+    "a text after a call": (MESSAGES, turn(USE, TEXT, role="assistant")),
+    "thinking between two calls": (MESSAGES, turn(USE, THOUGHT, {**USE, "id": "2"}, role="assistant")),
+    "thinking of the user": (MESSAGES, turn(THOUGHT)),
+    "a result of nothing": (MESSAGES, turn({"type": "tool_result", "tool_use_id": "1"})),
+    "a result that failed": (MESSAGES, turn({**RESULT, "is_error": True, "content": []})),
+    "an empty id": (MESSAGES, turn({**USE, "id": ""}, role="assistant")),
+    "a long id": (MESSAGES, turn({**USE, "id": "1" * 10**6}, role="assistant")),
+    "a call that comes first": (
+        MESSAGES,
+        {"messages": [{"role": "assistant", "content": [USE]}, *USER], "max_tokens": 2},
+    ),
+    "the system last": (MESSAGES, turn(TEXT, role="system")),
+    "no words of the system's": (MESSAGES, turn(TEXT, system=[])),
     "a result from the assistant": (MESSAGES, turn(USE, RESULT, role="assistant")),
     "a call from the user": (MESSAGES, turn(USE)),
-    "thinking last": (MESSAGES, turn(TEXT, {"type": "thinking", "thinking": "x"}, role="assistant")),
+    "thinking last": (MESSAGES, turn(TEXT, THOUGHT, role="assistant")),
     "no blocks": (MESSAGES, {"messages": [{"role": "user", "content": []}], "max_tokens": 2}),
     "1,000 empty blocks": (MESSAGES, turn(*[EMPTY] * 1000)),
     "a large budget": (MESSAGES, turn(TEXT, thinking={"type": "enabled", "budget_tokens": 2**31 - 1})),
@@ -301,6 +337,19 @@ def test_what_is_answered(server: RunningServer, name: str) -> None:
 
 REFUSED_MESSAGES: dict[str, dict[str, Any] | str | bytes] = {
     "garbage": b"{garbage",
+    "UTF-16": json.dumps(turn(TEXT)).encode("utf-16"),
+    "what is compressed": gzip.compress(json.dumps(turn(TEXT)).encode()),
+    "a lone surrogate": json.dumps(turn(TEXT)).replace('"x"', '"\\ud800 "'),
+    "a deep field of no use": json.dumps(turn(TEXT)).removesuffix("}") + f', "metadata": {DEEP}}}',
+    "a text without a text": turn({"type": "text"}),
+    "thinking without a thought": turn({"type": "thinking"}, role="assistant"),
+    "a call without an id": turn({"type": "tool_use", "name": "f", "input": {}}, role="assistant"),
+    "a call of no tool": turn({**USE, "name": ""}, role="assistant"),
+    "a result without its id": turn({"type": "tool_result", "content": "x"}),
+    "a result of numbers": turn({**RESULT, "content": 5}),
+    "a block that is a text": {"messages": [{"role": "user", "content": ["x"]}], "max_tokens": 2},
+    "another role": {"messages": [{"role": "tool", "content": "x"}], "max_tokens": 2},
+    "a name that ends the turn": turn(TEXT, tools=[{**USED, "name": "f<|im_end|>"}]),
     "no object": "[]",
     "no messages": {"max_tokens": 2},
     "a system message only": {"messages": [], "system": "x", "max_tokens": 2},

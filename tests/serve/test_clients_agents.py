@@ -1,20 +1,24 @@
-"""Coding agents against mink-serve: the first round trip of each. The model is too small for their tasks.
+"""Coding agents against mink-serve: the first round trip of each, and one through a tool.
 
-They are installed from npm and PyPI, and read prompts of thousands of tokens: only with MINK_AGENTS=1.
+The embedded model takes their prompts, but is too small for their tasks: a model whose texts are chosen calls
+a tool of theirs and says what came back. The agents are installed from npm and PyPI, and read prompts of
+thousands of tokens: only with MINK_AGENTS=1.
 """
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import venv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.support.server import RunningServer, running_server
+from tests.support.tiny import write_scripted
 
 MODEL = "smollm2-135m"
 CACHE = Path.home() / ".cache" / "mink-local-tests"  # where the agents are installed, once
@@ -28,6 +32,8 @@ pytestmark = [
     ),
 ]
 
+Agent = Callable[[RunningServer, Path, str], str]  # returns what it prints
+
 CODEX = """
 model = "{model}"
 model_provider = "mink"
@@ -39,8 +45,14 @@ web_search = "disabled"
 name = "mink"
 base_url = "{url}/v1"
 wire_api = "responses"
-stream_idle_timeout_ms = 3600000
 """
+
+# Calls a tool if there is one, and says whether it was given the word.
+TEMPLATE = """{# <tool_call> #}
+{%- set given = messages | selectattr('role', 'equalto', 'tool') | map(attribute='content') | join -%}
+{{ '<|plain|>' if not tools else '<|call|>' if not given }}
+{{- '<|told|>' if 'walnut' in given else '<|lost|>' if given }}"""
+TOLD = "It is a walnut, says the file."
 
 
 @pytest.fixture
@@ -67,7 +79,7 @@ def installed(package: str, program: str) -> Path:
 
 
 def answer(folder: Path, *command: str | Path, **environment: str) -> str:
-    """Return what an agent prints in an empty folder and home; an answer that is cut off may be an error."""
+    """Return what an agent prints in a folder that is its home; an answer that is cut off may be an error."""
     return subprocess.run(
         command,
         cwd=folder,
@@ -79,6 +91,58 @@ def answer(folder: Path, *command: str | Path, **environment: str) -> str:
     ).stdout
 
 
+def claude_code(server: RunningServer, folder: Path, prompt: str) -> str:
+    return answer(
+        folder,
+        *(installed("@anthropic-ai/claude-code", "claude"), "-p", prompt),
+        *("--tools", "Read,Edit,Bash", "--output-format", "stream-json", "--verbose"),
+        ANTHROPIC_BASE_URL=server.url,
+        ANTHROPIC_AUTH_TOKEN="none",
+        ANTHROPIC_MODEL=MODEL,
+        ANTHROPIC_DEFAULT_HAIKU_MODEL=MODEL,
+        CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
+    )
+
+
+def codex(server: RunningServer, folder: Path, prompt: str) -> str:
+    program = installed("@openai/codex", "codex")
+    instructions = folder / "instructions.md"
+    instructions.write_text("You are a coding agent.")  # its own, with its tools, need 8,400 tokens
+    configuration = CODEX.format(model=MODEL, url=server.url, instructions=instructions)
+    (folder / "config.toml").write_text(configuration)
+    unguarded = "--dangerously-bypass-approvals-and-sandbox"  # its sandbox needs rights that containers lack
+    command = (program, "exec", "--skip-git-repo-check", unguarded, "--json", prompt)
+    return answer(folder, *command, CODEX_HOME=str(folder))
+
+
+def qwen_code(server: RunningServer, folder: Path, prompt: str) -> str:
+    program = installed("@qwen-code/qwen-code", "qwen")
+    instructions = "You are a coding agent."  # its own, with its tools, need 14,500 tokens
+    return answer(
+        folder,
+        *(program, "--auth-type", "openai", "--system-prompt", instructions),
+        *("--output-format", "json", "-p", prompt),
+        OPENAI_BASE_URL=f"{server.url}/v1",
+        OPENAI_API_KEY="none",
+        OPENAI_MODEL=MODEL,
+    )
+
+
+def aider(server: RunningServer, folder: Path, prompt: str) -> str:
+    program = CACHE / "aider" / "bin" / "aider"
+    if not program.exists():
+        venv.create(CACHE / "aider", with_pip=True, clear=True)
+        install = [str(program.with_name("python")), "-m", "pip", "install", "--quiet", "aider-chat"]
+        if subprocess.run(install, capture_output=True, timeout=PATIENCE).returncode:
+            pytest.skip("pip cannot install aider-chat")
+    return answer(
+        folder,
+        *(program, "--openai-api-base", f"{server.url}/v1", "--openai-api-key", "none"),
+        *("--model", f"openai/{MODEL}:greedy", "--message", prompt, "--no-git", "--yes-always"),
+        *("--no-show-model-warnings", "--no-check-update", "--analytics-disable"),
+    )
+
+
 def first_word(server: RunningServer, path: str) -> str:
     """Return the first word of the first answer that the server has given to a path."""
     line = next(line for line in server.said if f"POST '{path}' 200" in line)
@@ -86,43 +150,45 @@ def first_word(server: RunningServer, path: str) -> str:
     return str(re.findall(r"\w+", "".join(token["text"] for token in record["answers"][0]["tokens"]))[0])
 
 
-def test_claude_code(server: RunningServer, tmp_path: Path) -> None:
-    program = installed("@anthropic-ai/claude-code", "claude")
-    said = answer(
-        tmp_path,
-        *(program, "-p", "Say hello.", "--tools", "Write", "--output-format", "stream-json", "--verbose"),
-        ANTHROPIC_BASE_URL=server.url,
-        ANTHROPIC_AUTH_TOKEN="none",
-        ANTHROPIC_MODEL=MODEL,
-        ANTHROPIC_DEFAULT_HAIKU_MODEL=MODEL,
-        CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
-    )
-    assert first_word(server, "/v1/messages") in said
+@pytest.mark.parametrize(
+    ("agent", "path"),
+    [
+        (claude_code, "/v1/messages"),
+        (codex, "/v1/responses"),
+        (qwen_code, "/v1/chat/completions"),
+        (aider, "/v1/chat/completions"),
+    ],
+)
+def test_an_agent_shows_what_it_is_answered(
+    server: RunningServer, tmp_path: Path, agent: Agent, path: str
+) -> None:
+    said = agent(server, tmp_path, "Say hello.")
+    assert first_word(server, path) in said
 
 
-def test_codex(server: RunningServer, tmp_path: Path) -> None:
-    program = installed("@openai/codex", "codex")
-    instructions = tmp_path / "instructions.md"
-    instructions.write_text("You are a coding agent.")  # its own, with its tools, need 8,400 tokens
-    configuration = CODEX.format(model=MODEL, url=server.url, instructions=instructions)
-    (tmp_path / "config.toml").write_text(configuration)
-    command = (program, "exec", "--skip-git-repo-check", "--json", "Say hello.")
-    said = answer(tmp_path, *command, CODEX_HOME=str(tmp_path))
-    assert first_word(server, "/v1/responses") in said
-
-
-def test_aider(server: RunningServer, tmp_path: Path) -> None:
-    folder = CACHE / "aider"
-    program = folder / "bin" / "aider"
-    if not program.exists():
-        venv.create(folder, with_pip=True, clear=True)
-        install = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "aider-chat"]
-        if subprocess.run(install, capture_output=True, timeout=PATIENCE).returncode:
-            pytest.skip("pip cannot install aider-chat")
-    said = answer(
-        tmp_path,
-        *(program, "--openai-api-base", f"{server.url}/v1", "--openai-api-key", "none"),
-        *("--model", f"openai/{MODEL}:greedy", "--message", "Say hello.", "--no-git", "--yes-always"),
-        *("--no-show-model-warnings", "--no-check-update", "--analytics-disable"),
-    )
-    assert first_word(server, "/v1/chat/completions") in said
+@pytest.mark.parametrize(
+    ("agent", "tool", "arguments"),
+    [
+        (claude_code, "Read", {"file_path": "{file}"}),
+        (codex, "exec_command", {"cmd": "cat {file}"}),
+        (qwen_code, "read_file", {"file_path": "{file}"}),
+    ],
+)
+def test_an_agent_uses_a_tool_and_sends_its_result(
+    tmp_path: Path, agent: Agent, tool: str, arguments: dict[str, str]
+) -> None:
+    file = tmp_path / "nut.txt"
+    file.write_text("a walnut\n")
+    given = {name: value.format(file=file) for name, value in arguments.items()}
+    call = json.dumps({"name": tool, "arguments": given})
+    third = len(call) // 3
+    pieces = ["<tool_call>", call[:third], call[third : 2 * third], call[2 * third :], "</tool_call>"]
+    scripts = {
+        "<|call|>": pieces,
+        "<|told|>": [TOLD[:9], TOLD[9:]],
+        "<|lost|>": ["No nut."],
+        "<|plain|>": ["Nuts."],
+    }
+    model = write_scripted(tmp_path / "x.gguf", TEMPLATE, scripts)
+    with running_server("--model", str(model), "--alias", MODEL, "--ctx", "4096") as server:
+        assert TOLD in agent(server, tmp_path, "Which nut is it?")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx
@@ -10,6 +11,8 @@ from openai import APIStatusError, OpenAI
 from openai.types.responses import FunctionToolParam
 from pydantic import BaseModel
 
+from mink_local.serve.endpoints.responses import ResponsesRequest
+from mink_local.serve.protocol.fields import parse
 from tests.support.openai_client import strict_openai
 from tests.support.server import RunningServer, running_server
 
@@ -24,6 +27,10 @@ WEATHER: FunctionToolParam = {
     "parameters": {**SCHEMA, "additionalProperties": False},
     "strict": True,
 }
+SKY: Any = {"type": "namespace", "name": "sky", "description": "The sky.", "tools": [WEATHER]}
+NO_OBJECT = {**WEATHER, "name": "f", "parameters": {"type": "array"}}
+FORM = {"type": "json_schema", "schema": {"not": {}}}
+USER = [{"role": "user", "content": "Hi"}]
 USED = {"name": "get_weather", "description": "Tell the weather.", "input_schema": SCHEMA}
 
 
@@ -125,11 +132,10 @@ def test_a_function_is_called_and_its_output_answered(openai: OpenAI, stream: bo
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_function_of_a_namespace_is_called(openai: OpenAI, stream: bool) -> None:
-    namespace: Any = {"type": "namespace", "name": "sky", "description": "The sky.", "tools": [WEATHER]}
     asked: Any = {
         "model": MODEL,
         "input": "What is the weather in Rome?",
-        "tools": [namespace],
+        "tools": [SKY],
         "tool_choice": "required",
         "temperature": 0,
     }
@@ -145,7 +151,7 @@ def test_a_function_of_a_namespace_is_called(openai: OpenAI, stream: bool) -> No
         call.model_dump(exclude_none=True, exclude={"parsed_arguments"}),
         {"type": "function_call_output", "call_id": call.call_id, "output": "Sun."},
     ]
-    answer = openai.responses.create(model=MODEL, input=items, tools=[namespace], max_output_tokens=4)
+    answer = openai.responses.create(model=MODEL, input=items, tools=[SKY], max_output_tokens=4)
     assert answer.output_text
 
 
@@ -154,45 +160,103 @@ def test_a_schema_is_kept_and_parsed(openai: OpenAI) -> None:
     assert isinstance(response.output_parsed, City)
 
 
+NAMED_ITEMS: list[tuple[dict[str, Any], str]] = [
+    ({"previous_response_id": "resp_1"}, "previous_response_id"),
+    ({"tools": [WEATHER, {"type": "web_search"}]}, "tools[1].type"),
+    ({"tools": [{**WEATHER, "name": "get weather"}]}, "tools[0].name"),
+    ({"tools": [SKY, WEATHER, WEATHER]}, "tools[2].name"),
+    ({"tools": [WEATHER, {**SKY, "tools": [WEATHER, NO_OBJECT]}]}, "tools[1].tools[1].parameters.type"),
+    ({"input": [{"type": "computer_call"}]}, "input[0].type"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+    ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0]"),
+    ({"input": [{"type": "function_call", "name": "f"}]}, "input[0]"),
+    ({"tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
+    ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
+    ({"text": {"format": {**FORM, "name": "x"}}}, "text.format.schema.not"),
+    ({"max_output_tokens": 0}, "max_output_tokens"),
+    ({"input": "word " * 3000}, "input"),
+    ({"sampler": "no-such"}, "sampler"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+    ({"input": []}, "input"),
+    ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
+    ({"n": 2}, "n"),
+    ({"n": 2, "stream": True}, "n"),
+]
+NAMED_BLOCKS: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [USED, {"type": "web_search_20250305", "name": "web_search"}]}, "tools[1].type"),
+    ({"tools": [{**USED, "name": "get weather"}]}, "tools[0].name"),
+    ({"tools": [USED, USED]}, "tools[1].name"),
+    (
+        {"tools": [USED, {**USED, "name": "f", "input_schema": {"type": "array"}}]},
+        "tools[1].input_schema.type",
+    ),
+    ({"tool_choice": {"type": "required"}}, "tool_choice.type"),
+    ({"tools": [USED], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
+    ({"system": [{"type": "image"}]}, "system[0].type"),
+    ({"output_config": {"format": FORM}}, "output_config.format.schema.not"),
+    ({"thinking": {"type": "on"}}, "thinking.type"),
+    ({"stop_sequences": ["a"] * 17}, "stop_sequences"),
+    ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
+    ({"messages": [{"role": "user", "content": "word " * 3000}]}, "messages"),
+    ({"max_tokens": None}, "max_tokens"),
+]
+
+
 @pytest.mark.parametrize(
-    ("fields", "param"),
+    ("path", "fields", "param"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"tools": [WEATHER, {"type": "web_search"}]}, "tools[].type"),
-        ({"input": [{"type": "computer_call"}]}, "input[].type"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[].content[].type"),
-        ({"input": [{"type": "function_call", "name": "f"}]}, "input[0]"),
-        ({"tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
-        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"input": "word " * 3000}, "input"),
-        ({"sampler": "no-such"}, "sampler"),
-        ({"input": []}, "input"),
-        ({"input": [{"role": "tool", "content": "x"}]}, "input[].role"),
-        (
-            {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}},
-            "text.format.schema.not",
-        ),
-        ({"guided_json": {"not": {}}}, "guided_json.not"),
-        ({"tools": [{**WEATHER, "parameters": {"type": "array"}}]}, "tools[].parameters.type"),
-        (
-            {"tools": [{"type": "namespace", "name": "n", "tools": [{**WEATHER, "name": "a b"}]}]},
-            "tools[].tools[].name",
-        ),
-        ({"n": 2}, "n"),
-        ({"n": 2, "stream": True}, "n"),
+        *(("/v1/responses", *row) for row in NAMED_ITEMS),
+        *(("/v1/messages", *row) for row in NAMED_BLOCKS),
     ],
 )
 def test_what_is_refused_is_named_as_the_client_named_it(
-    server: RunningServer, fields: dict[str, Any], param: str
+    server: RunningServer, path: str, fields: dict[str, Any], param: str
 ) -> None:
-    response = server.post("/v1/responses", **{"input": "Hi", **fields})
+    valid = {"input": "Hi"} if path == "/v1/responses" else {"messages": USER, "max_tokens": 3}
+    response = server.post(path, **valid | fields)
     assert response.status_code == 400
     error = response.json()["error"]
-    assert error["message"]
-    assert (
-        str(error["param"]).replace("[0]", "[]").replace("[1]", "[]").startswith(param.replace("[0]", "[]"))
-    )
+    assert error["param"] == param
+    assert "function." not in error["message"]
+
+
+def test_what_the_system_says_first_is_one_message() -> None:
+    """Codex sends two messages of the developer's; templates refuse a second one of the system's."""
+    said = [{"role": role, "content": role} for role in ("developer", "system", "user", "user", "developer")]
+    body = json.dumps({"instructions": "Obey.", "input": said}).encode()
+    first, *others = parse(body, ResponsesRequest)[0].chat().template_messages()
+    assert first == {"role": "system", "content": "Obey.\n\ndeveloper\n\nsystem"}
+    assert [message["role"] for message in others] == ["user", "user", "system"]
+
+
+def test_long_names_of_functions_are_taken(openai: OpenAI) -> None:
+    """Those of MCP servers' tools have up to 128 letters, and a namespace before them."""
+    name = "x" * 128
+    tools: Any = [{**SKY, "name": name, "tools": [{**WEATHER, "name": name[1:]}]}]
+    response: Any = openai.responses.create(model=MODEL, input="Hi", tools=tools, tool_choice="required")
+    [call] = response.output
+    assert (call.type, call.namespace, call.name) == ("function_call", name, name[1:])
+
+
+def test_variables_of_the_template_are_taken(tmp_path: Path) -> None:
+    template = tmp_path / "x.jinja"
+    template.write_text("{{ messages[0].content * n }}{{ ' thinks' if enable_thinking }}", encoding="utf-8")
+
+    def tokens(path: str, **fields: Any) -> int:
+        usage = asking.post(path, **fields).json()
+        return int(usage.get("usage", usage)["input_tokens"])
+
+    with running_server("--chat-template-file", str(template), "--template-kwargs", '{"n": 1}') as asking:
+        many = {"chat_template_kwargs": {"n": 40}}
+        assert tokens("/v1/responses", input="a b", max_output_tokens=1, **many) > 40
+        count = "/v1/messages/count_tokens"
+        once, often = (tokens(count, messages=USER, **more) for more in ({}, many))
+        assert often > 30 + once
+        thinking = {"thinking": {"type": "enabled"}}
+        assert tokens(count, messages=USER, **many, **thinking) > often
 
 
 def test_langchain_reads_responses(server: RunningServer) -> None:
@@ -217,6 +281,7 @@ def test_a_message_is_answered(claude: Any) -> None:
     )
     assert (message.stop_reason, message.role, message.usage.output_tokens) == ("max_tokens", "assistant", 5)
     assert message.content[0].text
+    assert message._request_id.startswith("req_")
     stopped = claude.messages.create(
         model=MODEL,
         max_tokens=20,

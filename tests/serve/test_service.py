@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -19,7 +20,9 @@ from mink_local.errors import ConstraintError
 from mink_local.generation.engine import Engine
 from mink_local.generation.engine_thread import Event
 from mink_local.llama import guide
-from mink_local.serve.endpoints import completions, exchange, tokens
+from mink_local.serve.endpoints import completions, exchange, messages, responses, tokens
+from mink_local.serve.endpoints.messages import MessagesRequest
+from mink_local.serve.endpoints.responses import ResponsesRequest
 from mink_local.serve.protocol.fields import (
     ChatRequest,
     CompletionRequest,
@@ -131,21 +134,65 @@ async def test_nan_logits_are_the_servers_fault_even_under_constraints(tiny: Cal
     assert (raised.value.status, raised.value.code) == (500, "generation_failed")
 
 
-async def test_a_stream_that_waits_sends_comments(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+HELLO = [{"role": "user", "content": "Hello"}]
+STREAMS: list[tuple[Any, Any, dict[str, Any]]] = [
+    (completions.create_completion, CompletionRequest, {"prompt": "Hello"}),
+    (responses.create_response, ResponsesRequest, {"input": "Hello"}),
+    (messages.create_message, MessagesRequest, {"messages": HELLO}),
+]
+ALIVE = (b": keepalive\n\n", b"event: response.in_progress\n", b"event: ping\n")
+FAILED = (  # the types of the event and of its error
+    (None, "server_error"),
+    ("response.failed", None),
+    ("error", "api_error"),
+)
+
+
+async def streamed(
+    service: Service, endpoint: Any, kind: Any, fields: dict[str, Any]
+) -> AsyncIterator[bytes]:
+    """Yield the parts of a stream of two tokens."""
+    body = json.dumps({**fields, "max_tokens": 2, "stream": True}).encode()
+    response = await endpoint(service, parse(body, kind)[0])
+    assert isinstance(response, StreamingResponse)
+    async for part in response.body_iterator:
+        assert isinstance(part, bytes)
+        yield part
+
+
+@pytest.mark.parametrize(("asked", "failed"), [*zip(STREAMS, FAILED, strict=True)])
+async def test_a_stream_that_fails_ends_with_an_error(
+    asked: Any, failed: Any, tiny: Callable[..., Path]
+) -> None:
+    async with started(tiny(scale=float("nan"))) as one:
+        sent = [part async for part in streamed(one, *asked)]
+    last = json.loads(sent[-1].partition(b"data: ")[2])
+    error = (last.get("response") or last)["error"]
+    assert (last.get("type"), error.get("type")) == failed
+    assert error["code"] == "generation_failed"
+    assert "NaN" in error["message"]
+
+
+@pytest.mark.parametrize(("asked", "alive"), [*zip(STREAMS, ALIVE, strict=True)])
+async def test_a_stream_that_waits_says_so(
+    asked: Any, alive: bytes, tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a comment; with an event where clients count nothing else, as Codex does."""
     monkeypatch.setattr(exchange, "KEEP_ALIVE_SECONDS", 0.02)
     release, step = threading.Event(), Engine.step
-    sent: list[object] = []
+    sent: list[bytes] = []
     monkeypatch.setattr(Engine, "step", lambda engine: release.wait(30) and step(engine))
-    body = b'{"prompt": "Hello", "max_tokens": 2, "stream": true}'
     async with started(tiny_path) as one:
-        response = await completions.create_completion(one, parse(body, CompletionRequest)[0])
-        assert isinstance(response, StreamingResponse)
-        async for part in response.body_iterator:
+        async for part in streamed(one, *asked):
             sent.append(part)
-            if len(sent) == 2:
+            if len(sent) == 3:
                 release.set()
-    assert sent[:2] == [b": waiting\n\n", b": keepalive\n\n"]
-    assert sent[-1] == b"data: [DONE]\n\n"
+    assert sent[0].startswith(b": waiting\n\n")
+    assert all(part.startswith(alive) for part in sent[1:3])
+    numbers = [int(n) for n in re.findall(rb'"sequence_number":(\d+)', b"".join(sent))]
+    assert numbers == [*range(len(numbers))]
+    ends = (b"data: [DONE]", b"event: message_stop", b"event: response.incomplete")
+    assert any(end in sent[-1] for end in ends)
 
 
 async def test_the_model_is_not_freed_under_a_request_in_preparation(

@@ -1,6 +1,7 @@
 """Clients of four endpoints, of whom a third leaves: no wrong or mixed-up answer, no slot lost, flat memory.
 
-By default this takes 20 seconds; MINK_SOAK_SECONDS=300 MINK_SOAK_CLIENTS=200 is its full form.
+By default this takes 20 seconds; MINK_SOAK_SECONDS=900 MINK_SOAK_CLIENTS=200 is its full form, which needs
+`-o faulthandler_timeout=1500`.
 """
 
 import asyncio

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 from starlette.responses import Response, StreamingResponse
@@ -105,12 +105,7 @@ class Form(ABC):
         request: The request.
         head: What is known so far.
         answers: The answers, which grow meanwhile.
-
-    Attributes:
-        keep_alive: What a stream sends when it has had nothing to send for a while.
     """
-
-    keep_alive: ClassVar[bytes] = b": keepalive\n\n"
 
     def __init__(self, model: Model, request: Any, head: ResponseHead, answers: Sequence[Answer]) -> None:
         self.model = model
@@ -126,6 +121,10 @@ class Form(ABC):
     def start(self) -> bytes:
         """Return the events before the first token."""
         return b""
+
+    def keep_alive(self) -> bytes:
+        """Return what a stream sends when it has had nothing to send for a while."""
+        return b": keepalive\n\n"
 
     @abstractmethod
     def add(self, answer: Answer, piece: Piece) -> None:
@@ -248,7 +247,8 @@ class Exchange:
     async def _stream(self, events: EventStream, form: Form) -> AsyncIterator[bytes]:
         """Yield the server-sent events of a stream, one for each token that shows; an error is the last one.
 
-        Comments keep the connection alive until then: `waiting` for a slot, `keepalive`.
+        Comments keep the connection alive until then: `waiting` for a slot, `keepalive`; for clients that
+        count events only, the form has one.
         """
         sent = time.monotonic()
         yield b": waiting\n\n" + form.start()  # a proxy may hold the headers back until something follows
@@ -258,13 +258,13 @@ class Exchange:
                     event = await asyncio.wait_for(anext(events), KEEP_ALIVE_SECONDS)
                 except TimeoutError:
                     has_begun = any(decoding.has_begun for decoding in events.decodings)
-                    yield form.keep_alive if has_begun else b": waiting\n\n"
+                    yield (b"" if has_begun else b": waiting\n\n") + form.keep_alive()
                     continue
                 answer = self._add(event, form)
                 taken = await self._service.off_loop(form.take, answer) if form.is_long else form.take(answer)
                 if not taken and time.monotonic() - sent < KEEP_ALIVE_SECONDS:
                     continue
-                yield taken or form.keep_alive
+                yield taken or form.keep_alive()
                 sent = time.monotonic()
         except StopAsyncIteration:
             yield form.end(*self._numbers(form))

@@ -12,6 +12,7 @@ from mink_local.generation.answer import Answer, Piece
 from mink_local.serve.endpoints.exchange import Exchange, NamedEventsForm, server_sent
 from mink_local.serve.endpoints.tokens import count_input_tokens
 from mink_local.serve.protocol.fields import (
+    TEXT_ONLY,
     AnswerFormat,
     ChatRequest,
     Fields,
@@ -19,6 +20,7 @@ from mink_local.serve.protocol.fields import (
     SamplingFields,
     Schema,
     StopString,
+    ToolName,
     as_chat,
     function_tool,
     naming,
@@ -52,8 +54,8 @@ class Block(Fields, frozen=True):
     """
 
     type: Literal["text", "thinking", "redacted_thinking", "tool_use", "tool_result"]
-    text: str = ""
-    thinking: str = ""
+    text: str | None = None
+    thinking: str | None = None
     id: str | None = None
     name: Name | None = None
     input: dict[str, Any] | None = None
@@ -62,7 +64,12 @@ class Block(Fields, frozen=True):
     is_error: bool | None = None
 
     def __post_init__(self) -> None:
-        needed = {"tool_use": ("id", "name", "input"), "tool_result": ("tool_use_id",)}
+        needed = {
+            "text": ("text",),
+            "thinking": ("thinking",),
+            "tool_use": ("id", "name", "input"),
+            "tool_result": ("tool_use_id",),
+        }
         self.require(*needed.get(self.type, ()))
 
 
@@ -76,7 +83,7 @@ class BlockMessage(Fields, frozen=True):
 class InputTool(Fields, frozen=True):
     """A tool that the model may call."""
 
-    name: Name
+    name: ToolName
     input_schema: Schema
     description: str | None = None
     type: Literal["custom"] | None = None
@@ -133,8 +140,18 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
         stop_sequences: Strings that end the answer and are not part of it.
         thinking: Whether the model reasons first, if it can.
         output_config: The form of the answer.
+        chat_template_kwargs: Variables of the chat template.
         max_tokens: Maximum length of the answer in tokens, with its thinking.
     """
+
+    instead = ChatRequest.instead | {
+        "messages.role": "use system, user or assistant; a tool's result is a tool_result of the user's",
+        "messages.content.content.type": TEXT_ONLY,
+        "system.type": TEXT_ONLY,
+        "thinking.type": "use enabled, adaptive or disabled",
+        "tool_choice.type": "use none, auto, any or tool",
+        "output_config.format.type": "use json_schema",
+    }
 
     messages: Annotated[list[BlockMessage], Meta(min_length=1, max_length=2048)]
     system: str | list[TextBlock] | None = None
@@ -143,6 +160,7 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
     stop_sequences: Annotated[list[StopString], Meta(max_length=16)] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     def chat(self) -> ChatRequest:
         """Return the same request to chat completions. Raises ApiError."""
@@ -158,13 +176,15 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
             body["tool_choice"] = {"any": "required", "tool": forced}.get(choice.type, choice.type)
             body["parallel_tool_calls"] = not choice.disable_parallel_tool_use
         if thinking:
-            body["chat_template_kwargs"] = {"enable_thinking": thinking.type != "disabled"}
+            switch = {"enable_thinking": thinking.type != "disabled"}
+            body["chat_template_kwargs"] = switch | (self.chat_template_kwargs or {})
         return as_chat(self, body)
 
     @property
     def chat_names(self) -> dict[str, str]:
         """The fields of the chat request that have other names here."""
-        return tool_names([f"tools[{i}]" for i in range(len(self.tools or ()))], "input_schema")
+        tools = tool_names([f"tools[{i}]" for i in range(len(self.tools or ()))], "input_schema")
+        return {"messages.*": "messages"} | tools
 
     def _messages(self) -> Iterator[Json]:
         if self.system:
@@ -181,9 +201,9 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
                     function = {"name": block.name, "arguments": block.input}
                     made.setdefault("tool_calls", []).append({"id": block.id, "function": function})
                 elif block.type == "thinking":
-                    made["reasoning_content"] = made.get("reasoning_content", "") + block.thinking
+                    made["reasoning_content"] = made.get("reasoning_content", "") + str(block.thinking)
                 else:
-                    made["content"] += block.text
+                    made["content"] += block.text or ""
             is_result = any(block.type == "tool_result" for block in message.content)
             if made["content"] or message.role == "assistant" or not is_result:
                 yield made
@@ -242,8 +262,6 @@ async def count_message_tokens(service: Service, request: MessagesRequest) -> In
 class _MessageForm(NamedEventsForm):
     """An answer as blocks, each of which is started, filled and stopped in a stream."""
 
-    keep_alive = server_sent({"type": "ping"}, "ping")
-
     def __init__(self, given: MessagesRequest, *of_form: Any) -> None:
         super().__init__(*of_form)
         self._stops = given.stop_sequences or ()
@@ -254,7 +272,10 @@ class _MessageForm(NamedEventsForm):
         n_prompt = self.answer.prompt_tokens
         message = self._message(MessageUsage(input_tokens=n_prompt, output_tokens=0))
         self.send("message_start", message=message)
-        return self.sent() + self.keep_alive
+        return self.sent() + self.keep_alive()
+
+    def keep_alive(self) -> bytes:
+        return server_sent({"type": "ping"}, "ping")
 
     def add(self, answer: Answer, piece: Piece) -> None:  # noqa: ARG002
         if piece.reasoning:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,6 +13,9 @@ from starlette.responses import Response
 from mink_local.generation.answer import Answer, Piece
 from mink_local.serve.endpoints.exchange import Exchange, NamedEventsForm
 from mink_local.serve.protocol.fields import (
+    NO_TOOLS,
+    TEXT_FORMATS,
+    TEXT_ONLY,
     AnswerFormat,
     ChatRequest,
     Fields,
@@ -19,6 +23,7 @@ from mink_local.serve.protocol.fields import (
     ReasoningOptions,
     SamplingFields,
     Schema,
+    ToolName,
     as_chat,
     function_tool,
     naming,
@@ -51,7 +56,7 @@ class ResponseTool(Fields, frozen=True):
     """
 
     type: Literal["function", "namespace"]
-    name: Name
+    name: ToolName
     description: str | None = None
     parameters: Schema | None = None
     strict: bool | None = None
@@ -75,6 +80,9 @@ class ContentItem(Fields, frozen=True):
     type: Literal["input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"]
     text: str | None = None
     refusal: str | None = None
+
+    def __post_init__(self) -> None:
+        self.require("refusal" if self.type == "refusal" else "text")
 
 
 class InputItem(Fields, frozen=True):
@@ -124,9 +132,19 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
         parallel_tool_calls: Whether an answer may have several calls.
         text: The form of the answer.
         reasoning: `effort: none` switches reasoning off, anything else on.
+        chat_template_kwargs: Variables of the chat template.
         max_output_tokens: Maximum length of the answer in tokens, with its reasoning.
         previous_response_id: Not supported: send the whole conversation as `input`.
     """
+
+    instead = ChatRequest.instead | {
+        "input.content.type": TEXT_ONLY,
+        "input.output.type": TEXT_ONLY,
+        "input.role": "use system, developer, user or assistant; a tool's result is a function_call_output",
+        "input.type": "this server knows messages, function calls, their outputs and reasoning: leave it out",
+        "text.format.type": TEXT_FORMATS,
+        "tools.tools.type": NO_TOOLS,
+    }
 
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=2048)]
     instructions: str | None = None
@@ -135,6 +153,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     previous_response_id: str | None = None
     conversation: Any = None
@@ -174,7 +193,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     def chat_names(self) -> dict[str, str]:
         """The fields of the chat request that have other names here."""
         paths = [path for *_, path in self.named_tools()]
-        return {"messages": "input"} | tool_names(paths, "parameters")
+        return {"messages.*": "input"} | tool_names(paths, "parameters")
 
     def named_tools(self) -> Iterator[tuple[str, str | None, ResponseTool, str]]:
         """Yield the functions: the name that the model sees, the namespace, the function, and its path."""
@@ -185,12 +204,16 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
                 yield f"{tool.name}.{function.name}", tool.name, function, f"tools[{i}].tools[{j}]"
 
     def _messages(self) -> Iterator[Json]:
-        """Yield the input as messages; calls and reasoning belong to one message of the assistant's."""
-        if self.instructions:
-            yield {"role": "system", "content": self.instructions}
+        """Yield the input as messages; calls and reasoning belong to one message of the assistant's.
+
+        What the system says first is one message: Codex sends several, and many templates take one.
+        """
         items = [InputItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        first = [*takewhile(lambda item: item.role in ("system", "developer"), items)]
+        if system := [*filter(None, [self.instructions, *(_text(item.content) for item in first)])]:
+            yield {"role": "system", "content": "\n\n".join(system)}
         turn: Json = {}
-        for item in items:
+        for item in items[len(first) :]:
             if item.type == "reasoning" or item.role == "assistant" or item.type == "function_call":
                 turn = turn or {"role": "assistant", "content": "", "tool_calls": []}
                 if item.type == "reasoning":
@@ -287,6 +310,10 @@ class _ResponseForm(NamedEventsForm):
     def start(self) -> bytes:
         for name in ("created", "in_progress"):
             self.send(f"response.{name}", response=self._response("in_progress"))
+        return self.sent()
+
+    def keep_alive(self) -> bytes:
+        self.send("response.in_progress", response=self._response("in_progress"))
         return self.sent()
 
     def add(self, answer: Answer, piece: Piece) -> None:  # noqa: ARG002

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -37,6 +37,7 @@ Choices = Annotated[list[StopString], Meta(max_length=1024)]
 LongText = Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
 Breaker = Annotated[str, Meta(max_length=40)]  # llama.cpp reads no more
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
+ToolName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,256}$")]
 Schema = dict[str, Any]
 SchemaOrText = Schema | Annotated[str, Meta(max_length=65_536)]
 
@@ -90,25 +91,9 @@ REFUSED = {
 }
 """Fields that change what an answer may contain and are not supported, with what to use instead."""
 
-_INSTEAD = {
-    "messages.content.type": "this server reads text only, so leave the part out or describe it as text",
-    "messages.role": "use system, developer, user, assistant or tool",
-    "messages.tool_calls.type": "write the call and its result as text",
-    "tools.type": "this server has no tools of its own, so switch it off, or offer a function",
-    "tool_choice": "use none, auto, required or a function",
-    "tool_choice.type": "use none, auto, required or a function, and leave out what is not to be called",
-    "response_format.type": "use text, json_object or json_schema",
-    "input.content.type": "this server reads text only, so leave the part out or describe it as text",
-    "input.output.type": "this server reads text only, so leave the part out or describe it as text",
-    "input.role": "use system, developer, user or assistant; a tool's result is a function_call_output",
-    "input.type": "this server knows messages, function calls, their outputs and reasoning: leave it out",
-    "messages.content.content.type": "this server reads text only, so leave the block out",
-    "system.type": "this server reads text only, so leave the block out",
-    "text.format.type": "use text, json_object or json_schema",
-    "thinking.type": "use enabled, adaptive or disabled",
-}
-"""For fields with a value that OpenAI has and this server has not: what to do."""
-
+TEXT_ONLY = "this server reads text only, so leave the part out or describe it as text"
+NO_TOOLS = "this server has no tools of its own, so switch it off, or offer a function"
+TEXT_FORMATS = "use text, json_object or json_schema"
 
 NOT_GIVEN: tuple[Any, ...] = (None, "", [], {})
 """Values of unsupported fields that ask for nothing."""
@@ -116,6 +101,8 @@ NOT_GIVEN: tuple[Any, ...] = (None, "", [], {})
 
 class Fields(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base class of what a client sends; a field that is null or absent is None."""
+
+    instead: ClassVar[dict[str, str]] = {}  # by path: what to do about a value that only others have
 
     def require(self, *names: str) -> None:
         """Raise ValueError, which msgspec reports with the path, for the first of the fields that is None."""
@@ -200,7 +187,7 @@ class FunctionDefinition(Fields, frozen=True):
         parameters: A JSON schema of type `object`.
     """
 
-    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
+    name: ToolName
     description: str | None = None
     parameters: Schema | None = None
 
@@ -357,6 +344,8 @@ class SamplingFields(Fields, frozen=True):
         format: `json` or a JSON schema, as in Ollama.
     """
 
+    instead: ClassVar[dict[str, str]] = {"response_format.type": TEXT_FORMATS}
+
     model: Name | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -467,6 +456,15 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
         chat_template_kwargs: Variables of the chat template; `enable_thinking` is the switch for reasoning.
         prefix_tokens: Token ids with which the answer begins; it continues from there.
     """
+
+    instead = SamplingFields.instead | {
+        "messages.content.type": TEXT_ONLY,
+        "messages.role": "use system, developer, user, assistant or tool",
+        "messages.tool_calls.type": "write the call and its result as text",
+        "tools.type": NO_TOOLS,
+        "tool_choice": "use none, auto, required or a function",
+        "tool_choice.type": "use none, auto, required or a function, and leave out what is not to be called",
+    }
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=2048)]
     logprobs: bool | None = None
@@ -702,7 +700,7 @@ def parse(body: bytes, kind: type[RequestT]) -> tuple[RequestT, dict[str, str]]:
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at ")  # `$.messages[0].role`, or `key` in `$.logit_bias`
         path = place.rpartition("`$")[2].strip(".`").replace("[...]", "")
-        text, instead = in_a_line(text), _INSTEAD.get(re.sub(r"\[\d+\]", "", path))
+        text, instead = in_a_line(text), kind.instead.get(re.sub(r"\[\d+\]", "", path))
         if instead and (value := text.partition("Invalid enum value ")[2]):
             message = f"{path}: {value} is not supported: {instead}"
             raise ApiError(400, message, param=path, code="unsupported_value") from None
@@ -760,15 +758,15 @@ def as_chat(request: SamplingFields, fields: Mapping[str, Any]) -> ChatRequest:
 
 
 def tool_names(paths: Sequence[str], parameters: str) -> dict[str, str]:
-    """Return the fields of tools in a chat request, and where an endpoint's clients have them.
+    """Return patterns of the fields of tools in a chat request, and where an endpoint's clients have them.
 
     Args:
         paths: Where each tool is.
         parameters: What its parameters are called.
     """
-    own = {"name": "name", "parameters": parameters}
+    own = {r"\.name": ".name", r"\.parameters": f".{parameters}", "": ""}
     return {
-        f"tools[{i}].function.{name}": f"{path}.{own[name]}" for i, path in enumerate(paths) for name in own
+        rf"tools\[{i}\]\.function{name}": path + own[name] for i, path in enumerate(paths) for name in own
     }
 
 
@@ -782,13 +780,13 @@ def function_tool(name: str, description: str | None, parameters: Schema | None)
 
 @contextmanager
 def naming(names: Mapping[str, str]) -> Iterator[None]:
-    """Name the fields in errors as the client does: the beginning of a path, and its new one."""
+    """Name the fields in errors as an endpoint's clients do: by patterns of a path's beginning."""
     try:
         yield
     except ApiError as error:
         for old, new in names.items():
-            if re.match(rf"{re.escape(old)}(?!\w)", error.param or ""):
-                raise error.about(new + str(error.param).removeprefix(old)) from None
+            if match := re.match(rf"(?:{old})(?!\w)", error.param or ""):
+                raise error.about(new + match.string[match.end() :]) from None
         raise
 
 
