@@ -182,7 +182,10 @@ class Splitter:
         return piece
 
     def _read(self, piece: Piece, content: str) -> None:
-        self._add(piece, self._parser.feed(content) if self._parser is not None else [content])
+        if self._parser is None:
+            piece.content += content
+        else:
+            self._add(piece, self._parser.feed(content))
 
     @staticmethod
     def _add(piece: Piece, events: list[Event]) -> None:

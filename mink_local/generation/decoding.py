@@ -145,10 +145,8 @@ class Decoding:
         """Return the token that must come next, if there is one, having told the sampler."""
         token = self._budget.forced if self._budget else None
         if token is None:
-            if not self._must_follow:
-                self._must_follow.extend(
-                    takewhile(lambda token: token not in self._stop_tokens, self._sampler.forced())
-                )
+            if not self._must_follow and (forced := self._sampler.forced()):
+                self._must_follow.extend(takewhile(lambda token: token not in self._stop_tokens, forced))
             token = self._must_follow.popleft() if self._must_follow else None
         if token is not None:
             self._sampler.accept(token)

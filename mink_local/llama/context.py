@@ -127,11 +127,12 @@ class Context:
         """
         if self.handle is None:
             raise GenerationError("the context is closed: load the model again")
+        batch = self._batch.fill(segments)
         with logged(self._verbose):
-            status = C.llama_decode(self.handle, self._batch.fill(segments))
+            status = C.llama_decode(self.handle, batch)
         if status == 2:
             return False
-        n_tokens = sum(len(segment.tokens) for segment in segments)
+        n_tokens: int = batch.n_tokens
         if status != 0:
             raise GenerationError(
                 f"llama.cpp failed on {n_tokens} tokens of {len(segments)} sequences "
