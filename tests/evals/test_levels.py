@@ -35,25 +35,24 @@ def coverage(intervals: list[Interval], truth: float) -> float:
     return float(np.mean([holds(one, truth) for one in intervals]))
 
 
-@pytest.mark.parametrize(
-    ("n", "least"), [(6, 0.83), (10, 0.89), (20, 0.91), (50, 0.92), (100, 0.925), (200, 0.93)]
-)
-def test_the_interval_of_a_share_holds_on_average_and_less_often_near_the_ends(n: int, least: float) -> None:
+@pytest.mark.parametrize("n", [6, 10, 20, 50, 100, 200])
+def test_the_interval_of_a_share_holds_whatever_the_share(n: int) -> None:
     intervals = [share([1.0] * right + [0.0] * (n - right)) for right in range(n + 1)]
     covered = []
     for truth in np.linspace(0.02, 0.98, 97):
         chances = binom.pmf(np.arange(n + 1), n, truth)
         covered.append(chances @ [holds(one, truth) for one in intervals])
-    assert min(covered) > least
-    assert np.mean(covered) == pytest.approx(0.95, abs=0.01)
+    assert min(covered) >= 0.95
+    assert np.mean(covered) < 0.99  # not much wider than need be
 
 
 @pytest.mark.parametrize("n", [6, 20, pytest.param(200, marks=pytest.mark.slow)])
-def test_the_interval_of_a_share_holds_with_several_responses(n: int) -> None:
+def test_the_interval_of_a_share_holds_with_several_responses_and_for_any_values(n: int) -> None:
     rng = np.random.default_rng(0)
     for truth in SHARES:
-        rights = rng.binomial(3, rng.beta(truth / 2, (1 - truth) / 2, (400, n))) / 3
-        assert coverage([share(one.tolist()) for one in rights], truth) > 0.9
+        chances = rng.beta(truth / 2, (1 - truth) / 2, (400, n))
+        for values in (rng.binomial(3, chances) / 3, chances):
+            assert coverage([share(one.tolist()) for one in values], truth) > 0.93
 
 
 @cache

@@ -18,7 +18,7 @@ from mink_local.evals.judge.splices import COHERENT, WHOLE
 from mink_local.evals.measurement import Results
 from mink_local.evals.report.report import Report, Section
 from mink_local.evals.run.summary import sampler_rank
-from mink_local.evals.stats import few_clusters, share
+from mink_local.evals.stats import share
 from mink_local.evals.tables import (
     Cell,
     Format,
@@ -39,8 +39,8 @@ _percent = with_interval(percent)
 
 HOW_TO_READ = (
     "Semantic noise: the share of a response's characters from its collapse on, 0 if it is coherent; the "
-    "mean over questions, with 95% intervals over questions: Wilson's, with an effective number of "
-    "questions, because a bootstrap of responses without noise has no width. The collapse is the first "
+    "mean over questions, with 95% intervals over questions: Clopper and Pearson's, with an effective number "
+    "of questions, because a bootstrap of responses without noise has no width. The collapse is the first "
     "sentence of nonsense, endless repetition or another topic, as the judge sees it (the paper's section "
     "4.5 and appendix D). Greedy decoding is run once, and its row repeats those responses.",
     "A judge errs: its calibration says how often and by how many sentences, on responses of this run that "
@@ -187,8 +187,6 @@ def report(results: Results) -> Report:
     n_missing = int(frame["sentence"].isna().sum() - frame["scores"].notna().sum())
     if n_missing:
         notes.append(f"{count(n_missing, 'response')} without a judgement excluded.")
-    if len(own) and (few := few_clusters(int(own["questions"].min()), "questions")):
-        notes.append(few)
     parts = enumerate(own.groupby(GROUP, sort=False), start=1)
     sections = [_section(number, list(map(str, key)), part) for number, (key, part) in parts]
     judges = list(rows["judge"].unique())

@@ -135,10 +135,26 @@ def test_ctrl_c_ends_a_walk(coverage: Coverage, tmp_path: Path, monkeypatch: pyt
 def test_another_walk_in_a_folder_is_refused(coverage: Coverage, tmp_path: Path) -> None:
     assert coverage("-t", 1, "--limit", 1).status == 0
     found = rows(tmp_path / "out")
-    for changed in ("rest", "nodes"):
-        refused = coverage("-t", 1, f"--{changed}", 0.02 if changed == "rest" else 7)
-        refused.refused(1, f"{changed} was")
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages[0].content }}")
+    changes = {
+        "rest": ("--rest", 0.02),
+        "nodes": ("--nodes", 7),
+        "template": ("--chat-template-file", template),
+    }
+    for changed, options in changes.items():
+        coverage("-t", 1, *options).refused(1, changed, "was")
     assert rows(tmp_path / "out") == found
+
+
+def test_another_chat_template_gives_other_answers(coverage: Coverage, tmp_path: Path) -> None:
+    (tmp_path / "template.jinja").write_text("Heads or tails? {{ messages[0].content }}")
+    coverage("-t", 1, "--limit", 1).succeeded()
+    usual = rows(tmp_path / "out")
+    (tmp_path / "out").rename(tmp_path / "usual")
+    coverage("-t", 1, "--limit", 1, "--chat-template-file", tmp_path / "template.jinja").succeeded()
+    assert [row["valid"] for row in rows(tmp_path / "out")] != [row["valid"] for row in usual]
+    coverage("-t", 1, "--limit", 1).refused(1, "template")  # going on without it
 
 
 def test_prompts_are_added_to_a_folder_of_an_earlier_version(coverage: Coverage, tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 """`mink-eval judge`: a server that misbehaves, both orders, what is kept, what is reported."""
 
+import hashlib
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -454,7 +455,8 @@ def test_a_judge_is_closed_when_it_has_judged(tmp_path: Path) -> None:
     """Also after a failure, so that its model's memory is free."""
 
     class Failing:
-        name, sha256, closed = "mine", "", False
+        name, closed = "mine", False
+        facts: Mapping[str, Any] = {"sha256": ""}
 
         def answers(self, _: Sequence[Prompt]) -> Answers:
             raise JudgeError("no more")
@@ -478,6 +480,18 @@ def test_closing_a_local_judge_frees_its_model(tiny_path: Path) -> None:
     assert json.loads(text or "").keys() == {"winner"}
     with pytest.raises(MinkError):
         list(judge.answers([Prompt("A or B?", SCHEMA)]))
+
+
+def test_a_local_judge_may_have_another_chat_template(tiny_path: Path) -> None:
+    with closing(ask.LocalJudge(str(tiny_path), n_threads=1, chat_template="Judge!")) as judge:
+        assert judge._loaded.apply_chat_template([{"role": "user", "content": "Hello"}]) == "Judge!"
+        assert judge.facts["template_sha256"] == hashlib.sha256(b"Judge!").hexdigest()
+
+
+def test_a_template_is_not_for_a_server(mink_eval: MinkEval, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "template.jinja").write_text("Judge!")
+    options = ("--judge", "http://127.0.0.1:1/v1", "--chat-template-file", tmp_path / "template.jinja")
+    mink_eval("judge", run, *options).refused(2, "has its own template")
 
 
 def test_an_interrupt_loads_no_model(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

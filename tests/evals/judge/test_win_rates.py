@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from mink_local.errors import ReportError
 from mink_local.evals.judge.judgements import response_pairs, samplers_of
 from mink_local.evals.judge.report import CELL, PAPER, PEOPLE, kappa, win_rates
 from mink_local.evals.run.recorded_run import read_run
+from mink_local.evals.stats import ALPHA
 from tests.support.made_run import write_run
 
 
@@ -48,6 +51,15 @@ def test_by_the_papers_protocol_a_tie_is_no_win() -> None:
     found = win_rates(votes(outcomes, protocol=PAPER), CELL).iloc[0]
     assert found.win_rate.value == pytest.approx(75 / 200)
     assert found.p == win_rate(outcomes).p
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.sampled_from([-1, 0, 1])), min_size=1, max_size=40))
+def test_the_interval_excludes_half_where_the_test_finds_a_difference(
+    outcomes: list[tuple[int, int]],
+) -> None:
+    found = win_rate(outcomes)
+    assert (found.p <= ALPHA) == (not found.win_rate.low <= 0.5 <= found.win_rate.high)
+    assert 0 <= found.win_rate.low <= found.win_rate.value <= found.win_rate.high <= 1
 
 
 def test_identical_responses_are_ties_but_no_agreement() -> None:
