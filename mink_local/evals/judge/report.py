@@ -33,13 +33,14 @@ N_ORDERS = {BOTH_ORDERS: 2, PAPER: 1, PEOPLE: 1}
 QUESTION = ["task", "question_id"]
 CELL = ["task", "model", "sampler", "against", "temperature"]
 PAIR = [*CELL, "repeat", "question_id"]
+_FAMILY = ["task", "model", "protocol"]  # what a table is about, whose rows are corrected together
 _RATE = ["pairs", "missing", "questions", "win_rate", "won:tied:lost", "p", "p_holm", "kappa"]
 
 HOW_TO_READ = (
     "Win rate: the mean over questions of a question's share of wins, with ties counting half, or by the "
     "paper's protocol nothing. Identical responses are a tie that nobody is asked about. p is from the exact "
-    "two-sided sign-flip test of wins against losses; Holm's, which decides, is corrected over all rows of "
-    "one kind. The 95% interval, over questions, is that of the test, and excludes 50% if p is at most 0.05.",
+    "two-sided sign-flip test of wins against losses; Holm's, which decides, is corrected over the rows of "
+    "a table. The 95% interval, over questions, is that of the test, and excludes 50% if p is at most 0.05.",
 )
 ABOUT_MODELS = (
     "Both orders: every pair of responses is judged in both orders. A sampler wins a pair if it is preferred "
@@ -82,9 +83,13 @@ def win_rates(pairs: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
             row["p"] = test.p
             row["kappa"] = kappa(found[~found.identical])
         rows.append(row)
-    complete = [row for row in rows if "p" in row]
-    for row, adjusted in zip(complete, holm([row["p"] for row in complete]), strict=True):
-        row["p_holm"] = adjusted
+    families: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        if "p" in row:
+            families.setdefault(tuple(row.get(name) for name in _FAMILY), []).append(row)
+    for family in families.values():
+        for row, adjusted in zip(family, holm([row["p"] for row in family]), strict=True):
+            row["p_holm"] = adjusted
     return pd.DataFrame(rows, columns=[*by, *_RATE])
 
 
@@ -210,7 +215,7 @@ def _report(
     about: Sequence[str],
 ) -> Report:
     notes = list(filter(None, [left_out]))
-    tables = [_table(part, rows) for part, rows in rates.groupby(["task", "model", "protocol"], sort=False)]
+    tables = [_table(part, rows) for part, rows in rates.groupby(_FAMILY, sort=False)]
     sections = [Section(title, tables, findings), Section("How to read this", [*about, *HOW_TO_READ])]
     said = {"notes": [*notes, *findings]}
     return Report(name, title, notes, sections, tables, about=said, frames={"rows": rates})

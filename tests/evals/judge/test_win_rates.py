@@ -93,6 +93,9 @@ def test_missing_judgements_are_left_out_and_p_is_corrected() -> None:
     found = win_rates(pairs, CELL)
     assert list(found.missing) == [1, 1]
     assert list(found.p) == pytest.approx([2 * 0.5**9, 2 * 0.5**4])
+    assert list(found.p_holm) == pytest.approx(list(found.p))  # each model has a table of its own
+    pairs["model"], pairs["temperature"] = "one", [1.0] * 10 + [5.0] * 5
+    found = win_rates(pairs, CELL)
     assert list(found.p_holm) == pytest.approx([4 * 0.5**9, 2 * 0.5**4])
 
 
