@@ -143,13 +143,14 @@ class Steps(Measurement[TracedText]):
         frame = results.frame
         n_temperatures = frame["temperature"].nunique()
         complete = frame.groupby("text").filter(lambda text: len(text) == n_temperatures)
-        if complete.empty:
+        continued = complete[complete["k"].map(len) > 0]  # a model may end a text at once
+        if continued["temperature"].nunique() < n_temperatures:
             raise ReportError(f"{results.folder} has no text continued at every temperature yet")
-        found = by_temperature(complete)
+        found = by_temperature(continued)
         n_texts = complete["text"].nunique()
         manifest = results.manifest
         title = f"k over the steps of {manifest['sampler']}, {manifest['model']['name']}"
-        lead = Picture.of("steps", title, lambda: _figure(complete))
+        lead = Picture.of("steps", title, lambda: _figure(continued))
         how_to_read = (
             f"{count(n_texts, 'text')} from {manifest['texts']['source']}: the first {_SHOWN} tokens of "
             f"each, or all if it is shorter, are continued by up to {manifest['max_tokens']}, without a chat "

@@ -7,10 +7,14 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 import numpy as np
+import pandas as pd
 import pytest
 from numpy.typing import NDArray
 from scipy.stats import binom, multinomial
 
+from mink_local.evals.frontier.report import FrontierResults
+from mink_local.evals.frontier.sums import FIGURES
+from mink_local.evals.judge.report import CELL, kappa
 from mink_local.evals.stats import (
     ALPHA,
     Interval,
@@ -18,6 +22,7 @@ from mink_local.evals.stats import (
     detectable_difference,
     holm,
     mean,
+    mean_ratio,
     paired_test,
     resample,
     share,
@@ -182,3 +187,61 @@ def test_percentiles_alone_are_too_narrow_for_few_clusters() -> None:
         low, high = np.quantile(sums[:, 0] / sums[:, 1], (0.025, 0.975))
         covered.append(low <= 1 <= high)
     assert np.mean(covered) < 0.9
+
+
+@pytest.mark.parametrize("n", [6, 20, 200])
+def test_the_interval_of_a_ratio_of_speeds_holds(n: int) -> None:
+    rng = np.random.default_rng(4)
+    pairs = rng.lognormal(0, 0.5, (300, 1, n)) * rng.lognormal([[0.1], [0.0]], 0.2, (300, 2, n))
+    assert coverage([mean_ratio(*pair) for pair in pairs], np.exp(0.1)) > 0.92
+
+
+def texts_on_a_line(rng: np.random.Generator, n: int) -> pd.DataFrame:
+    """Return the rows of a frontier whose settings all lie on one line of entropy over tail mass."""
+    places = {"greedy": 0.0, "min-k:tau=3": 1.5}
+    places |= {f"min-p:p={p},order=temperature-last": i for i, p in enumerate((0.5, 0.35, 0.2, 0.1), start=1)}
+    rows = []
+    for text in range(n):
+        positions, level = rng.integers(20, 300), rng.lognormal(-0.08, 0.4)
+        for sampler, place in places.items():
+            noise = rng.lognormal(-0.02, 0.2, 2)
+            found = dict.fromkeys(FIGURES, 0.0)
+            found["tail_mass"] = (0.01 + 0.02 * place) * level * (noise[0] if place else 1)
+            found["entropy"] = 0.1 * place * level * noise[1]
+            sums = [float(positions * one) for one in found.values()]
+            rows.append((str(text), sampler, "5", int(positions), sums))
+    return pd.DataFrame(rows, columns=["text", "sampler", "temperature", "positions", "sums"])
+
+
+@pytest.mark.parametrize("n", [8, 20, pytest.param(60, marks=pytest.mark.slow)])
+def test_a_sampler_on_the_yardsticks_curve_gains_nothing(n: int) -> None:
+    rng = np.random.default_rng(5)
+    gains = []
+    for _ in range(100):
+        found = FrontierResults(texts_on_a_line(rng, n)).defaults(5.0).set_index("sampler")
+        gains.append(found.loc["min-k:tau=3", "gain"])
+    assert coverage(gains, 0.0) > 0.86
+
+
+def ballots(rng: np.random.Generator, n: int, agreement: float) -> pd.DataFrame:
+    """Return three raters' votes on a pair per question; each sees its winner that often, or guesses."""
+    chances, cell = (0.35, 0.2, 0.45), dict(zip(CELL, ("gsm8k", "tiny", "a", "b", 5.0), strict=True))
+    winners = rng.choice(3, n, p=chances)
+    seen = [np.where(rng.random(n) < agreement, winners, rng.choice(3, n, p=chances)) for _ in range(3)]
+    ids = np.arange(n).astype(str)
+    parts = [
+        pd.DataFrame({**cell, "judge": str(rater), "repeat": 0, "question_id": ids, "outcome": outcome})
+        for rater, outcome in enumerate(seen)
+    ]
+    return pd.concat(parts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agreement", [0.3, 0.7])
+@pytest.mark.parametrize(("n", "least"), [(6, 0.8), (20, 0.87), (60, 0.9)])
+def test_the_interval_of_kappa_holds_less_often_for_few_questions(
+    n: int, least: float, agreement: float
+) -> None:
+    rng = np.random.default_rng(6)
+    found = [kappa(ballots(rng, n, agreement)) for _ in range(150)]
+    assert coverage([one for one in found if one], agreement**2) > least

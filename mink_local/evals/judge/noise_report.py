@@ -1,7 +1,7 @@
 """The report of semantic noise: its share by sampler and temperature, and how well each judge knows it.
 
 A reference is judged like a judge: a response collapses at the first sentence whose mean log-probability is
-below a threshold, which is the one with the smallest error of the noise on the calibration's responses.
+below a threshold, which is the one that is right most often on the calibration's responses.
 """
 
 from collections.abc import Sequence
@@ -49,8 +49,9 @@ HOW_TO_READ = (
     "judged minus the true one, in points. Without an answer that can be read, or with a response too long "
     "to be shown whole whose beginning is coherent, there is no judgement.",
     "Log-probability: no judge, but a reference model; a response collapses at the first sentence whose mean "
-    "log-probability is below a threshold. In the calibration, each response is judged by the threshold that "
-    "suits all others best.",
+    "log-probability is below a threshold: the one that names the right sentence of the calibration most "
+    "often, all kinds counting alike. In the calibration, each response is judged by the threshold that "
+    "suits all others best. Repetition is probable: it is hardly ever found.",
 )
 
 
@@ -65,21 +66,24 @@ def first_below(scores: list[float], threshold: float) -> int:
 
 
 def fit_threshold(rows: pd.DataFrame) -> float:
-    """Return the threshold with the smallest mean error of the noise on spliced responses.
+    """Return the threshold that names the right sentence of spliced responses most often.
+
+    All kinds of collapse, and whole responses, count alike: the few whole ones stand for most of what is
+    judged. Of thresholds that are right as often, the middle one is returned.
 
     Args:
-        rows: Rows of a reference with `scores`, `lengths` and `known`.
+        rows: Rows of a reference with `scores`, `kind` and `known`.
     """
     lows = [np.minimum.accumulate(scores) for scores in rows["scores"]]  # an answer changes only at these
     steps = np.unique(np.concatenate(lows))
     thresholds = np.concatenate([[-np.inf], (steps[1:] + steps[:-1]) / 2, [np.inf]])
-    errors = np.zeros(len(thresholds))
-    for low, row in zip(lows, rows.itertuples(), strict=True):
-        share = np.cumsum(row.lengths[::-1])[::-1] / sum(row.lengths)
+    right = np.zeros(len(thresholds))
+    weights = 1 / rows.groupby("kind")["kind"].transform("size")
+    for low, known, weight in zip(lows, rows["known"], weights, strict=True):
         below = low < thresholds[:, None]
-        noise = np.where(below.any(axis=1), share[below.argmax(axis=1)], 0.0)
-        errors += abs(noise - noise_of(row.lengths, row.known))
-    return float(thresholds[errors.argmin()])
+        right += weight * (np.where(below.any(axis=1), below.argmax(axis=1) + 1, COHERENT) == known)
+    best = np.flatnonzero(np.isclose(right, right.max()))
+    return float(thresholds[best[len(best) // 2]])
 
 
 def judged(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
