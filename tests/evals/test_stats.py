@@ -43,7 +43,7 @@ def test_the_interval_covers_where_repeats_depend_on_each_other() -> None:
     rng = np.random.default_rng(1)
     runs = (rng.random((3, 40)) < rng.random(40) for _ in range(400))
     found = coverage((share(run.mean(axis=0).tolist()) for run in runs), 0.5)
-    assert 0.95 <= found < 0.99  # not too wide either
+    assert 0.93 < found < 0.99  # not too wide either
 
 
 def test_no_values_have_no_mean() -> None:

@@ -5,7 +5,6 @@ below a threshold, which is the one that is right most often on the calibration'
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from mink_local.errors import ReportError
-from mink_local.evals.figures import GREY, NOTE, Picture, look
+from mink_local.evals.figures import GREY, NOTE, Picture, looks
 from mink_local.evals.judge.splices import COHERENT, WHOLE
 from mink_local.evals.measurement import Results
 from mink_local.evals.report.report import Report, Section
@@ -255,10 +254,11 @@ def _figure(part: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axis = figure.subplots()
     samplers = list(part["sampler"].unique())
+    look_of = looks(samplers)
     for place, sampler in enumerate(samplers):
         line = part[part["sampler"] == sampler]
         value, low, high = np.clip(np.array(list(line["noise"])).T, _LEAST, 1)
-        style: dict[str, Any] = look(sampler) | ({"color": GREY} if sampler == "greedy" else {})
+        style = look_of[sampler] | ({"color": GREY} if sampler == "greedy" else {})
         shift = 1.03 ** (place - (len(samplers) - 1) / 2)  # so that no interval covers another
         axis.errorbar(
             line["temperature"] * shift, value, (value - low, high - value), **style,
