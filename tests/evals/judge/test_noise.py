@@ -309,5 +309,7 @@ def test_bad_input_is_one_sentence(mink_eval: MinkEval, run: Path, server: Judge
     mink_eval("noise", run).refused(2, "--judge")
     change(run, lambda r: r["sampler"] != TOP_P)
     mink_eval("noise", run, "--judge", server.url, "--calibrate").refused(1, "top-p")
+    change(run, lambda r: r["question_id"] == "3")  # a threshold that nothing tries is right about everything
+    mink_eval("noise", run, "--judge", server.url, "--calibrate").refused(1, "12 coherent responses", "has 1")
     change(run, lambda r: r.update(response="<think>hm</think>"))
     mink_eval("noise", run, "--judge", server.url).refused(1, str(run))
