@@ -113,7 +113,7 @@ def test_each_pair_is_judged_in_both_orders(judge: Judge, run: Path, server: Jud
         assert (same["won:tied:lost"], same["win_rate"][0]) == (f"0:{N}:0", 0.5)
         assert best["judge"] == f"judge-1 at {server.url}"
     for output in (result.stdout, (run / "judge" / "judge.md").read_text()):
-        for number in ("51.0–100.0", "0.125", "Holm 0.500", "wins 50.0%", f"{N} questions"):
+        for number in ("50.0–100.0", "0.125", "Holm 0.500", "wins 50.0%"):
             assert number in output
 
 
@@ -121,7 +121,7 @@ def test_each_pair_is_judged_in_both_orders(judge: Judge, run: Path, server: Jud
     ("answer", "status", "row", "attempts", "said"),
     [
         (lambda _: says('{"winner": "A"}'), 0, {"won:tied:lost": f"0:{N}:0", "inconsistent": N}, {1},
-         ["whichever answer is shown first", "disagree for most"]),
+         ["shown first wins 100.0%", "disagree for most"]),
         (unless("min-k:tau=3 T=5.0 to 2", says("Both.")), 0, {"won:tied:lost": f"{N - 1}:0:0", "missing": 1},
          {1, 3}, []),
         (unless("to 1", says("moo")), 1, {"missing": 1}, {1, 3}, ["25.0%"]),
@@ -154,6 +154,18 @@ def test_answers(
     assert {line["attempts"] for line in lines(run)} == attempts
     assert {line["winner"] is None for line in lines(run) if line["attempts"] == 3} <= {True}
     assert all(words in (result.stdout + result.stderr).replace("\n", " ") for words in said)
+
+
+def test_a_judge_that_looks_at_the_place_is_named(
+    judge: Judge, server: JudgeServer, mink_eval: MinkEval, tmp_path: Path
+) -> None:
+    """Once there are questions enough to tell."""
+    server.answer = lambda _: says('{"winner": "A"}')
+    assert "It prefers" not in judge().succeeded().stdout
+    samplers = ("min-k:tau=3", "greedy")
+    more = write_run(tmp_path / "more", ("m",), ("gsm8k",), samplers, (1.0,), repeats=1, n_questions=6)
+    shown = mink_eval("judge", more, "--judge", server.url).succeeded().stdout
+    assert "It prefers whichever answer is shown first." in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(
