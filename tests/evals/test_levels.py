@@ -192,8 +192,8 @@ def test_percentiles_alone_are_too_narrow_for_few_clusters() -> None:
 @pytest.mark.parametrize("n", [6, 20, 200])
 def test_the_interval_of_a_ratio_of_speeds_holds(n: int) -> None:
     rng = np.random.default_rng(4)
-    pairs = rng.lognormal(0, 0.5, (300, 1, n)) * rng.lognormal([[0.1], [0.0]], 0.2, (300, 2, n))
-    assert coverage([mean_ratio(*pair) for pair in pairs], np.exp(0.1)) > 0.92
+    pairs = rng.lognormal(0, 0.5, (1000, 1, n)) * rng.lognormal([[0.1], [0.0]], 0.2, (1000, 2, n))
+    assert coverage([mean_ratio(*pair) for pair in pairs], np.exp(0.1)) > 0.93
 
 
 def texts_on_a_line(rng: np.random.Generator, n: int) -> pd.DataFrame:
@@ -238,7 +238,7 @@ def ballots(rng: np.random.Generator, n: int, agreement: float) -> pd.DataFrame:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("agreement", [0.3, 0.7])
-@pytest.mark.parametrize(("n", "least"), [(6, 0.8), (20, 0.87), (60, 0.9)])
+@pytest.mark.parametrize(("n", "least"), [(6, 0.7), (20, 0.86), (60, 0.9)])
 def test_the_interval_of_kappa_holds_less_often_for_few_questions(
     n: int, least: float, agreement: float
 ) -> None:

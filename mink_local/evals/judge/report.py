@@ -54,7 +54,8 @@ ABOUT_MODELS = (
 )
 ABOUT_PEOPLE = (
     "Fleiss' κ is the raters' agreement beyond chance on the pairs that all of them voted on: 1 is full "
-    "agreement, 0 is chance. Its interval is a 95% bootstrap over questions, too narrow for few of them.",
+    "agreement, 0 is chance. Its interval is a 95% bootstrap over questions, which holds only 77% of the "
+    "time with 6 questions, and 91% with 20.",
 )
 
 
