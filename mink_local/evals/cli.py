@@ -100,6 +100,9 @@ data_option = click.option(
     metavar="[TASK=]FILE",
     help="File with a task's questions, used instead of a download.",
 )
+template_option = chat_template_option.replace(
+    "chat_template", help="Use the Jinja chat template in FILE in place of the models' own."
+)
 quiet_option = click.option("--quiet", "-q", is_flag=True, help="Do not show progress.")
 fixed_seed_option = seed_option.replace(default=0, show_default=True, help="Seed for all random choices.")
 
@@ -242,9 +245,7 @@ def _stop(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> list[s
 )
 @ctx_option.replace(show_default="as much as needed")
 @placement_options
-@chat_template_option.replace(
-    "chat_template", help="Use the Jinja chat template in FILE in place of the models' own."
-)
+@template_option
 @template_kwargs_option
 @click.option(
     "--executor",
@@ -438,6 +439,7 @@ def _chains(
 )
 @out_option.replace(default="mink-eval-frontier")
 @placement_options
+@template_option
 @quiet_option
 def frontier_command(texts: Path | None, text: Path | None, out: Path, quiet: bool, **options: Any) -> None:
     """Measure each sampler's trade-off between tail mass and variety, exactly.
@@ -540,6 +542,7 @@ def steps_command(out: Path, quiet: bool, **options: Any) -> None:
 @parallel_option.replace(type=AutoOrInt(min=1), default=16, help="Nodes evaluated at a time, or auto.")
 @out_option.replace(default="mink-eval-coverage")
 @placement_options
+@template_option
 @quiet_option
 def coverage_command(out: Path, quiet: bool, **options: Any) -> None:
     """Measure each sampler's validity and coverage on prompts whose valid answers can be listed.
@@ -649,6 +652,7 @@ class KvTypesCommand(click.Command):
 )
 @out_option.replace(default="mink-eval-quants")
 @placement_options
+@template_option
 @quiet_option
 def quants_command(
     models: "Sequence[ModelFile]",
@@ -662,6 +666,7 @@ def quants_command(
     fail_above: "dict[str, float]",
     fail_below: "dict[str, float]",
     kv_types: Sequence[str],
+    chat_template: str | None,
     out: Path,
     quiet: bool,
     **placement: Any,
@@ -678,8 +683,8 @@ def quants_command(
     kv_types = list(dict.fromkeys(kv_types))
     if len(models) + len(kv_types) < 3:
         raise click.UsageError("give the base and at least one other file or --kv-type.")
-    if task is None and (limit or data):
-        raise click.UsageError("--limit and --data need --task.")
+    if task is None and (limit or data or chat_template):
+        raise click.UsageError("--limit, --data and --chat-template-file need --task.")
     from mink_local.evals.measurement import Results, fill
     from mink_local.evals.quants.measure import Quants
     from mink_local.evals.quants.report import RUN
@@ -694,7 +699,17 @@ def quants_command(
         base, others, samplers, text, positions, chunk, fail_above, fail_below, kv_types, **placement
     )
     answers = [
-        Run([asked], models, [Greedy()], [0.0], data=files, shots_from={}, limit=limit, **placement)
+        Run(
+            [asked],
+            models,
+            [Greedy()],
+            [0.0],
+            data=files,
+            shots_from={},
+            limit=limit,
+            chat_template=chat_template,
+            **placement,
+        )
         for asked in tasks
     ]
     fill(quants, out, quiet=quiet)
@@ -747,6 +762,7 @@ JUDGE_OPTIONS = (
         help="Time limit for a server's response, after which the request is retried.",
     ),
     placement_options,
+    template_option,
     quiet_option,
 )
 
@@ -769,6 +785,8 @@ def _judge(
     from mink_local.evals.judge.ask import EndpointJudge, LocalJudge
 
     if judge.startswith(("http://", "https://")):
+        if placement["chat_template"]:
+            raise click.UsageError("--chat-template-file is for a GGUF judge: a server has its own template.")
         return EndpointJudge(judge, judge_model, key_variable, 8 if parallel == "auto" else parallel, seconds)
     if judge_model or key_variable:
         raise click.UsageError("--judge-model and --judge-key-env are for a server: give --judge URL.")
@@ -926,6 +944,7 @@ def people_command(
     help="Temperature; repeatable.",
 )
 @placement_options
+@template_option
 def candidates_command(
     prompt: str,
     model: str,
@@ -963,7 +982,7 @@ def lm_eval_command(arguments: Sequence[str]) -> None:
     """Run lm-evaluation-harness with a GGUF model.
 
     Takes the harness's own options. --model defaults to mink-local, and --model_args accepts model, sampler,
-    temperature, seed, n_ctx, parallel, gpu_layers, threads and max_gen_toks:
+    temperature, seed, n_ctx, parallel, gpu_layers, threads, max_gen_toks and chat_template_file:
 
     \b
     mink-eval lm-eval --tasks gsm8k --model_args model=qwen3-4b,sampler=top-p:p=0.9,temperature=2

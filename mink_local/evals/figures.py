@@ -67,6 +67,17 @@ def look(sampler: str) -> dict[str, Any]:
     }
 
 
+def looks(samplers: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the looks of samplers in one panel, where one with other options is dotted and hollow."""
+    found: dict[str, dict[str, Any]] = {}
+    for sampler in samplers:
+        own = look(sampler)
+        found[sampler] = own | (
+            {"linestyle": ":", "markerfacecolor": "white"} if own in found.values() else {}
+        )
+    return found
+
+
 def panels(titles: Iterable[str], x_label: str, y_label: str) -> tuple[Figure, dict[str, Any]]:
     """Return a figure with a panel per title, and its axes by title; all panels share their scales."""
     names = list(dict.fromkeys(titles))
@@ -77,7 +88,7 @@ def panels(titles: Iterable[str], x_label: str, y_label: str) -> tuple[Figure, d
     for axis in axes[len(names) :]:
         axis.remove()
     for axis, name in zip(axes, names, strict=False):
-        axis.set_title(name)
+        axis.set_title(name, fontsize="medium")
         axis.xaxis.set_tick_params(labelbottom=axis in axes[max(0, len(names) - columns) : len(names)])
     figure.supxlabel(x_label)
     figure.supylabel(y_label)
@@ -94,8 +105,9 @@ def curves(frame: "pd.DataFrame", x_label: str, y_label: str) -> Figure:
     """
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axis = figure.subplots()
+    look_of = looks(frame["sampler"].unique())
     for name, curve in frame.groupby("sampler", sort=False):
-        axis.plot(curve["x"], curve["y"], **look(name), markersize=5, linewidth=1.2, label=label(name))
+        axis.plot(curve["x"], curve["y"], **look_of[name], markersize=5, linewidth=1.2, label=label(name))
         x, y, highest = curve[["x", "y", "temperature"]].iloc[-1]
         text = f"{highest:g}".replace("inf", "∞")
         axis.annotate(text, (x, y), xytext=(4, 3), textcoords="offset points", fontsize="x-small")

@@ -4,8 +4,10 @@ Needs no optional library, unlike the records.
 """
 
 import hashlib
+from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from mink_local.errors import RunError
 from mink_local.files import sha256_of
@@ -23,3 +25,9 @@ def file_sha256(path: Path) -> str:
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}") from None
     return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
+
+
+def template_sha256(options: Mapping[str, Any]) -> str | None:
+    """Return the SHA-256 of the chat template among options of `load_model`; None for the model's own."""
+    template = options.get("chat_template")
+    return None if template is None else hashlib.sha256(template.encode()).hexdigest()

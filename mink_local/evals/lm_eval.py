@@ -12,14 +12,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import click
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
+from mink_local.cli import file_text
 from mink_local.errors import MinkError
-from mink_local.evals.inputs import DATE, file_sha256
+from mink_local.evals.inputs import DATE, file_sha256, template_sha256
 from mink_local.generation.loading import load_model
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.llama.constants import MAX_SEED, check_range
@@ -49,6 +51,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         gpu_layers: See --gpu-layers.
         threads: See --threads.
         max_gen_toks: Maximum length of an answer in tokens, unless the task sets a limit.
+        chat_template_file: See --chat-template-file.
         rest: Sampler options that the harness split off at their commas, and what it passes to every model.
 
     Raises:
@@ -66,6 +69,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         gpu_layers: int | str = "auto",
         threads: int | None = None,
         max_gen_toks: int = 256,  # as in the harness's own models
+        chat_template_file: str | None = None,
         **rest: Any,
     ) -> None:
         super().__init__()
@@ -74,10 +78,11 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         if unknown:
             raise MinkError(
                 f"{NAME} takes no model argument {', '.join(unknown)}: it takes model, sampler, temperature, "
-                "seed, n_ctx, parallel, gpu_layers, threads and max_gen_toks"
+                "seed, n_ctx, parallel, gpu_layers, threads, max_gen_toks and chat_template_file"
             )
         try:
             check_range("seed", seed, 0, MAX_SEED)
+            template = None if chat_template_file is None else file_text(chat_template_file)
             self._sampler = parse(text) if text is not None else None
             self._model = load_model(
                 model,
@@ -85,9 +90,11 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
                 n_gpu_layers=gpu_layers,  # type: ignore[arg-type]
                 n_threads=threads,
                 date=DATE,
+                chat_template=template,
             )
-        except ValueError as error:
+        except (ValueError, click.BadParameter) as error:
             raise MinkError(f"--model_args: {error}") from None
+        self._template_sha256 = template_sha256({"chat_template": template})
         self._temperature = None if temperature is None else float(temperature)
         self._seed = seed
         self._parallel: Any = parallel
@@ -99,6 +106,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         """Return what the harness adds to the "config" of its results."""
         return {
             "model_sha256": file_sha256(Path(self._model.weights.path)),
+            "model_template_sha256": self._template_sha256,
             "model_sampler": None if self._sampler is None else str(self._sampler),
             "model_temperature": self._temperature,
             "mink_local_version": __version__,

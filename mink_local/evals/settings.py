@@ -11,10 +11,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import pandas as pd
 
 from mink_local.errors import DataError, GenerationError
-from mink_local.evals.inputs import DATE, file_sha256
+from mink_local.evals.inputs import DATE, file_sha256, template_sha256
 from mink_local.evals.measurement import Measurement, Results
 from mink_local.evals.report.report import Report, Section
-from mink_local.evals.stats import few_clusters
 from mink_local.evals.store import R, Store, public
 from mink_local.evals.tables import Table, count
 from mink_local.generation.loading import load_model
@@ -141,6 +140,7 @@ class SettingsMeasurement(RowMeasurement[R], Generic[R, Unit]):
         self._by_text = {one.as_text: one for one in settings}
         self.session: dict[str, Any] = {}
         self.settings: dict[str, Any] = {role: described(file) for role, file in files.items()}
+        self.settings["template_sha256"] = template_sha256(placement)
 
     @abstractmethod
     def measure_units(
@@ -176,6 +176,7 @@ def settings_report(
     sections: Sequence[Section],
     printed: Table,
     clusters: tuple[int, int, str],
+    caveat: str | None = None,
     **frames: pd.DataFrame,
 ) -> Report:
     """Return the report of a measurement of settings.
@@ -183,12 +184,12 @@ def settings_report(
     Args:
         clusters: Number of units that the intervals are over, number excluded because they lack a setting,
             and what a unit is called: (60, 0, "prompt").
+        caveat: A note to read first, if any.
         frames: Content of the JSON; `settings` is also written as CSV.
     """
     name = results.manifest["measures"]
     n, n_left_out, noun = clusters
-    few = few_clusters(n, f"{noun}s")
-    notes = list(filter(None, [results.rows.left_out, few]))
+    notes = list(filter(None, [results.rows.left_out, caveat]))
     if n_left_out:
         notes.append(f"{count(n_left_out, noun)} excluded: not measured with every setting yet.")
     about = {**public(results.manifest), f"n_{noun}s": n}

@@ -86,7 +86,7 @@ class Steps(Measurement[TracedText]):
         **placement: Any,
     ) -> None:
         self._file, self._sampler, self._temperatures = resolve(model), sampler, list(temperatures)
-        self._max_tokens, self._options = max_tokens, {"n_parallel": n_parallel, **placement}
+        self._max_tokens, self._n_parallel, self._placement = max_tokens, n_parallel, placement
         texts = {one.key: one.text for one in read_paragraphs(text)}
         self._texts = {key: texts[key] for key in sorted(texts)[:limit]}  # the keys are hashes
         self._model: Model | None = None
@@ -103,8 +103,10 @@ class Steps(Measurement[TracedText]):
     def measure(
         self, keys: Sequence[tuple[str, float]], store: Store[TracedText]
     ) -> Generator[TracedText, None, None]:
-        n_ctx = _SHOWN + self._max_tokens
-        with load_model(str(self._file.path), n_ctx=n_ctx, date=DATE, **self._options) as self._model:
+        path = str(self._file.path)
+        with load_model(path, n_ctx=256, date=DATE, **self._placement) as self._model:  # until `reserve`
+            n_ctx = min(_SHOWN + self._max_tokens, self._model.weights.n_ctx_train)
+            self._model.reserve(n_ctx, self._n_parallel)
             store.begin_session(placement=self._model.placement)
             cliffs: list[list[int]] = [[] for _ in keys]
             every = (self._request(self._model, *key, own) for key, own in zip(keys, cliffs, strict=True))
@@ -143,13 +145,14 @@ class Steps(Measurement[TracedText]):
         frame = results.frame
         n_temperatures = frame["temperature"].nunique()
         complete = frame.groupby("text").filter(lambda text: len(text) == n_temperatures)
-        if complete.empty:
+        continued = complete[complete["k"].map(len) > 0]  # a model may end a text at once
+        if continued["temperature"].nunique() < n_temperatures:
             raise ReportError(f"{results.folder} has no text continued at every temperature yet")
-        found = by_temperature(complete)
+        found = by_temperature(continued)
         n_texts = complete["text"].nunique()
         manifest = results.manifest
         title = f"k over the steps of {manifest['sampler']}, {manifest['model']['name']}"
-        lead = Picture.of("steps", title, lambda: _figure(complete))
+        lead = Picture.of("steps", title, lambda: _figure(continued))
         how_to_read = (
             f"{count(n_texts, 'text')} from {manifest['texts']['source']}: the first {_SHOWN} tokens of "
             f"each, or all if it is shorter, are continued by up to {manifest['max_tokens']}, without a chat "

@@ -7,10 +7,14 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 import numpy as np
+import pandas as pd
 import pytest
 from numpy.typing import NDArray
 from scipy.stats import binom, multinomial
 
+from mink_local.evals.frontier.report import FrontierResults
+from mink_local.evals.frontier.sums import FIGURES
+from mink_local.evals.judge.report import CELL, kappa
 from mink_local.evals.stats import (
     ALPHA,
     Interval,
@@ -18,6 +22,7 @@ from mink_local.evals.stats import (
     detectable_difference,
     holm,
     mean,
+    mean_ratio,
     paired_test,
     resample,
     share,
@@ -35,25 +40,24 @@ def coverage(intervals: list[Interval], truth: float) -> float:
     return float(np.mean([holds(one, truth) for one in intervals]))
 
 
-@pytest.mark.parametrize(
-    ("n", "least"), [(6, 0.83), (10, 0.89), (20, 0.91), (50, 0.92), (100, 0.925), (200, 0.93)]
-)
-def test_the_interval_of_a_share_holds_on_average_and_less_often_near_the_ends(n: int, least: float) -> None:
+@pytest.mark.parametrize("n", [6, 10, 20, 50, 100, 200])
+def test_the_interval_of_a_share_holds_whatever_the_share(n: int) -> None:
     intervals = [share([1.0] * right + [0.0] * (n - right)) for right in range(n + 1)]
     covered = []
     for truth in np.linspace(0.02, 0.98, 97):
         chances = binom.pmf(np.arange(n + 1), n, truth)
         covered.append(chances @ [holds(one, truth) for one in intervals])
-    assert min(covered) > least
-    assert np.mean(covered) == pytest.approx(0.95, abs=0.01)
+    assert min(covered) >= 0.95
+    assert np.mean(covered) < 0.99  # not much wider than need be
 
 
 @pytest.mark.parametrize("n", [6, 20, pytest.param(200, marks=pytest.mark.slow)])
-def test_the_interval_of_a_share_holds_with_several_responses(n: int) -> None:
+def test_the_interval_of_a_share_holds_with_several_responses_and_for_any_values(n: int) -> None:
     rng = np.random.default_rng(0)
     for truth in SHARES:
-        rights = rng.binomial(3, rng.beta(truth / 2, (1 - truth) / 2, (400, n))) / 3
-        assert coverage([share(one.tolist()) for one in rights], truth) > 0.9
+        chances = rng.beta(truth / 2, (1 - truth) / 2, (400, n))
+        for values in (rng.binomial(3, chances) / 3, chances):
+            assert coverage([share(one.tolist()) for one in values], truth) > 0.93
 
 
 @cache
@@ -183,3 +187,61 @@ def test_percentiles_alone_are_too_narrow_for_few_clusters() -> None:
         low, high = np.quantile(sums[:, 0] / sums[:, 1], (0.025, 0.975))
         covered.append(low <= 1 <= high)
     assert np.mean(covered) < 0.9
+
+
+@pytest.mark.parametrize("n", [6, 20, 200])
+def test_the_interval_of_a_ratio_of_speeds_holds(n: int) -> None:
+    rng = np.random.default_rng(4)
+    pairs = rng.lognormal(0, 0.5, (1000, 1, n)) * rng.lognormal([[0.1], [0.0]], 0.2, (1000, 2, n))
+    assert coverage([mean_ratio(*pair) for pair in pairs], np.exp(0.1)) > 0.93
+
+
+def texts_on_a_line(rng: np.random.Generator, n: int) -> pd.DataFrame:
+    """Return the rows of a frontier whose settings all lie on one line of entropy over tail mass."""
+    places = {"greedy": 0.0, "min-k:tau=3": 1.5}
+    places |= {f"min-p:p={p},order=temperature-last": i for i, p in enumerate((0.5, 0.35, 0.2, 0.1), start=1)}
+    rows = []
+    for text in range(n):
+        positions, level = rng.integers(20, 300), rng.lognormal(-0.08, 0.4)
+        for sampler, place in places.items():
+            noise = rng.lognormal(-0.02, 0.2, 2)
+            found = dict.fromkeys(FIGURES, 0.0)
+            found["tail_mass"] = (0.01 + 0.02 * place) * level * (noise[0] if place else 1)
+            found["entropy"] = 0.1 * place * level * noise[1]
+            sums = [float(positions * one) for one in found.values()]
+            rows.append((str(text), sampler, "5", int(positions), sums))
+    return pd.DataFrame(rows, columns=["text", "sampler", "temperature", "positions", "sums"])
+
+
+@pytest.mark.parametrize("n", [8, 20, pytest.param(60, marks=pytest.mark.slow)])
+def test_a_sampler_on_the_yardsticks_curve_gains_nothing(n: int) -> None:
+    rng = np.random.default_rng(5)
+    gains = []
+    for _ in range(100):
+        found = FrontierResults(texts_on_a_line(rng, n)).defaults(5.0).set_index("sampler")
+        gains.append(found.loc["min-k:tau=3", "gain"])
+    assert coverage(gains, 0.0) > 0.86
+
+
+def ballots(rng: np.random.Generator, n: int, agreement: float) -> pd.DataFrame:
+    """Return three raters' votes on a pair per question; each sees its winner that often, or guesses."""
+    chances, cell = (0.35, 0.2, 0.45), dict(zip(CELL, ("gsm8k", "tiny", "a", "b", 5.0), strict=True))
+    winners = rng.choice(3, n, p=chances)
+    seen = [np.where(rng.random(n) < agreement, winners, rng.choice(3, n, p=chances)) for _ in range(3)]
+    ids = np.arange(n).astype(str)
+    parts = [
+        pd.DataFrame({**cell, "judge": str(rater), "repeat": 0, "question_id": ids, "outcome": outcome})
+        for rater, outcome in enumerate(seen)
+    ]
+    return pd.concat(parts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agreement", [0.3, 0.7])
+@pytest.mark.parametrize(("n", "least"), [(6, 0.7), (20, 0.86), (60, 0.9)])
+def test_the_interval_of_kappa_holds_less_often_for_few_questions(
+    n: int, least: float, agreement: float
+) -> None:
+    rng = np.random.default_rng(6)
+    found = [kappa(ballots(rng, n, agreement)) for _ in range(150)]
+    assert coverage([one for one in found if one], agreement**2) > least

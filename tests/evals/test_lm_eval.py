@@ -260,6 +260,13 @@ def test_chat_templates(lm: Any) -> None:
     assert lm.tokenizer_name.startswith("tiny-")
 
 
+def test_another_chat_template(make_lm: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "template.jinja").write_text("{{ messages[0].content }}!")
+    lm = make_lm(chat_template_file=str(tmp_path / "template.jinja"))
+    assert lm.apply_chat_template([{"role": "user", "content": "Hi"}]) == "Hi!"
+    assert lm.get_model_info()["model_template_sha256"] == sha256(b"{{ messages[0].content }}!").hexdigest()
+
+
 def test_the_results_name_the_file_and_the_sampler(make_lm: Callable[..., Any], tiny_path: Path) -> None:
     info = make_lm(sampler="min-k", temperature=2).get_model_info()
     assert info["model_sha256"] == sha256(tiny_path.read_bytes()).hexdigest()
@@ -274,6 +281,7 @@ def test_the_results_name_the_file_and_the_sampler(make_lm: Callable[..., Any], 
         ({"model": "nobody"}, "nobody"),
         ({"threads": 0}, "n_threads"),
         ({"seed": 2**32 - 1}, "seed"),
+        ({"chat_template_file": "nowhere.jinja"}, "nowhere.jinja"),
     ],
 )
 def test_bad_arguments(make_lm: Callable[..., Any], arguments: dict[str, Any], complaint: str) -> None:

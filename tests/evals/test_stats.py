@@ -33,8 +33,8 @@ def coverage(intervals: Iterable[Interval], truth: float) -> float:
 
 @given(st.lists(st.booleans(), min_size=1, max_size=60))
 def test_one_outcome_a_cluster_has_the_interval_of_a_proportion(rights: list[bool]) -> None:
-    wilson = binomtest(sum(rights), len(rights)).proportion_ci(method="wilson")
-    expected = sum(rights) / len(rights), wilson.low, wilson.high
+    exact = binomtest(sum(rights), len(rights)).proportion_ci(method="exact")
+    expected = sum(rights) / len(rights), exact.low, exact.high
     assert tuple(share(rights)) == pytest.approx(expected, abs=1e-9)
 
 
@@ -43,7 +43,7 @@ def test_the_interval_covers_where_repeats_depend_on_each_other() -> None:
     rng = np.random.default_rng(1)
     runs = (rng.random((3, 40)) < rng.random(40) for _ in range(400))
     found = coverage((share(run.mean(axis=0).tolist()) for run in runs), 0.5)
-    assert found == pytest.approx(0.95, abs=0.025)  # not too wide either
+    assert 0.93 < found < 0.99  # not too wide either
 
 
 def test_no_values_have_no_mean() -> None:

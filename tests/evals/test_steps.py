@@ -72,6 +72,21 @@ def test_the_share_of_the_fallback_is_over_texts() -> None:
     assert (cool.steps, cool.mean_k, cool.k_is_1, cool.k_max) == (5, np.mean([1, 3, 3, 9, 2]), 0.2, 9)
 
 
+def test_a_text_that_ends_at_once_has_no_steps(
+    steps: Callable[..., Finished], mink_eval: MinkEval, tmp_path: Path
+) -> None:
+    steps("-t", 1).succeeded()
+    rows = tmp_path / "out" / "rows.jsonl"
+    ended, other = (json.loads(line) for line in rows.read_text().splitlines())
+    rows.write_text(f"{json.dumps(ended | {'k': [], 'cliff': []})}\n{json.dumps(other)}\n")
+    mink_eval("report", tmp_path / "out").succeeded()
+    (row,) = json.loads((tmp_path / "out" / "steps.json").read_text())["settings"]
+    assert row["steps"] == len(other["k"])
+    assert 0 <= row["fallback"][0] <= 1
+    rows.write_text(f"{json.dumps(ended | {'k': [], 'cliff': []})}\n")
+    mink_eval("report", tmp_path / "out").refused(1, "no text")
+
+
 def test_bad_input_is_one_sentence(steps: Callable[..., Finished], mink_eval: MinkEval) -> None:
     steps("--sampler", "top-p").refused(2, "min-k")
     mink_eval("steps", "--text", "no/such").refused(1, "no/such")

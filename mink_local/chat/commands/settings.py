@@ -24,11 +24,11 @@ _TWO_COLUMNS = 78  # columns of a window in which two settings are beside each o
 # Options for kinds of text; the probability, in percent, of tokens to which a larger model gives less than
 # 1%; and that of llama.cpp's default cuts at this temperature, at 1 if it is 0.
 ADVICE = (
-    ("prose", "--floor 1.8 --temp 1", 5.5, 8.0),
-    ("prose, hot", "--floor 1.4 --temp 5", 5.5, 14.0),
-    ("code", "--floor 0 --temp 1", 0.7, 1.7),
-    ("mathematics", "--floor 0 --temp 1", 1.2, 2.0),
-    ("mathematics, one answer", "--temp 0", 0.9, 2.0),
+    ("prose", "--floor 1.8 --temp 1", 6.4, 9.1),
+    ("prose, hot", "--floor 1.4 --temp 5", 6.3, 15.5),
+    ("code", "--floor 0 --temp 1", 0.7, 1.4),
+    ("mathematics", "--floor 0 --temp 1", 1.2, 2.1),
+    ("mathematics, one answer", "--temp 0", 0.9, 2.1),
 )
 
 

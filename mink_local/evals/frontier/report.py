@@ -21,7 +21,7 @@ from mink_local.evals.frontier.sums import FIGURES, TAIL_LEVELS
 from mink_local.evals.measurement import Results
 from mink_local.evals.report.report import Report, Section
 from mink_local.evals.settings import SamplerSetting, settings_report, sweep
-from mink_local.evals.stats import Interval, resample
+from mink_local.evals.stats import Interval, few_clusters, resample
 from mink_local.evals.tables import (
     Cell,
     Format,
@@ -252,6 +252,7 @@ def report(results: Results) -> Report:
             defaults.loc[defaults["temperature"] == hottest, columns],
         ),
         (found.n_texts, found.n_left_out, "text"),
+        few_clusters(found.n_texts, "texts"),
         settings=found.figures,
         at_tail_mass=at_tail_mass,
         defaults=defaults,

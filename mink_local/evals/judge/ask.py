@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -24,7 +24,7 @@ from openai import (
 )
 
 from mink_local.errors import GenerationError, JudgeError
-from mink_local.evals.inputs import DATE, file_sha256
+from mink_local.evals.inputs import DATE, file_sha256, template_sha256
 from mink_local.evals.judge.asking import Answers, Prompt
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
@@ -57,13 +57,16 @@ class LocalJudge:
 
     Attributes:
         name: Name in the records.
-        sha256: SHA-256 of the file; empty for a model behind a server.
+        facts: What the manifest records about it.
     """
 
     def __init__(self, model: str, **options: Any) -> None:
         file = resolve(model)
         self.name = file.name
-        self.sha256 = file_sha256(file.path)
+        self.facts: Mapping[str, Any] = {
+            "sha256": file_sha256(file.path),
+            "template_sha256": template_sha256(options),
+        }
         self._file, self._options = model, options
         self._interrupted = False
 
@@ -120,7 +123,7 @@ class EndpointJudge:
         JudgeError: The URL or the key is invalid, or the server cannot be reached or has several models.
     """
 
-    sha256 = ""
+    facts: Mapping[str, Any] = {"sha256": ""}  # a server's model has no file here
 
     def __init__(
         self, url: str, model: str | None, key_variable: str | None, parallel: int, seconds: float

@@ -33,11 +33,11 @@ class Judge(Protocol):
 
     Attributes:
         name: Name in the records.
-        sha256: SHA-256 of the file; empty for a model behind a server.
+        facts: What the manifest records about it, such as the SHA-256 of its file.
     """
 
     name: str
-    sha256: str
+    facts: Mapping[str, Any]
 
     def answers(self, prompts: Sequence[Prompt]) -> Answers:
         """Yield each prompt's index and answer as it arrives; None if the prompt exceeds the context.

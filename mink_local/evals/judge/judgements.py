@@ -237,7 +237,7 @@ class Judging(Measurement[Judgement]):
         self, judge: Judge, pairs: Sequence[ResponsePair], characters: int, protocol: str = BOTH_ORDERS
     ) -> None:
         self._judge = judge
-        self.settings = {"judges": {judge.name: {"sha256": judge.sha256}}}
+        self.settings = {"judges": {judge.name: judge.facts}}
         blanks = (
             (self._blank(pair, order, characters, protocol), pair)
             for pair in pairs

@@ -20,13 +20,13 @@ import numpy as np
 
 from mink_local.errors import JudgeError, ReportError
 from mink_local.evals.frontier.sums import log_softmax
-from mink_local.evals.inputs import DATE
+from mink_local.evals.inputs import DATE, file_sha256, template_sha256
 from mink_local.evals.judge.asking import ATTEMPTS, MOST_MISSING, SHORTEST, Judge, Prompt, asked, mark_of
 from mink_local.evals.judge.noise_report import report
 from mink_local.evals.judge.splices import COHERENT, JudgedText, judged_texts, spliced
 from mink_local.evals.measurement import Results, carry_out
 from mink_local.evals.run.recorded_run import read_run
-from mink_local.evals.settings import RowMeasurement, described
+from mink_local.evals.settings import RowMeasurement
 from mink_local.evals.store import Store
 from mink_local.evals.tables import percent
 from mink_local.evals.tasks.base import without_reasoning
@@ -140,7 +140,10 @@ class Likelihood:
     def __init__(self, model: str, **placement: Any) -> None:
         self.file, self.placement = resolve(model), placement
         self.name = f"log-probability under {self.file.name}"
-        self.sha256 = str(described(self.file)["sha256"])
+        self.facts = {
+            "sha256": file_sha256(self.file.path),
+            "template_sha256": template_sha256(placement),
+        }
 
 
 class Noise(RowMeasurement[Collapse]):
@@ -161,7 +164,7 @@ class Noise(RowMeasurement[Collapse]):
         super().__init__()
         self._judge, self._reference = judge, reference
         known = [one for one in (judge, reference) if one]
-        self.settings = {"judges": {one.name: {"sha256": one.sha256} for one in known}}
+        self.settings = {"judges": {one.name: one.facts for one in known}}
         blanks = [(text, _blank(text, one.name, characters)) for one in known for text in texts]
         self._wanted = {blank.key: (text, blank) for text, blank in blanks}
 

@@ -1,11 +1,10 @@
 """The report of semantic noise: its share by sampler and temperature, and how well each judge knows it.
 
 A reference is judged like a judge: a response collapses at the first sentence whose mean log-probability is
-below a threshold, which is the one with the smallest error of the noise on the calibration's responses.
+below a threshold, which is the one that is right most often on the calibration's responses.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,12 +12,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from mink_local.errors import ReportError
-from mink_local.evals.figures import GREY, NOTE, Picture, look
+from mink_local.evals.figures import GREY, NOTE, Picture, looks
 from mink_local.evals.judge.splices import COHERENT, WHOLE
 from mink_local.evals.measurement import Results
 from mink_local.evals.report.report import Report, Section
 from mink_local.evals.run.summary import sampler_rank, with_copies
-from mink_local.evals.stats import few_clusters, share
+from mink_local.evals.stats import share
 from mink_local.evals.tables import (
     Cell,
     Format,
@@ -38,8 +37,8 @@ _percent = with_interval(percent)
 
 HOW_TO_READ = (
     "Semantic noise: the share of a response's characters from its collapse on, 0 if it is coherent; the "
-    "mean over questions, with 95% intervals over questions: Wilson's, with an effective number of "
-    "questions, because a bootstrap of responses without noise has no width. The collapse is the first "
+    "mean over questions, with 95% intervals over questions: Clopper and Pearson's, with an effective number "
+    "of questions, because a bootstrap of responses without noise has no width. The collapse is the first "
     "sentence of nonsense, endless repetition or another topic, as the judge sees it (the paper's section "
     "4.5 and appendix D). Greedy decoding is run once, and its row repeats those responses.",
     "A judge errs: its calibration says how often and by how many sentences, on responses of this run that "
@@ -48,8 +47,9 @@ HOW_TO_READ = (
     "judged minus the true one, in points. Without an answer that can be read, or with a response too long "
     "to be shown whole whose beginning is coherent, there is no judgement.",
     "Log-probability: no judge, but a reference model; a response collapses at the first sentence whose mean "
-    "log-probability is below a threshold. In the calibration, each response is judged by the threshold that "
-    "suits all others best.",
+    "log-probability is below a threshold: the one that names the right sentence of the calibration most "
+    "often, all kinds counting alike. In the calibration, each response is judged by the threshold that "
+    "suits all others best. Repetition is probable: it is hardly ever found.",
 )
 
 
@@ -64,21 +64,24 @@ def first_below(scores: list[float], threshold: float) -> int:
 
 
 def fit_threshold(rows: pd.DataFrame) -> float:
-    """Return the threshold with the smallest mean error of the noise on spliced responses.
+    """Return the threshold that names the right sentence of spliced responses most often.
+
+    All kinds of collapse, and whole responses, count alike: the few whole ones stand for most of what is
+    judged. Of thresholds that are right as often, the middle one is returned.
 
     Args:
-        rows: Rows of a reference with `scores`, `lengths` and `known`.
+        rows: Rows of a reference with `scores`, `kind` and `known`.
     """
     lows = [np.minimum.accumulate(scores) for scores in rows["scores"]]  # an answer changes only at these
     steps = np.unique(np.concatenate(lows))
     thresholds = np.concatenate([[-np.inf], (steps[1:] + steps[:-1]) / 2, [np.inf]])
-    errors = np.zeros(len(thresholds))
-    for low, row in zip(lows, rows.itertuples(), strict=True):
-        share = np.cumsum(row.lengths[::-1])[::-1] / sum(row.lengths)
+    right = np.zeros(len(thresholds))
+    weights = 1 / rows.groupby("kind")["kind"].transform("size")
+    for low, known, weight in zip(lows, rows["known"], weights, strict=True):
         below = low < thresholds[:, None]
-        noise = np.where(below.any(axis=1), share[below.argmax(axis=1)], 0.0)
-        errors += abs(noise - noise_of(row.lengths, row.known))
-    return float(thresholds[errors.argmin()])
+        right += weight * (np.where(below.any(axis=1), below.argmax(axis=1) + 1, COHERENT) == known)
+    best = np.flatnonzero(np.isclose(right, right.max()))
+    return float(thresholds[best[len(best) // 2]])
 
 
 def judged(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
@@ -183,8 +186,6 @@ def report(results: Results) -> Report:
     n_missing = int(frame["sentence"].isna().sum() - frame["scores"].notna().sum())
     if n_missing:
         notes.append(f"{count(n_missing, 'response')} without a judgement excluded.")
-    if len(own) and (few := few_clusters(int(own["questions"].min()), "questions")):
-        notes.append(few)
     parts = enumerate(own.groupby(GROUP, sort=False), start=1)
     sections = [_section(number, list(map(str, key)), part) for number, (key, part) in parts]
     judges = list(rows["judge"].unique())
@@ -248,10 +249,11 @@ def _figure(part: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axis = figure.subplots()
     samplers = list(part["sampler"].unique())
+    look_of = looks(samplers)
     for place, sampler in enumerate(samplers):
         line = part[part["sampler"] == sampler]
         value, low, high = np.clip(np.array(list(line["noise"])).T, _LEAST, 1)
-        style: dict[str, Any] = look(sampler) | ({"color": GREY} if sampler == "greedy" else {})
+        style = look_of[sampler] | ({"color": GREY} if sampler == "greedy" else {})
         shift = 1.03 ** (place - (len(samplers) - 1) / 2)  # so that no interval covers another
         axis.errorbar(
             line["temperature"] * shift, value, (value - low, high - value), **style,

@@ -14,6 +14,7 @@ from mink_local.evals.tasks.base import without_reasoning
 
 COHERENT = -1  # the sentence at which a coherent response collapses
 N_SPLICED = 60  # responses of a calibration, of which a tenth are left whole
+LEAST = 12  # responses of a calibration: a few of every kind
 SALAD, REPETITION, OFF_TOPIC, WHOLE = "word salad", "repetition", "off topic", "whole"
 SALAD_TEMPERATURE = 10.0
 
@@ -78,7 +79,7 @@ def spliced(run: RecordedRun) -> list[JudgedText]:
     Coherent are the coldest responses to a question that ended by themselves and are right, if there are
     verdicts. The word salad is what top-p wrote at T = 10. A tenth of the responses are left whole.
 
-    Raises ReportError if the run has no coherent responses, or no word salad.
+    Raises ReportError if the run has too few coherent responses, or no word salad.
     """
     coherent: dict[tuple[str, str], Response] = {}
     for response in sorted(run.responses, key=lambda one: one.temperature):
@@ -95,11 +96,15 @@ def spliced(run: RecordedRun) -> list[JudgedText]:
     ]
     whole = (_judged(run, response) for response in coherent.values())
     long_enough = [one for one in whole if len(one.sentences) >= _FEWEST]
-    if not long_enough or not salads:
-        lacks = "word salad" if long_enough else "coherent responses"
+    if len(long_enough) < LEAST:
         raise ReportError(
-            f"the run has no {lacks} to calibrate with: repeat its mink-eval run command, and add  "
-            "--sampler top-p --temp 1 --temp 10"
+            f"a calibration needs {LEAST} coherent responses of {_FEWEST} sentences or more, and the run has "
+            f"{len(long_enough)}: repeat its mink-eval run command with more questions, and with --temp 1"
+        )
+    if not salads:
+        raise ReportError(
+            "the run has no word salad to calibrate with: repeat its mink-eval run command, and add  "
+            "--sampler top-p --temp 10"
         )
     rng = random.Random(0)
     rng.shuffle(long_enough)

@@ -20,7 +20,6 @@ from mink_local.evals.run.summary import (
     sampler_rank,
     summarise,
 )
-from mink_local.evals.stats import few_clusters
 from mink_local.evals.tables import (
     Cell,
     Table,
@@ -40,19 +39,19 @@ HOW_TO_READ = (
     "Flexible scoring counts answers that a person would accept as stated, strict scoring those that the "
     "paper's regular expression finds. Responses cut off by the token limit count as wrong, as do prompts "
     "that did not fit into the context.",
-    "Accuracies are means over questions, with 95% intervals over questions: Wilson's, with an effective "
-    "number of questions if a question has several responses. They hold 95% of the time on average; near 0 "
-    "and 100%, 93% with 100 questions, 91% with 20 and 83% with 6. ±: the standard deviation of the repeats' "
-    "accuracies. Greedy decoding is run once, and its row repeats those responses.",
+    "Accuracies are means over questions, with 95% intervals over questions: Clopper and Pearson's, with an "
+    "effective number of questions if a question has several responses. They hold at least 95% of the time. "
+    "±: the standard deviation of the repeats' accuracies. Greedy decoding is run once, and its row repeats "
+    "those responses.",
     "▲ and ▼: significantly more, or less, accurate than what a cell is compared with, on the same "
     "questions, by McNemar's exact test; with several responses per question, by the permutation test that "
     "flips the sign of each question's difference, and by the difference's interval. Holm's correction "
     "covers all comparisons of one kind (samplers, models, options) with one task and model under one "
     "scoring; those of models cover a task. Bold: a method marked ▲, or the baseline if it is significantly "
     "better than every other method. *: some responses are missing.",
-    "The range of a difference is its 95% interval over questions, which excludes 0 if p is at most 0.05. "
-    "The corrected p decides about ▲ and ▼. Won and lost: questions answered correctly more often, and less "
-    "often.",
+    "The range of a difference is its 95% interval over questions, which holds at least 93% of the time and "
+    "excludes 0 if p is at most 0.05. The corrected p decides about ▲ and ▼. Won and lost: questions "
+    "answered correctly more often, and less often.",
     "Any of k responses right (pass@k): the mean over all choices of k of a question's responses.",
     "Distinct responses: nonsense is distinct too, so compare at equal accuracy, not at equal temperature.",
     "Intervals and tests hold for questions like these, with this model file, prompt and token limit, and "
@@ -252,8 +251,6 @@ def _findings(run: RecordedRun, part: Summary, cells: pd.DataFrame) -> Iterator[
     n_choices = {len(question.choices) for question in questions}
     if len(n_choices) == 1 and min(n_choices):
         yield f"Guessing gets {percent(1 / min(n_choices))}%."
-    if few := few_clusters(n_questions, "questions"):
-        yield few
     if n_questions < len(questions):
         n_left = count(len(questions) - n_questions, "question")
         yield f"{n_left} of the run without a response yet: repeat the mink-eval run command to resume."

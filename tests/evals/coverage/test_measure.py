@@ -109,7 +109,6 @@ def test_a_run_writes_tables_picture_and_figures(coverage: Coverage, tmp_path: P
     text = (out / "coverage.md").read_text("utf-8")
     assert "| top-p:p=0.9 (T first) | ∞ |" in text
     assert "| greedy | 1 |" in text
-    assert "Only 3 prompts" in text
     assert (out / "coverage.svg").read_text("utf-8").startswith("<?xml")
     assert len(json.loads((out / "coverage.json").read_text("utf-8"))["settings"]) == 5
 
@@ -135,10 +134,34 @@ def test_ctrl_c_ends_a_walk(coverage: Coverage, tmp_path: Path, monkeypatch: pyt
 def test_another_walk_in_a_folder_is_refused(coverage: Coverage, tmp_path: Path) -> None:
     assert coverage("-t", 1, "--limit", 1).status == 0
     found = rows(tmp_path / "out")
-    for changed in ("rest", "nodes"):
-        refused = coverage("-t", 1, f"--{changed}", 0.02 if changed == "rest" else 7)
-        refused.refused(1, f"{changed} was")
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages[0].content }}")
+    changes = {
+        "rest": ("--rest", 0.02),
+        "nodes": ("--nodes", 7),
+        "template": ("--chat-template-file", template),
+    }
+    for changed, options in changes.items():
+        coverage("-t", 1, *options).refused(1, changed, "was")
     assert rows(tmp_path / "out") == found
+
+
+def test_prompts_may_have_another_chat_template(
+    coverage: Coverage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def noted(prompt: list[int], *arguments: Any) -> Distribution:
+        asked.append(len(prompt))
+        return walk(prompt, *arguments)
+
+    monkeypatch.setattr("mink_local.evals.coverage.measure.walk", noted)
+    for content in ("{{ messages[0].content }}", "Well, well: {{ messages[0].content }}"):
+        (tmp_path / "template.jinja").write_text(content)
+        template = ("--chat-template-file", tmp_path / "template.jinja", "--out", tmp_path / str(len(asked)))
+        coverage("-t", 1, "--limit", 1, *template).succeeded()
+    assert asked[0] < asked[1]
+    coverage("-t", 1, "--limit", 1, "--out", tmp_path / "1").refused(1, "template")  # going on without it
 
 
 def test_prompts_are_added_to_a_folder_of_an_earlier_version(coverage: Coverage, tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 """`mink-eval judge`: a server that misbehaves, both orders, what is kept, what is reported."""
 
+import hashlib
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -112,7 +113,7 @@ def test_each_pair_is_judged_in_both_orders(judge: Judge, run: Path, server: Jud
         assert (same["won:tied:lost"], same["win_rate"][0]) == (f"0:{N}:0", 0.5)
         assert best["judge"] == f"judge-1 at {server.url}"
     for output in (result.stdout, (run / "judge" / "judge.md").read_text()):
-        for number in ("51.0–100.0", "0.125", "Holm 0.500", "wins 50.0%", f"{N} questions"):
+        for number in ("50.0–100.0", "0.125", "Holm 0.500", "wins 50.0%"):
             assert number in output
 
 
@@ -120,7 +121,7 @@ def test_each_pair_is_judged_in_both_orders(judge: Judge, run: Path, server: Jud
     ("answer", "status", "row", "attempts", "said"),
     [
         (lambda _: says('{"winner": "A"}'), 0, {"won:tied:lost": f"0:{N}:0", "inconsistent": N}, {1},
-         ["whichever answer is shown first", "disagree for most"]),
+         ["shown first wins 100.0%", "disagree for most"]),
         (unless("min-k:tau=3 T=5.0 to 2", says("Both.")), 0, {"won:tied:lost": f"{N - 1}:0:0", "missing": 1},
          {1, 3}, []),
         (unless("to 1", says("moo")), 1, {"missing": 1}, {1, 3}, ["25.0%"]),
@@ -153,6 +154,18 @@ def test_answers(
     assert {line["attempts"] for line in lines(run)} == attempts
     assert {line["winner"] is None for line in lines(run) if line["attempts"] == 3} <= {True}
     assert all(words in (result.stdout + result.stderr).replace("\n", " ") for words in said)
+
+
+def test_a_judge_that_looks_at_the_place_is_named(
+    judge: Judge, server: JudgeServer, mink_eval: MinkEval, tmp_path: Path
+) -> None:
+    """Once there are questions enough to tell."""
+    server.answer = lambda _: says('{"winner": "A"}')
+    assert "It prefers" not in judge().succeeded().stdout
+    samplers = ("min-k:tau=3", "greedy")
+    more = write_run(tmp_path / "more", ("m",), ("gsm8k",), samplers, (1.0,), repeats=1, n_questions=6)
+    shown = mink_eval("judge", more, "--judge", server.url).succeeded().stdout
+    assert "It prefers whichever answer is shown first." in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(
@@ -454,7 +467,8 @@ def test_a_judge_is_closed_when_it_has_judged(tmp_path: Path) -> None:
     """Also after a failure, so that its model's memory is free."""
 
     class Failing:
-        name, sha256, closed = "mine", "", False
+        name, closed = "mine", False
+        facts: Mapping[str, Any] = {"sha256": ""}
 
         def answers(self, _: Sequence[Prompt]) -> Answers:
             raise JudgeError("no more")
@@ -478,6 +492,18 @@ def test_closing_a_local_judge_frees_its_model(tiny_path: Path) -> None:
     assert json.loads(text or "").keys() == {"winner"}
     with pytest.raises(MinkError):
         list(judge.answers([Prompt("A or B?", SCHEMA)]))
+
+
+def test_a_local_judge_may_have_another_chat_template(tiny_path: Path) -> None:
+    with closing(ask.LocalJudge(str(tiny_path), n_threads=1, chat_template="Judge!")) as judge:
+        assert judge._loaded.apply_chat_template([{"role": "user", "content": "Hello"}]) == "Judge!"
+        assert judge.facts["template_sha256"] == hashlib.sha256(b"Judge!").hexdigest()
+
+
+def test_a_template_is_not_for_a_server(mink_eval: MinkEval, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "template.jinja").write_text("Judge!")
+    options = ("--judge", "http://127.0.0.1:1/v1", "--chat-template-file", tmp_path / "template.jinja")
+    mink_eval("judge", run, *options).refused(2, "has its own template")
 
 
 def test_an_interrupt_loads_no_model(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

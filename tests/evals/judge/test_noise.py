@@ -265,6 +265,14 @@ def test_a_threshold_separates_what_can_be_separated() -> None:
     assert known["error"].abs().max() == 0
 
 
+def test_what_no_threshold_can_find_does_not_move_it() -> None:
+    """Repetition is probable; calling all responses collapsed would name more of its noise."""
+    rows = [row(kind=WHOLE, known=COHERENT, lengths=[9] * 3, scores=[-2.0, -0.5, -0.5])]
+    rows += 9 * [row(kind=REPETITION, known=2, lengths=[9] * 9, scores=[-2.0, *[-0.5] * 8])]
+    rows += 9 * [row(kind=SALAD, known=2, lengths=[9] * 9, scores=[-2.0, *[-14.0] * 8])]
+    assert -14 < fit_threshold(pd.DataFrame([vars(one) for one in rows])) < -2
+
+
 def test_a_reference_without_calibration_has_no_threshold() -> None:
     found, notes = judged(pd.DataFrame([vars(row(kind="", known=None, scores=[-1.0, -9.0]))]))
     assert found.empty
@@ -301,5 +309,7 @@ def test_bad_input_is_one_sentence(mink_eval: MinkEval, run: Path, server: Judge
     mink_eval("noise", run).refused(2, "--judge")
     change(run, lambda r: r["sampler"] != TOP_P)
     mink_eval("noise", run, "--judge", server.url, "--calibrate").refused(1, "top-p")
+    change(run, lambda r: r["question_id"] == "3")  # a threshold that nothing tries is right about everything
+    mink_eval("noise", run, "--judge", server.url, "--calibrate").refused(1, "12 coherent responses", "has 1")
     change(run, lambda r: r.update(response="<think>hm</think>"))
     mink_eval("noise", run, "--judge", server.url).refused(1, str(run))

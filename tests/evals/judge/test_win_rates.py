@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from mink_local.errors import ReportError
 from mink_local.evals.judge.judgements import response_pairs, samplers_of
 from mink_local.evals.judge.report import CELL, PAPER, PEOPLE, kappa, win_rates
 from mink_local.evals.run.recorded_run import read_run
+from mink_local.evals.stats import ALPHA
 from tests.support.made_run import write_run
 
 
@@ -50,6 +53,15 @@ def test_by_the_papers_protocol_a_tie_is_no_win() -> None:
     assert found.p == win_rate(outcomes).p
 
 
+@given(st.lists(st.tuples(st.integers(0, 12), st.sampled_from([-1, 0, 1])), min_size=1, max_size=40))
+def test_the_interval_excludes_half_where_the_test_finds_a_difference(
+    outcomes: list[tuple[int, int]],
+) -> None:
+    found = win_rate(outcomes)
+    assert (found.p <= ALPHA) == (not found.win_rate.low <= 0.5 <= found.win_rate.high)
+    assert 0 <= found.win_rate.low <= found.win_rate.value <= found.win_rate.high <= 1
+
+
 def test_identical_responses_are_ties_but_no_agreement() -> None:
     """For people as for models: they count in the win rate, and not in the raters' agreement."""
     same = ballots([[3, 0, 0]] * 5).assign(outcome=0, identical=True)
@@ -81,6 +93,9 @@ def test_missing_judgements_are_left_out_and_p_is_corrected() -> None:
     found = win_rates(pairs, CELL)
     assert list(found.missing) == [1, 1]
     assert list(found.p) == pytest.approx([2 * 0.5**9, 2 * 0.5**4])
+    assert list(found.p_holm) == pytest.approx(list(found.p))  # each model has a table of its own
+    pairs["model"], pairs["temperature"] = "one", [1.0] * 10 + [5.0] * 5
+    found = win_rates(pairs, CELL)
     assert list(found.p_holm) == pytest.approx([4 * 0.5**9, 2 * 0.5**4])
 
 

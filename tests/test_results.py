@@ -1,0 +1,105 @@
+"""docs/results.md and README.md have the numbers of docs/results, which come from the reports of runs."""
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+from scripts import results
+from tests.support.made_run import write_run
+from tests.support.mink_eval import read_responses
+from tests.support.python import run_python
+
+ROOT = Path(__file__).parents[1]
+TABLE = """\
+<!-- begin: hens -->
+| method | T = 1 | difference |
+| --- | --: | --: |
+| min-k:tau=3 | 33.0 (24.6–42.7) | −3.0 (−9.8 to +4.0) |
+<!-- end -->
+"""
+RUN = "mink-eval run gsm8k -m a.gguf --shots 4 -s min-k -t 1 -o hens"
+
+
+@pytest.fixture(autouse=True)
+def hens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_files: object) -> None:  # noqa: ARG001
+    """A folder of results with one table."""
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    heads = "method,T = 1,T = 1_low,T = 1_high,difference,difference_low,difference_high"
+    (tmp_path / "hens.csv").write_text(f"{heads}\nmin-k:tau=3,33.0,24.6,42.7,−3.0,−9.8,+4.0\n", "utf-8")
+    results.read.cache_clear()
+
+
+def test_the_pages_are_true() -> None:
+    assert run_python(ROOT / "scripts" / "results.py", "--check").stderr == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TABLE,
+        "Right: 33.0%, or 33%; 3.0 points less, −3.0, at p=0.95 and T = 1. <!-- from: hens -->",
+        "| 77.4% | 33.0 [24.6, 42.7] | holds <!-- from: hens --> |",
+        "The 1.5B, 1% and `0.95`: see [page](page-1.5.md).",
+        f"`{RUN}`",
+        f"```\n{RUN}\n```",
+    ],
+)
+def test_a_page_with_the_right_numbers_is_true(text: str) -> None:
+    assert list(results.complaints(text, every=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (TABLE.replace("33.0", "33.1"), "a table differs"),
+        (TABLE.replace("hens", "cows"), "no docs/results/cows.csv"),
+        ("Right: 33.1%. <!-- from: hens -->", "33.1 is not in hens"),
+        ("Right:\n34%. <!-- from: hens -->", "34 is not in hens"),
+        ("It gains +3.0 points. <!-- from: hens -->", "+3.0 is not in hens"),
+        ("| 33.0 | 9.9 | holds <!-- from: hens --> |", "9.9 is not in hens"),
+        ("It gains 3.0 points.", "3.0 has no"),
+        (f"`{RUN.replace('--shots', '--prompts')}`", "--prompts"),
+        (f"```\n{RUN} -t hot\n```", "hot"),
+    ],
+)
+def test_a_wrong_number_or_option_is_found(text: str, complaint: str) -> None:
+    (found,) = results.complaints(text, every=True)
+    assert complaint in found
+
+
+def test_tables_and_figures_are_remade_from_runs(tmp_path: Path) -> None:
+    """With the numbers of the records; what is missing is named."""
+    top_p = "top-p:p=0.9,order=temperature-last"
+    run = write_run(
+        tmp_path / "runs" / "accuracy-gsm8k",
+        ("qwen2.5-coder-1.5b",),
+        ("gsm8k",),
+        ("min-k:tau=3", top_p),
+        (1.0, 5.0),
+        repeats=1,
+    )
+    missing = list(results.remake(tmp_path / "runs"))
+    assert any(one.startswith("coverage-1.5b-1.csv") for one in missing)
+    assert not any("gsm8k.csv" in one for one in missing if "accuracy" in one)
+    assert b"<svg" in (tmp_path / "accuracy-gsm8k.svg").read_bytes()
+    with (tmp_path / "accuracy-gsm8k.csv").open(encoding="utf-8") as lines:
+        rows = {row["method"]: row for row in csv.DictReader(lines)}
+    for sampler, name in (("min-k:tau=3", "min-k:tau=3"), (top_p, "top-p:p=0.9 (T last)")):
+        right = [
+            one.flexible is not None and one.flexible.correct
+            for one in read_responses(run)
+            if (one.sampler, one.temperature) == (sampler, 5)
+        ]
+        shown = rows[name]["T = 5"].strip("*▲▼")
+        assert float(shown) == pytest.approx(100 * sum(right) / len(right), abs=0.051)
+        assert float(rows[name]["T = 5_low"]) < float(shown) < float(rows[name]["T = 5_high"])
+
+
+def test_every_file_of_the_results_is_shown() -> None:
+    pages = "".join((ROOT / page).read_text("utf-8") for page in ("README.md", "docs/results.md"))
+    named = set(re.findall(r"results/([^)\s]+\.svg)", pages))
+    sources = re.findall(r"<!-- (?:begin|from): (.+) -->", pages)
+    tables = {f"{name}.csv" for line in sources for name in line.split()}
+    assert {path.name for path in (ROOT / "docs" / "results").iterdir()} <= named | tables
