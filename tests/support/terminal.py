@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+import termios
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import pexpect
 import pyte
 
 MINK_CHAT = ("-m", "mink_local.chat")
-_BRACKETED_PASTE, _ALTERNATE_SCREEN = 2004, 1049
+_ALTERNATE_SCREEN = 1049
 
 
 class Cell(NamedTuple):
@@ -113,7 +114,8 @@ class Terminal:
         if self._is_plain:
             is_read = self._screen.display[row].rstrip() == ">" and self._screen.cursor.x == 2
         else:
-            is_read = has_mode(_BRACKETED_PASTE) and not has_mode(_ALTERNATE_SCREEN)
+            waits_for = termios.tcgetattr(self.child.child_fd)[6][termios.VMIN]  # no key while no line is read
+            is_read = waits_for != 0 and not has_mode(_ALTERNATE_SCREEN)
             while row and self._screen.display[row].startswith("  "):
                 row -= 1
         is_prompt = is_read and self._screen.display[row].startswith("> ")
