@@ -253,7 +253,7 @@ class StructuredOutputs(Fields, frozen=True):
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.json, self.choice, self.grammar, self.regex))) > 1:
-            raise ValueError("json, choice, grammar and regex exclude each other")
+            raise ValueError("give only one of json, choice, grammar and regex")
 
     @property
     def forms(self) -> dict[str, Form]:
@@ -572,7 +572,7 @@ class CandidatesRequest(ChatRequest, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if bool(self.messages) == bool(self.prompt):
-            raise ApiError(400, "messages or prompt must be given, and not both", param="messages")
+            raise ApiError(400, "give messages or prompt, not both", param="messages")
 
 
 class CompletionRequest(SamplingFields, frozen=True, kw_only=True):

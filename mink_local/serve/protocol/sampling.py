@@ -298,7 +298,7 @@ def _form(request: SamplingFields) -> dict[str, Any]:
     """Return what the answer conforms to. Raises ApiError if that cannot be kept."""
     for name, (option, value) in request.forms.items():
         if option == "grammar" and IS_LARK.search(value):  # which can keep llguidance busy for ever
-            raise ApiError(400, f"{name} must be GBNF: a grammar in Lark's syntax is not taken", param=name)
+            raise ApiError(400, f"{name} must be GBNF: Lark's syntax is not supported here", param=name)
         try:
             check(option, value, name)
         except ConstraintError as error:
