@@ -96,5 +96,6 @@ def test_without_a_wheel_a_compiler_is_asked_for(case: str, index: tuple[str, Pa
     wheels = {"no answer": "http://127.0.0.1:1", "folder": str(folder)}.get(case, address)
     result = setup(tmp_path, wheels)
     assert result.returncode == 1
+    assert (f"{wheels} does not answer" in result.stderr) == (case == "no answer")
     assert "no prebuilt llama.cpp" in result.stderr
     assert "C++ compiler" in result.stderr.splitlines()[-1]
