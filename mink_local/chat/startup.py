@@ -132,8 +132,8 @@ class Startup:
         size, name = size_in_words(offer["size"]), offer["name"]
         place = " and is already on it" if offer["path"] else ""
         self.screen.note(
-            f"{name} ({size}) fits this machine{place}. n uses the embedded toy model instead; "
-            "mink-models default changes the choice."
+            f"{name} ({size}) fits this machine{place}. Answer n for the embedded toy model; "
+            "mink-models default changes your choice later."
         )
         try:
             wanted = click.confirm("Use it?" if place else "Download it now?", default=True)
