@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.linux]
 ROOT = Path(__file__).parents[1]
 _PYTHON = Path(sys.base_exec_prefix) / "bin/python3"
 # What the script needs besides Python. Not among it: c++, cmake, ninja, make.
-TOOLS = "bash cat cksum cp cut dirname env flock grep head mktemp mv rm sed sleep tail touch tr uname"
+TOOLS = "bash cat cksum cp cut dirname env flock fold grep head mktemp mv rm sed sleep tail touch tr uname"
 
 
 @pytest.fixture
