@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import sys
-import termios
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -114,8 +113,10 @@ class Terminal:
         if self._is_plain:
             is_read = self._screen.display[row].rstrip() == ">" and self._screen.cursor.x == 2
         else:
-            waits_for = termios.tcgetattr(self.child.child_fd)[6][termios.VMIN]  # no key while no line is read
-            is_read = waits_for != 0 and not has_mode(_ALTERNATE_SCREEN)
+            import termios  # not on Windows, where these tests are skipped
+
+            least = termios.tcgetattr(self.child.child_fd)[6][termios.VMIN]  # no key while no line is read
+            is_read = least != 0 and not has_mode(_ALTERNATE_SCREEN)
             while row and self._screen.display[row].startswith("  "):
                 row -= 1
         is_prompt = is_read and self._screen.display[row].startswith("> ")
