@@ -8,7 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 
@@ -173,7 +173,7 @@ class AutoOrInt(click.ParamType):  # type: ignore[type-arg]
     name = "auto|N"
 
     def __init__(self, min: int, max: int | None = None) -> None:  # noqa: A002
-        self._range = click.IntRange(min, max)
+        self._range = WholeNumber(min, max)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "auto":
@@ -190,13 +190,28 @@ class Number(click.types.FloatParamType):
     name = "number"  # in messages
 
 
+_Range: TypeAlias = "FiniteFloat | WholeNumber"
+
+
+def _check_range(it: _Range, number: float, param: click.Parameter | None, ctx: click.Context | None) -> None:
+    """Fail, in words rather than as `x>=0`, if a number is not in a range."""
+    least, most, limit = it.min, it.max, ""
+    if least is not None and (number <= least if it.min_open else number < least):
+        limit = f"{'more than' if it.min_open else 'at least'} {least:.15g}"
+    elif most is not None and (number >= most if it.max_open else number > most):
+        limit = f"{'less than' if it.max_open else 'at most'} {most:.15g}"
+    if limit:
+        it.fail(f"must be {limit}, not {number:.15g}.", param, ctx)
+
+
 class FiniteFloat(click.FloatRange):
     """Type of an option that takes a finite number in a range."""
 
     name = "number"  # in messages
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
+        number = click.types.FloatParamType.convert(self, value, param, ctx)  # type: ignore[arg-type]
+        _check_range(self, number, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{number} is not a finite number.", param, ctx)
         return number
@@ -223,3 +238,8 @@ class WholeNumber(click.IntRange):
     """Type of an option that takes a whole number in a range."""
 
     name = "whole number"  # in messages
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = click.types.IntParamType.convert(self, value, param, ctx)  # type: ignore[arg-type]
+        _check_range(self, number, param, ctx)
+        return number

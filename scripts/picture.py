@@ -1,10 +1,11 @@
 """Write docs/heat.svg: one prompt answered with Min-k and with top-p, coloured as by /heat.
 
-.venv/bin/python scripts/picture.py
+.venv/bin/python scripts/picture.py qwen2.5-coder-1.5b.gguf
 """
 
 import io
 import re
+import sys
 from pathlib import Path
 from statistics import mean
 
@@ -41,15 +42,15 @@ def answered(model: Model, sampler: Sampler) -> tuple[str, Text]:
 def main() -> None:
     columns = Table(box=None, show_header=True, padding=(0, 2), expand=True)
     answers = []
-    with load_model("smollm2-135m", n_ctx=512) as model:
+    with load_model(sys.argv[1], n_ctx=512) as model:
         for sampler in (MinK(), TopP(0.9)):
             heading, answer = answered(model, sampler)
             columns.add_column(heading, ratio=1)
             answers.append(answer)
     columns.add_row(*answers)
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
-    console.print(Text(f"you> {PROMPT}", style="bold"), Padding(columns, (1, 0)))
-    svg = console.export_svg(title="SmolLM2-135M-Instruct", unique_id="heat")
+    console.print(Text(f"> {PROMPT}", style="bold"), Padding(columns, (1, 0)))
+    svg = console.export_svg(title=model.name, unique_id="heat")
     without_web_fonts = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
     lines = [line.rstrip() for line in without_web_fonts.splitlines() if line.strip()]
     SVG.write_text("\n".join([*lines, ""]), encoding="utf-8")

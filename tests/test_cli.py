@@ -179,7 +179,7 @@ def test_option_types(kind: click.ParamType, text: str, value: object) -> None: 
         (AutoOrInt(1, 8), "some", "'some'"),
         (FiniteFloat(min=0), "nan", "nan"),
         (FiniteFloat(min=0), "inf", "inf"),
-        (FiniteFloat(min=0), "-1", "-1.0"),
+        (FiniteFloat(min=0), "-1", "at least 0, not -1"),
         (SamplerType(), "top-p:p=2", "p must"),
         (SamplerType(), "best", "'best'"),
         (ServersType(), "a", "'a'"),

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.linux]
 ROOT = Path(__file__).parents[1]
 _PYTHON = Path(sys.base_exec_prefix) / "bin/python3"
 # What the script needs besides Python. Not among it: c++, cmake, ninja, make.
-TOOLS = "bash cat cksum cp cut dirname env flock grep head mktemp mv rm sed sleep tail touch tr uname"
+TOOLS = "bash cat cksum cp cut dirname env flock fold grep head mktemp mv rm sed sleep tail touch tr uname"
 
 
 @pytest.fixture
@@ -96,5 +96,6 @@ def test_without_a_wheel_a_compiler_is_asked_for(case: str, index: tuple[str, Pa
     wheels = {"no answer": "http://127.0.0.1:1", "folder": str(folder)}.get(case, address)
     result = setup(tmp_path, wheels)
     assert result.returncode == 1
+    assert (f"{wheels} does not answer" in result.stderr) == (case == "no answer")
     assert "no prebuilt llama.cpp" in result.stderr
     assert "C++ compiler" in result.stderr.splitlines()[-1]

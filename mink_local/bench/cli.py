@@ -10,7 +10,7 @@ from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
-from mink_local.cli import FiniteFloat, run
+from mink_local.cli import FiniteFloat, WholeNumber, run
 from mink_local.models.options import (
     model_option,
     sampler_option,
@@ -64,7 +64,7 @@ def _samplers(_: click.Context, __: click.Parameter, samplers: "tuple[Sampler, .
 
 def rounds_option(least: int, default: int) -> Callable[[Command], Command]:
     return click.option(
-        "--rounds", type=click.IntRange(min=least), default=default, show_default=True, metavar="N",
+        "--rounds", type=WholeNumber(min=least), default=default, show_default=True, metavar="N",
         help="Number of rounds; each times everything once.",
     )  # fmt: skip
 
@@ -112,9 +112,10 @@ def sampler_command(
     rounds: int,
     output: str | None,
 ) -> None:
-    """Time one step of each sampler on one thread, next to llama.cpp's own, np.max and np.sort.
+    """Time one step of each sampler on one thread.
 
-    A chain costs little more than its first cut, unless that keeps most of the vocabulary, as xtc does.
+    Next to them stand llama.cpp's own, np.max and np.sort. A chain costs little more than its first cut,
+    unless that keeps most of the vocabulary, as xtc does.
     """
     from mink_local.bench.timing import logits_of_answer, read_logits, time_samplers
     from mink_local.generation.loading import load_model

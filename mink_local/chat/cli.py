@@ -29,7 +29,7 @@ Examples:
   mink-chat --resume recipes --export recipes.md
 
 \b
-Settings: every option but those of "What to do" is also an environment
+Settings: every option except those under "What to do" is also an environment
 variable (MINK_MAX_TOKENS for --max-tokens) and a key of the table [chat] in
   {config}
 The command line overrides the environment, the environment overrides the
@@ -45,8 +45,8 @@ http://127.0.0.1:8080. It answers prompts (not conversations), and no model is
 loaded. The key in MINK_API_KEY is sent along.
 
 \b
-What this program does not do: images, tools and MCP, retrieval. llm, oterm and
-Open WebUI do, with mink-serve as their server (see docs/clients.md).
+What this program does not do: images, tools and MCP, retrieval. llm, oterm
+and Open WebUI do, with mink-serve as their server (see docs/clients.md).
 
 \b
 Completion: add one line to the start-up file of your shell.
@@ -177,7 +177,7 @@ def cli(
     """Chat with a GGUF model. Min-k chooses the candidates of each token before temperature is applied.
 
     Temperature does not change the candidates: at --temp 5 or 10 the text stays coherent. Ctrl-C stops an
-    answer, Ctrl-D or /exit quits, /help lists the commands. Conversations are kept; a one-shot answer only
+    answer, Ctrl-D or /exit quits, /help lists the commands. Conversations are kept, one-shot answers only
     with --continue or --resume.
     """
     if len(texts) > 1:
@@ -186,9 +186,9 @@ def cli(
     for complaint in ignored(ctx):
         log.warning("%s", complaint)
     if continued and resume:
-        raise click.UsageError("--continue and --resume exclude each other.")
+        raise click.UsageError("give --continue or --resume, not both.")
     if text is not None and prompt is not None:
-        raise click.UsageError(f"{text!r} and --prompt exclude each other.")
+        raise click.UsageError(f"give {text!r} or --prompt, not both.")
     if listed:
         from mink_local.chat.commands.conversations import show_conversations
         from mink_local.chat.conversation.store import ConversationStore, default_path

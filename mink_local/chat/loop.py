@@ -202,7 +202,7 @@ def run(chat: Chat) -> None:
             chat.offered, chat.replaces = None, False
             if (problem := chat.session.flush()) != noted:
                 noted = problem
-                chat.note(f"(not kept so far: {problem})" if problem else "(all messages are saved again)")
+                chat.note(f"(not kept so far: {problem})" if problem else "(all messages are kept again)")
             if offered.files:
                 chat.note(f"(this message has {counted(offered.attached, 'character')} of attached files)")
             prompt = NOT_KEPT if problem else PROMPT
@@ -249,7 +249,7 @@ def _is_command(word: str) -> bool:
 def _call(command: Command, chat: Chat, argument: str) -> None:
     """Run a command. Raises MinkError if its argument is missing, or if it takes none."""
     if argument and " " not in command.usage:
-        raise MinkError(f"/{command.name} takes nothing after it")
+        raise MinkError(f"/{command.name} takes no argument")
     if not argument and " " in command.usage and "[" not in command.usage:
         raise MinkError(f"usage: /{command.usage}")
     command.run(chat, argument)

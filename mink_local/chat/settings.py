@@ -175,7 +175,7 @@ SETTINGS: tuple[Setting, ...] = (
         metavar="NATS",
         show_default="0",
         help="Min-k also keeps the tokens whose logit is at most NATS below the largest, for more variety. "
-        "With 1 they have at least 37% of the largest probability.",
+        "At 1, those are at least 37% as probable as the best.",
     ),
     seed_option.build(_sampling),
     max_tokens_option.build(_sampling),

@@ -28,7 +28,7 @@ from mink_local.interrupts import interrupt_ends_program
 from mink_local.models import catalog
 from mink_local.models.catalog import EMBEDDED, resolve
 
-_TOY = f"{EMBEDDED} is a toy that makes things up, and high temperatures need a better model"
+_TOY = f"{EMBEDDED} is a toy: it makes things up, and high temperatures need a better model"
 
 if TYPE_CHECKING:
     from mink_local.chat.conversation.session import Session
@@ -42,8 +42,8 @@ def _better_model() -> str:
     if not offer:
         return "mink-models list shows some"
     name = offer["name"]
-    pull = "" if offer["path"] else f"mink-models pull {name} and "
-    return f"{name} suits this machine, {pull}mink-models default {name} make it yours"
+    pull = "" if offer["path"] else f"mink-models pull {name} && "
+    return f"{name} suits this machine: type  {pull}mink-models default {name}"
 
 
 class Startup:
@@ -97,7 +97,7 @@ class Startup:
     def chat(self) -> None:
         """Chat until the user leaves."""
         self._offer_model()
-        with QuietTerminal() as terminal:
+        with QuietTerminal(marks_pastes=self.screen.has_line_input) as terminal:
             session = self._session(terminal)
             from mink_local.chat.kernels import compiling
             from mink_local.chat.loop import chat
@@ -107,7 +107,7 @@ class Startup:
             self._note_model(session, is_named=True)
             self.screen.note(f"{self.settings.sampler}, temperature {self.settings['temp']:g}")
             if self.settings["model"] == EMBEDDED:
-                self.screen.note(f"({_TOY}: {_better_model()})")
+                self.screen.note(f"({_TOY}. {_better_model()})")
             try:
                 self._store.open()  # to say that it cannot be before there is a conversation to lose
             except StoreError as error:
@@ -130,10 +130,13 @@ class Startup:
         if not offer:
             return
         size, name = size_in_words(offer["size"]), offer["name"]
-        question = "It is on this machine. Use it?" if offer["path"] else "Download it now?"
-        decline = "(n: use the embedded toy model; mink-models default changes it)"
+        place = " and is already on it" if offer["path"] else ""
+        self.screen.note(
+            f"{name} ({size}) fits this machine{place}. Answer n for the embedded toy model; "
+            "mink-models default changes your choice later."
+        )
         try:
-            wanted = click.confirm(f"{name} ({size}) fits this machine. {question} {decline}", default=True)
+            wanted = click.confirm("Use it?" if place else "Download it now?", default=True)
         except click.Abort:
             self.screen.note("")  # the cursor is behind the question
             raise

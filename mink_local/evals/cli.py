@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mink_local.cli import AutoOrInt, FiniteFloat, Temperature, run
+from mink_local.cli import AutoOrInt, FiniteFloat, Temperature, WholeNumber, run
 from mink_local.errors import ReportError
 from mink_local.files import user_path
 from mink_local.llama.constants import KV_TYPES, N_SEQ_MAX
@@ -49,7 +49,7 @@ EXTRAS = {"lm_eval": "lm-eval", "ray": "ray"}  # extras that install a library; 
 EXAMPLES = """\b
 Examples:
   mink-eval run sample-math --sampler min-k --sampler top-p --temp 1 --temp 5
-  mink-eval run gsm8k aqua --model qwen3-4b --model ./mine.gguf --temp 1 --repeats 3 --out runs/qwen
+  mink-eval run gsm8k aqua --model qwen3-4b --model ./mine.gguf --repeats 3
   mink-eval run my-questions.jsonl --model ./mine.gguf --temp 5
   mink-eval report mink-eval-run
   mink-eval judge mink-eval-run --judge ./larger.gguf
@@ -57,7 +57,7 @@ Examples:
   mink-eval people mink-eval-run --sampler min-k --sampler top-n-sigma
   mink-eval coverage --model ./mine.gguf
   mink-eval steps --model ./mine.gguf --text novel.txt
-  mink-eval frontier --model ./small.gguf --reference ./large.gguf --text novel.txt
+  mink-eval frontier --model ./small.gguf --reference ./large.gguf --text a.txt
   mink-eval quants ./mine-Q8_0.gguf ./mine-Q5_K_M.gguf ./mine-Q4_K_M.gguf
   mink-eval quants ./mine-Q8_0.gguf --kv-type f16 q8_0 q4_0
 
@@ -78,7 +78,7 @@ MEASUREMENTS = {
     "quants": "mink_local.evals.quants.measure:Quants",
 }
 
-POSITIVE = click.IntRange(min=1)
+POSITIVE = WholeNumber(min=1)
 FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 
 samplers_option = sampler_option.replace("samplers", multiple=True)
@@ -278,7 +278,7 @@ def run_command(
     out: Path,
     **options: Any,  # `Run`'s, under the same names
 ) -> None:
-    """Have models answer tasks' questions with every sampler at every temperature.
+    """Have models answer tasks with every sampler and temperature.
 
     TASK is a name listed by mink-eval tasks, or your own file: JSON Lines, a list in JSON, or CSV, with
     "question" and optionally "answer" (a number, a formula or a text), "choices" (or columns A, B, …; the
@@ -337,13 +337,13 @@ class AgainstType(SamplerType):
     "several models]",
 )
 def report_command(folder: Path, against: tuple[str, Any] | None) -> None:
-    """Report on the results in DIR: a run (even one in progress), a frontier, coverage, judgements.
+    """Report on the results in DIR, even while they are measured.
 
-    Prints tables, and writes NAME.html with tables and figures, NAME.md, the numbers as CSV and JSON, and the
-    figures as SVG; for a run, to DIR/report, and report.html has a browser for all responses, too. A run's
-    responses are rescored by this version's tasks, and verdicts that differ from the recorded ones are
-    counted; the records stay unchanged. Judgements and votes on a run, in folders of it, are reported on as
-    well.
+    DIR is the --out folder of another command. Prints tables, and writes NAME.html with tables and figures,
+    NAME.md, the numbers as CSV and JSON, and the figures as SVG; for a run, to DIR/report, and report.html
+    has a browser for all responses, too. A run's responses are rescored by this version's tasks, and verdicts
+    that differ from the recorded ones are counted; the records stay unchanged. Judgements and votes on a run,
+    in folders of it, are reported on as well.
     """
     from mink_local.evals.judge.people import saved_votes, votes_report
     from mink_local.evals.measurement import Results, report_on
@@ -442,12 +442,13 @@ def _chains(
 @template_option
 @quiet_option
 def frontier_command(texts: Path | None, text: Path | None, out: Path, quiet: bool, **options: Any) -> None:
-    """Measure each sampler's trade-off between tail mass and variety, exactly.
+    """Measure how each sampler trades tail mass for variety.
 
     At each position of the given texts, the model's logits determine each sampler's candidates and their
     probabilities. Tail mass is the probability of tokens to which a larger reference model gives less than 1%
-    (and 0.1%); variety is the entropy. Nothing is sampled, and no judge is needed. Each sampler's option is
-    swept at every temperature, and in both orders of temperature and cut if it supports both.
+    (and 0.1%); variety is the entropy. Both are exact: nothing is sampled, and no judge is needed. Each
+    sampler's option is swept at every temperature, and in both orders of temperature and cut if it supports
+    both.
 
     Writes to DIR: frontier.md with the tables, frontier.svg, and all numbers with their intervals as CSV and
     JSON. Run the same command again to resume; with more texts or temperatures, only what is new is measured.
@@ -491,10 +492,10 @@ def _min_k(_: click.Context, __: click.Parameter, sampler: "Sampler") -> "Sample
 @placement_options
 @quiet_option
 def steps_command(out: Path, quiet: bool, **options: Any) -> None:
-    """Show Min-k's k over the steps of continuations, and whether the cliff or the fallback decided it.
+    """Show Min-k's k at every step, and what decided it.
 
-    Texts are continued without a chat template, at temperatures beside each other. Writes steps.html, .md,
-    .csv, .json and .svg to DIR. Run the same command again to resume.
+    That is the cliff or the fallback. Texts are continued without a chat template, at every temperature.
+    Writes steps.html, .md, .csv, .json and .svg to DIR. Run the same command again to resume.
     """
     from mink_local.evals.measurement import carry_out
     from mink_local.evals.steps import Steps
@@ -545,11 +546,12 @@ def steps_command(out: Path, quiet: bool, **options: Any) -> None:
 @template_option
 @quiet_option
 def coverage_command(out: Path, quiet: bool, **options: Any) -> None:
-    """Measure each sampler's validity and coverage on prompts whose valid answers can be listed.
+    """Measure how many of a prompt's valid answers samplers find.
 
     "Name one country in Africa. Answer with its name only." has 54 valid answers. The distribution over
-    answers is computed exactly, by walking the tree of candidates: how likely is a valid answer, and how many
-    different ones do 100 samples contain? Nothing is sampled, and all samplers share the evaluated nodes.
+    answers is computed exactly, by walking the tree of candidates: how likely is a valid answer (validity),
+    and how many different ones do 100 samples contain (coverage)? Nothing is sampled, and all samplers share
+    the evaluated nodes.
 
     Writes to DIR: coverage.md with the tables, coverage.svg with a curve over temperature for each sampler,
     and all numbers as CSV and JSON. Run the same command again to resume; with more prompts, samplers or
@@ -612,7 +614,7 @@ class KvTypesCommand(click.Command):
 )
 @click.option(
     "--chunk",
-    type=click.IntRange(min=16),
+    type=WholeNumber(min=16),
     default=512,
     metavar="N",
     help="Tokens per chunk of text; the second half of each chunk is scored, as in llama-perplexity.",
@@ -671,11 +673,12 @@ def quants_command(
     quiet: bool,
     **placement: Any,
 ) -> None:
-    """Measure what the quantizations OTHER, or other types of the KV cache, lose compared with the file BASE.
+    """Measure what quantizations lose compared with a base.
 
-    Compares next-token distributions at the same positions of a text: divergence, top token, perplexity and
-    the samplers' candidates, each next to the base's self-noise; also speed, size and memory. Two files that
-    do not fit into memory together are loaded in turns.
+    BASE and OTHER are files of one model; or --kv-type names other types of BASE's KV cache. Compares
+    next-token distributions at the same positions of a text: divergence, top token, perplexity and the
+    samplers' candidates, each next to the base's self-noise; also speed, size and memory. Two files that do
+    not fit into memory together are loaded in turns.
 
     Writes to DIR: quants.html, including responses if there is a task, quants.md, .csv and .json, and two
     figures. Run the same command again to resume; with more files or positions, only what is new is measured.
@@ -743,7 +746,7 @@ JUDGE_OPTIONS = (
     click.option(
         "--max-chars",
         "characters",
-        type=click.IntRange(min=200),
+        type=WholeNumber(min=200),
         default=6000,
         metavar="N",
         help="Maximum number of characters of a response to show the judge.",
@@ -819,11 +822,12 @@ def judge_command(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Have a model compare the responses of the run in DIR, two samplers at a time.
+    """Have a model compare a run's samplers, two at a time.
 
-    The judge compares each pair of responses to a question in both orders; a sampler wins the pair if it is
-    preferred both times. Judgements are saved in DIR/judge as they arrive; run the same command again to
-    resume. Prints win rates and the position bias, and writes them to judge.html, .md and .json.
+    The judge compares each pair of responses to a question of the run in DIR in both orders; a sampler wins
+    the pair if it is preferred both times. Judgements are saved in DIR/judge as they arrive; run the same
+    command again to resume. Prints win rates and the position bias, and writes them to judge.html, .md and
+    .json.
     """
     if not options["judge"]:
         raise click.UsageError("give --judge NAME|PATH|URL.")
@@ -864,12 +868,12 @@ def noise_command(
     seconds: float,
     **placement: Any,
 ) -> None:
-    """Measure the semantic noise of the responses of the run in DIR, as the paper does.
+    """Measure the semantic noise of responses, as the paper does.
 
-    The judge sees each response in numbered sentences and names the first from which it has collapsed into
-    nonsense, repetition or another topic, if there is one. Noise is the share of the characters from there
-    on. Judgements are saved in DIR/noise as they arrive; run the same command again to resume. Writes
-    noise.html, .md, .json and .csv, and a figure of noise against temperature.
+    The judge sees each response of the run in DIR in numbered sentences and names the first from which it has
+    collapsed into nonsense, repetition or another topic, if there is one. Noise is the share of the
+    characters from there on. Judgements are saved in DIR/noise as they arrive; run the same command again to
+    resume. Writes noise.html, .md, .json and .csv, and a figure of noise against temperature.
     """
     if not (judge or reference):
         raise click.UsageError("give --judge NAME|PATH|URL, or --reference NAME|PATH.")
@@ -953,9 +957,10 @@ def candidates_command(
     temperatures: Sequence[float],
     **placement: Any,
 ) -> None:
-    """Show the candidates for the next token, and how many each sampler keeps at each temperature.
+    """Show which candidates for the next token each sampler keeps.
 
-    The token is the next one in the answer to PROMPT. Samplers differ in the tokens that only some keep.
+    The token is the next one in the answer to PROMPT, the first unless --answer begins it. Samplers differ in
+    the tokens that only some keep.
     """
     from mink_local.evals.candidates import show_candidates
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import click
 
-from mink_local.cli import FiniteFloat, json_option, run
+from mink_local.cli import FiniteFloat, WholeNumber, json_option, run
 from mink_local.errors import ModelNotFoundError
 from mink_local.files import size_in_words
 from mink_local.llama.constants import RPC_PORT
@@ -62,7 +62,7 @@ def cli(context: click.Context) -> None:
 @click.option("--here", is_flag=True, help="List only models on this machine.")
 @json_option
 def list_(here: bool, as_json: bool) -> None:
-    """List models on this machine and models to pull, and whether they fit in memory."""
+    """List models here and to pull, and which fit in memory."""
     from mink_local.models.info import model_list, print_models
     from mink_local.models.memory import memory_budget
 
@@ -120,7 +120,7 @@ def pull(models: Sequence[str]) -> None:
 @cli.command()
 @model_argument
 def path(model: str) -> None:
-    """Print the path of a model's file, or of the first one if it is split."""
+    """Print the path of a model's file, or of the first of several."""
     click.echo(catalog.resolve(model).path)
 
 
@@ -138,7 +138,7 @@ def default(model: str | None) -> None:
 @model_argument
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def rm(model: str, yes: bool) -> None:
-    """Delete a pulled model, and its line in your models.txt if it has one."""
+    """Delete a pulled model, and its line in your models.txt."""
     entry = catalog.find(model)
     own = entry if entry in catalog.own_entries() else None
     file = None
@@ -168,7 +168,10 @@ def rm(model: str, yes: bool) -> None:
 def add(
     name: str, model: str, revision: str | None, size: float, sha256: str, licence: str, note: str
 ) -> None:
-    """Give MODEL (a path, hf:…, ollama:… or lmstudio:…) a NAME of your choice, or NAME:QUANTIZATION."""
+    """Give a model a name of your choice.
+
+    NAME may have a quantization, NAME:QUANTIZATION. MODEL is a path, hf:…, ollama:… or lmstudio:….
+    """
     if model.startswith(stores.PREFIXES):
         entry = catalog.store_entry(model)
         source = f"{entry.source}@{revision}" if revision else entry.source
@@ -182,7 +185,10 @@ def add(
 @cli.command("import")
 @click.argument("path", metavar="[PATH]", required=False, type=click.Path(path_type=Path))
 def import_(path: Path | None) -> None:
-    """Add the models of a models.toml, the catalogue of earlier versions, to your models.txt."""
+    """Add the models of an old models.toml to your models.txt.
+
+    Earlier versions had their catalogue in that format.
+    """
     names = catalog.take_over(path or catalog.user_catalog_path().with_suffix(".toml"))
     click.echo(f"added {', '.join(names)} to {catalog.user_catalog_path()}", err=True)
 
@@ -191,13 +197,14 @@ def import_(path: Path | None) -> None:
 @click.option(
     "--host", default=_LOOPBACK, show_default=True, metavar="ADDRESS", help="IPv4 address of this machine."
 )
-@click.option("--port", type=click.IntRange(1, 65535), default=RPC_PORT, show_default=True, metavar="PORT")
+@click.option("--port", type=WholeNumber(1, 65535), default=RPC_PORT, show_default=True, metavar="PORT")
 @threads_option
 def rpc_server(host: str, port: int, threads: int | None) -> None:
-    """Offer this machine's GPUs, or its CPU, to programs on another machine (--rpc there).
+    """Offer this machine's GPUs, or its CPU, to other machines.
 
-    Serves one program at a time. llama.cpp's RPC is neither authenticated nor encrypted: anyone who can reach
-    the port can take over this machine. Never expose it to an untrusted network.
+    Serves one program at a time, which names it with --rpc. llama.cpp's RPC is neither authenticated nor
+    encrypted: anyone who can reach the port can take over this machine. Never expose it to an untrusted
+    network.
     """
     from mink_local.llama.devices import n_cores
     from mink_local.llama.rpc import run_server

@@ -1,12 +1,13 @@
 """The model that the first chat offers in place of the embedded one."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 from huggingface_hub import constants
 
-from mink_local.models import catalog, download, trust
+from mink_local.models import catalog, trust
 from mink_local.models.gguf import read_metadata
 from mink_local.models.info import model_list
 from mink_local.models.memory import memory_budget
@@ -39,12 +40,14 @@ def find_offer() -> dict[str, Any] | None:
     return next((row for row in reversed(found) if row["suits"]), found[0] if found else None)
 
 
-def take(offer: dict[str, Any], report: download.Report) -> None:
+def take(offer: dict[str, Any], report: Callable[[str], None]) -> None:
     """Download an offered model unless it is already here, and check that llama.cpp can load it.
 
     Raises:
         MinkError: It cannot be downloaded or loaded.
     """
+    from mink_local.models import download  # slow to import
+
     if not offer["path"] and (entry := catalog.find(offer["name"])):
         download.pull(entry, report)
     trust.check(catalog.resolve(offer["name"]))

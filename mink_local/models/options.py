@@ -268,7 +268,7 @@ temp_option = SharedOption(
     type=FiniteFloat(min=0),
     default=1.0,
     metavar="T",
-    help="Temperature, applied to the candidates that the sampler keeps; 0 means greedy.",
+    help="How evenly to choose among the candidates that the sampler keeps; 0 means greedy.",
 )
 seed_option = SharedOption(
     "--seed",
@@ -290,7 +290,7 @@ reasoning_budget_option = SharedOption(
     type=WholeNumber(min=-1),
     metavar="N",
     show_default="no limit",
-    help="Maximum length of the reasoning in tokens, after which its end is forced; 0: none; -1: no limit.",
+    help="Maximum length of the reasoning in tokens, after which the answer begins; 0: none; -1: no limit.",
 )
 
 

@@ -32,10 +32,9 @@ Examples:
   mink-serve --preset hot=min-k:tau=3@10 --preset cold=greedy@0
   mink-serve --host 0.0.0.0 --api-key-file keys.txt
 
-\b
-Clients send requests to http://127.0.0.1:8080/v1; browsers find the playground at
-http://127.0.0.1:8080. The model ids are the model's name and NAME:PRESET for each preset, so
-that clients that can only choose a model can choose a sampler and a temperature.
+Clients send requests to http://127.0.0.1:8080/v1; browsers find the playground at http://127.0.0.1:8080.
+The model ids are the model's name and NAME:PRESET for each preset, so that clients that can only choose a
+model can choose a sampler and a temperature.
 
 Exit status: 0 stopped, 1 failed, 2 wrong usage.
 """

@@ -138,7 +138,7 @@ def _tool_call(call: Mapping[str, Any]) -> llm.ToolCall:
         return llm.ToolCall(tool_call_id=call["id"], name=name, arguments=json.loads(arguments or "{}"))
     except json.JSONDecodeError:
         raise GenerationError(
-            f"a call of {name} was cut off: allow more tokens with max_tokens or n_ctx"
+            f"a call to {name} was cut off: allow more tokens with max_tokens or n_ctx"
         ) from None
 
 

@@ -57,7 +57,7 @@ def test_settings_change(typist: Begin, lines: list[str], key: str, shown: str) 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("/set floor -1", ["-1.0"]),
+        ("/set floor -1", ["at least 0, not -1"]),
         ("/temp hot", ["'hot'"]),
         ("/set parrot 1", ["'parrot'", "/show"]),
         ("/set max-token 1", ["'max-token'", "max-tokens?"]),

@@ -22,6 +22,7 @@ from mink_local.errors import MinkError
 from mink_local.generation.answer import Piece
 from tests.chat.conftest import context, load_once
 from tests.conftest import held
+from tests.support.effort import examples
 
 SET = {
     "temp": ["0.5", "3", "10"],
@@ -251,4 +252,4 @@ def test_nothing_is_lost(tiny_path: Path, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("MINK_STATUS", "0")
     Person.model = load_once(str(tiny_path), n_ctx=2048)
     Person.new_path = (tmp_path / f"{i}.db" for i in count())
-    run_state_machine_as_test(Person, settings=settings(max_examples=30, stateful_step_count=12))
+    run_state_machine_as_test(Person, settings=settings(examples(30), stateful_step_count=12))

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ main()
 
 
 def test_what_is_typed_while_the_model_loads(opened: Open, tmp_path: Path) -> None:
-    """It is unseen until the first input line, which it fills; nothing runs on its own."""
+    """It is unseen until the first input lines, each of which begins with a line; nothing runs on its own."""
     gate = tmp_path / "gate"
     terminal = opened("--temp", "0", "-n", "5", program=["-c", WAITS_TO_LOAD, str(gate)], waits=False)
     terminal.until_shown("smollm2-135m …")
@@ -94,10 +95,12 @@ def test_what_is_typed_while_the_model_loads(opened: Open, tmp_path: Path) -> No
     terminal.settle()
     assert "hello" not in terminal.text
     gate.touch()
-    terminal.until_shown("\n> Say hello.\n  please$")
+    terminal.until_shown("\n> Say hello.$")
     assert terminal.text.count("hello") == 1
-    terminal.say("")
-    assert "5 tokens" in terminal.text
+    assert "5 tokens" in terminal.say("")
+    terminal.until_shown("\n> please$")
+    terminal.say(" do")
+    assert "please do" in terminal.say("/undo")
     assert terminal.leave() == 0
 
 
@@ -181,7 +184,7 @@ def test_the_editor(opened: Open, tmp_path: Path) -> None:
 
 
 def test_what_is_typed_during_an_answer(opened: Open) -> None:
-    """It is unseen until the next input line, which it fills, line breaks included; so are pasted lines."""
+    """It is unseen until the next input lines, which it fills one by one; pasted lines fill one together."""
     terminal = opened("--temp", "5", "--seed", "3")
     terminal.send("Tell me a very long story about a dragon.\r")
     terminal.until(lambda: terminal.text.lower().count("dragon") > 2)
@@ -190,10 +193,35 @@ def test_what_is_typed_during_an_answer(opened: Open) -> None:
     terminal.settle()
     assert "second" not in terminal.text
     assert "(interrupted)" in terminal.press("\x03")
-    terminal.until_shown("\n> /exit\n  second question\n  pasted\n  lines$")
+    terminal.until_shown("\n> /exit$")
+    terminal.press("\x03")
+    terminal.until_shown("\n> second question$")
+    terminal.press("\x03")
+    terminal.until_shown("\n> pasted\n  lines$")
     assert "^C" not in terminal.text
     terminal.press("\x03")
     assert terminal.leave() == 0
+
+
+READS_LATE = """
+import sys
+from select import select
+from mink_local.chat.terminal.input import QuietTerminal
+with QuietTerminal() as terminal:
+    print("quiet", flush=True)
+    select([sys.stdin], [], [], 60)
+    with terminal.reading("") as begun:
+        print(f"{len(begun.split())} words", flush=True)
+"""
+
+
+def test_a_paste_that_the_terminal_cannot_hold() -> None:
+    program = pexpect.spawn(sys.executable, ["-c", READS_LATE], encoding="utf-8", timeout=60)
+    with contextlib.closing(program):
+        program.expect_exact("quiet")
+        paste = "\x1b[200~" + "some words\r" * 2000 + "\x1b[201~"
+        threading.Thread(target=program.send, args=[paste]).start()
+        program.expect_exact("4000 words")
 
 
 @pytest.mark.slow

@@ -1,11 +1,12 @@
-"""Write docs/chat.svg: a real chat in a terminal, recorded from mink-chat with the embedded model.
+"""Write docs/chat.svg: a real chat in a terminal, recorded from mink-chat.
 
 The SVG plays once and stops at the last screen, which is also what a viewer without animation shows.
 
-.venv/bin/python -m tests.pictures.recording
+.venv/bin/python -m tests.pictures.recording qwen2.5-coder-1.5b.gguf
 """
 
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -100,7 +101,7 @@ def spans(row: Sequence[Cell]) -> str:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as home:
-        os.environ |= {"XDG_DATA_HOME": home, "XDG_CONFIG_HOME": home, "MINK_MODEL": "smollm2-135m"}
+        os.environ |= {"XDG_DATA_HOME": home, "XDG_CONFIG_HOME": home, "MINK_MODEL": sys.argv[1]}
         options = ("--temp", "5", "--seed", "3", "--max-tokens", "90", "--ctx", "2048")
         chat = Terminal(*options, rows=ROWS, columns=COLUMNS)
         try:

@@ -13,7 +13,7 @@ import pexpect
 import pyte
 
 MINK_CHAT = ("-m", "mink_local.chat")
-_BRACKETED_PASTE, _ALTERNATE_SCREEN = 2004, 1049
+_ALTERNATE_SCREEN = 1049
 
 
 class Cell(NamedTuple):
@@ -113,7 +113,10 @@ class Terminal:
         if self._is_plain:
             is_read = self._screen.display[row].rstrip() == ">" and self._screen.cursor.x == 2
         else:
-            is_read = has_mode(_BRACKETED_PASTE) and not has_mode(_ALTERNATE_SCREEN)
+            import termios  # not on Windows, where these tests are skipped
+
+            least = termios.tcgetattr(self.child.child_fd)[6][termios.VMIN]  # no key while no line is read
+            is_read = least != 0 and not has_mode(_ALTERNATE_SCREEN)
             while row and self._screen.display[row].startswith("  "):
                 row -= 1
         is_prompt = is_read and self._screen.display[row].startswith("> ")

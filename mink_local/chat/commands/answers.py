@@ -37,7 +37,7 @@ def pick(chat: Chat, argument: str) -> None:
         return
     number = WholeNumber()(argument)
     if not 1 <= number <= len(versions):
-        raise MinkError(f"there is {counted(len(versions), 'version')} of the last turn: /pick lists them")
+        raise MinkError(f"the last turn has {counted(len(versions), 'version')}: /pick lists them")
     _show_turn(chat, chat.session.choose(versions[number - 1]))
 
 
@@ -68,7 +68,7 @@ def undo(chat: Chat, argument: str) -> None:
     """Take back the last message, or the last N, with their answers. /redo brings them back."""
     n, n_there = WholeNumber(min=1)(argument or "1"), len(chat.session.branch) // 2
     if n > n_there > 0:
-        raise MinkError(f"there is only {counted(n_there, 'message')} to take back")
+        raise MinkError(f"only {counted(n_there, 'message')} can be taken back")
     for _ in range(n):
         message = chat.session.undo()
     chat.note(f"(taken back: {one_line(message.typed, chat.screen.width - 30)}; /redo brings it back)")

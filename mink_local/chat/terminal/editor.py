@@ -16,7 +16,7 @@ from prompt_toolkit.input.typeahead import get_typeahead
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.layout.processors import TabsProcessor
 
-from mink_local.chat.terminal.input import MORE, PROMPT, QuietTerminal, as_typed, is_open, unquoted_block
+from mink_local.chat.terminal.input import MORE, PROMPT, QuietTerminal, is_open, unquoted_block
 from mink_local.chat.terminal.screen import Screen
 from mink_local.files import private_file
 
@@ -60,8 +60,8 @@ class EditedLine:
         """See `InputLine`."""
         told = self._history.problem if self._history else ""
         left = "".join(press.data for press in get_typeahead(self._session.input))
-        with self._terminal.reading() as typed:
-            text = self._session.prompt(prompt, default=default + as_typed(left) + typed)
+        with self._terminal.reading(default, left) as begun:
+            text = self._session.prompt(prompt, default=begun)
         if self._history and self._history.problem != told:
             self._screen.note(f"(the history of the input line is not kept: {self._history.problem})")
         return unquoted_block(text)

@@ -584,7 +584,7 @@ class CandidatesRequest(Fields, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if bool(self.messages) == bool(self.prompt):
-            raise ApiError(400, "messages or prompt must be given, and not both", param="messages")
+            raise ApiError(400, "give messages or prompt, not both", param="messages")
 
     def chat(self) -> ChatRequest:
         """Return the conversation as a request to chat completions. Raises ApiError."""

@@ -295,8 +295,7 @@ def _form(request: SamplingFields) -> dict[str, Any]:
     """Return what the answer conforms to. Raises ApiError if that cannot be kept."""
     for option, value in request.form.items():
         if option == "grammar" and IS_LARK.search(value):  # which can keep llguidance busy for ever
-            message = "grammar must be GBNF: a grammar in Lark's syntax is not taken"
-            raise ApiError(400, message, param="grammar")
+            raise ApiError(400, "grammar must be GBNF: Lark's syntax is not supported here", param="grammar")
         try:
             check(option, value, option)
         except OptionError as error:
