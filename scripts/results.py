@@ -81,7 +81,7 @@ _DEFAULTS = {
     "mean k": "mean k",
     "gain": "gain, nats",
 }
-_IN_BRIEF = ("file", "MB", "KLD mean", "same top, %", "min-k:tau=3")
+_IN_BRIEF = ("file", "MB", "KLD mean", "min-k:tau=3")
 
 TABLES = {
     **{
@@ -115,7 +115,7 @@ TABLES = {
     "tail-mass": Source(
         "frontier-open",
         ["All settings"],
-        {name: _DEFAULTS[name] for name in ("method", "tail mass, %", "entropy", "k = 1, %")},
+        {name: _DEFAULTS[name] for name in ("method", "tail mass, %", "entropy")},
         "5",
         [
             *("greedy", "min-k:tau=3", "min-k:tau=3,floor=1", "min-p:p=0.1 (T last)"),
