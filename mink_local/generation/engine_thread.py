@@ -4,7 +4,6 @@ Any thread may have answers generated, cancel them, and have functions called in
 answer go to its listener, a function that is called in the thread; `Events` is one to wait on.
 """
 
-import asyncio
 import atexit
 import queue
 import threading
@@ -55,6 +54,8 @@ class Events(Generic[T]):
 
     async def wait(self) -> T:
         """Return the next item, without a thread that waits."""
+        import asyncio  # 12 ms, with ssl, which nothing else in a chat needs
+
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
         self._wake = partial(loop.call_soon_threadsafe, arrived.set)
         try:
