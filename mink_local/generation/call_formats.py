@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, NamedTuple
 
 OPEN = "<tool_call>"
@@ -72,12 +73,16 @@ class Head:
         self, form: str, rest: str, place: int = 2, *, is_known: bool = False, closing: str | None = None
     ) -> None:
         self.rest, self.place, self.is_known, self.closing = rest, place, is_known, closing
-        before, after = ([_ATOMS.get(c, re.escape(c)) for c in part] for part in form.split("^"))
-        self._whole = re.compile(f"{''.join(before)}(?={''.join(after)})")
+        self._form = form
+
+    @cached_property
+    def _patterns(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """What matches all of it, and any beginning; compiling those of all heads takes 5 ms."""
+        before, after = ([_ATOMS.get(c, re.escape(c)) for c in part] for part in self._form.split("^"))
         begun = ""
         for atom in reversed([*before, *after]):
             begun = f"(?:{atom}{begun})?"
-        self._begun = re.compile(begun)
+        return re.compile(f"{''.join(before)}(?={''.join(after)})"), re.compile(begun)
 
     def match(self, text: str, at: int, names: Collection[str] | None) -> re.Match[str] | bool:
         """Return the match at a place of a text, or whether more text may bring one.
@@ -85,8 +90,9 @@ class Head:
         Args:
             names: The possible names; None for any.
         """
-        whole = self._whole.match(text, at)
-        begun = whole or self._begun.fullmatch(text, at)
+        all_of_it, beginning = self._patterns
+        whole = all_of_it.match(text, at)
+        begun = whole or beginning.fullmatch(text, at)
         if begun is None:
             return False
         name = begun.groupdict().get("name")
