@@ -88,7 +88,7 @@ class Head:
 
     @cached_property
     def _patterns(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
-        """What matches all of it, and any beginning; compiling those of all heads would take 10 ms."""
+        """What matches all of it, and any beginning; compiling those of all heads takes 5 ms."""
         before, after = ([_ATOMS.get(c, re.escape(c)) for c in part] for part in self._form.split("^"))
         begun = ""
         for atom in reversed([*before, *after]):
