@@ -145,9 +145,9 @@ def test_code_costs_as_much_as_it_is_long() -> None:
 PROSE = " ".join(f"word{i}" + "s" * (i * 7 % 23) for i in range(60)) + ".\n"
 
 
-@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("size", [1, 5])
 @pytest.mark.parametrize("width", [40, 80, 200])
-@pytest.mark.parametrize("height", [6, 60])
+@pytest.mark.parametrize("height", [6, 40])
 def test_words_are_whole_at_every_moment(width: int, height: int, size: int) -> None:
     """While a block grows, and in a block that is taller than the window."""
     out = io.StringIO()
