@@ -117,10 +117,10 @@ def codex(server: RunningServer, folder: Path, prompt: str) -> str:
 
 def qwen_code(server: RunningServer, folder: Path, prompt: str) -> str:
     program = installed("@qwen-code/qwen-code", "qwen")
-    instructions = "You are a coding agent."  # its own, with its tools, need 14,500 tokens
+    instructions = "You are a coding agent."  # its own, with all its tools, need 14,600 tokens
     return answer(
         folder,
-        *(program, "--auth-type", "openai", "--system-prompt", instructions),
+        *(program, "--auth-type", "openai", "--system-prompt", instructions, "--core-tools", "read_file"),
         *("--output-format", "json", "-p", prompt),
         OPENAI_BASE_URL=f"{server.url}/v1",
         OPENAI_API_KEY="none",
