@@ -119,8 +119,8 @@ async def load(
     async with httpx.AsyncClient(base_url=url, timeout=ANSWER_SECONDS, limits=limits) as client:
 
         async def one_client() -> list[tuple[float, list[float]]]:
-            # Prompts share nothing but the beginning of the chat template.
-            name = f"Story {clients}.{round_number}"
+            # Prompts share nothing but the beginning of the chat template: a server has seen none of them.
+            name = f"{'Persons' if has_schema else 'Story'} {clients}.{round_number}"
             return [await ask(client, f"{name}.{n}. {PROMPT}", tokens, has_schema) for n in numbers]
 
         began = time.perf_counter()
