@@ -27,7 +27,7 @@ class ContextOverflowError(MinkError):
     def __init__(self, n_tokens: int, n_ctx: int) -> None:
         super().__init__(
             f"the prompt has {n_tokens} tokens but the context holds only {n_ctx}: "
-            "shorten it, or use a larger context (n_ctx, --ctx)"
+            "shorten it, or use a larger context (--ctx; n_ctx in Python)"
         )
         self.n_tokens = n_tokens
         self.n_ctx = n_ctx
