@@ -208,6 +208,6 @@ def _reason(complaint: str) -> str:
     text = text.partition(" (in regex): ")[2] or text
     if "NoExtension" in text:
         return "it allows no text"
-    if "Too many items" in text:
+    if "Too many items" in text or "items; max" in text:  # of all rows of a step, or of one
         return "it has too many ways to go on at some step: simplify it"
     return in_a_line(text)
