@@ -296,7 +296,8 @@ def describe_layers(layers: int, n_layers: int, gpus: str = "the GPU", n_cpu_moe
         n_cpu_moe: Number of layers, from the first, whose experts are on the CPU.
     """
     every = n_cpu_moe == ALL_LAYERS or n_cpu_moe >= n_layers
-    experts = "all experts" if every else f"the experts of the first {n_cpu_moe} layers"
+    count = "layer" if n_cpu_moe == 1 else f"{n_cpu_moe} layers"
+    experts = "all experts" if every else f"the experts of the first {count}"
     first = max(n_layers + 1 - layers, 0)  # on a GPU
     has_moved = every or n_cpu_moe > first
     if first == 0:
