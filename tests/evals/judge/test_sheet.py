@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -234,9 +235,10 @@ def test_a_rater_votes_and_saves(mink_eval: MinkEval, run: Path, tmp_path: Path,
     assert browser.run("document.getElementById('place').textContent") == "Pair 5 of 5, 3 voted"
     browser.press("p")
     assert browser.run("document.querySelector('[aria-pressed=true]').textContent") == "B is better"
+    time.sleep(1)  # a page of Chromium hands on what it keeps a moment later, and may be ended before
     browser.open("about:blank")
 
-    def is_remembered() -> bool:  # Chromium hands on what a page has kept a moment later
+    def is_remembered() -> bool:
         browser.open(page)
         return bool(browser.run("document.getElementById('place').textContent") == "Pair 3 of 5, 3 voted")
 
