@@ -5,6 +5,7 @@ model.
 """
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Collection
 from functools import cache, cached_property, update_wrapper
@@ -17,13 +18,37 @@ from platformdirs import user_cache_path
 from mink_local.files import private_folder
 from mink_local.version import __version__
 
+# Slow imports of Numba's that no kernel needs: a parser for .numba_config.yaml, and SciPy for a check of its
+# version and for the dot products inside np.convolve and np.correlate.
+_NOT_NEEDED = ("yaml", "scipy", "scipy.linalg")
+
+
 _CREATING = threading.RLock()  # a dispatcher; one function may be called first in two threads
+
+
+class _Hidden:
+    """Hides `_NOT_NEEDED` from the imports of the thread that creates it: others may need them meanwhile."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def find_spec(self, name: str, *_: object) -> None:
+        """Refuse a module, or leave it to the other finders of `sys.meta_path`."""
+        if name in _NOT_NEEDED and threading.get_ident() == self._thread:
+            raise ModuleNotFoundError(name)
 
 
 @cache
 def _numba() -> Any:
     """Import Numba, and teach it to let one `_CompiledFunction` call another."""
-    numba = import_module("numba")
+    hidden: Any = _Hidden()
+    # New lists: an import in another thread may be iterating over the old one, and would skip a finder.
+    sys.meta_path = [hidden, *sys.meta_path]
+    try:
+        numba = import_module("numba")
+        import_module("numba.np.arraymath")
+    finally:
+        sys.meta_path = [finder for finder in sys.meta_path if finder is not hidden]
     typeof = import_module("numba.extending").typeof_impl
     typeof.register(_CompiledFunction)(lambda function, _: numba.types.Dispatcher(function.dispatcher))
     return numba

@@ -216,7 +216,7 @@ def test_ctrl_c_that_ends_the_reader_too() -> None:
 @pytest.mark.parametrize(
     ("arguments", "unwanted"),
     [
-        (["-p", "Hi", "-n", "2"], {"asyncio", "prompt_toolkit", "matplotlib", "pygments"}),
+        (["-p", "Hi", "-n", "2"], {"asyncio", "prompt_toolkit", "matplotlib", "pygments", "scipy", "yaml"}),
         (["--help"], {"llama_cpp", "prompt_toolkit"}),
     ],
 )

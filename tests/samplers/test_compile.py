@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import mink_local
+from tests.support.python import output_of
 
 pytestmark = pytest.mark.posix  # cache folders with modes
 
@@ -18,6 +19,22 @@ PROGRAM = """
 import numpy as np
 from mink_local import Greedy
 print(*Greedy().candidates(np.random.default_rng(0).normal(0, 3, 5000))[0])
+"""
+
+# Another thread imports what is hidden from Numba while Numba is being imported.
+MEANWHILE = """
+import sys, threading
+from importlib import import_module
+
+def hook(event, arguments):
+    if event == "import" and arguments[0] == "numba.core":
+        other = threading.Thread(target=lambda: print(import_module("yaml").__name__))
+        other.start()
+        other.join()
+
+sys.addaudithook(hook)
+from mink_local import Greedy
+print(Greedy().cutoff([1.0, 2.0]), "numba" in sys.modules)
 """
 
 
@@ -88,3 +105,8 @@ def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path, expected:
     folder.chmod(0o777)
     assert candidates(run(tmp_path)) == expected
     assert not compiled(tmp_path)
+
+
+def test_only_numba_lacks_what_it_does_not_need() -> None:
+    pytest.importorskip("yaml")
+    assert output_of("-c", MEANWHILE).split() == ["yaml", "1", "True"]
