@@ -225,6 +225,7 @@ def test_a_conversation_that_is_deleted_while_an_answer_comes(smollm2: Model) ->
     assert ask(chat, "Hello")
 
 
+@pytest.mark.slow
 def test_a_lock_costs_nothing(smollm2: Model, tmp_path: Path) -> None:
     """Messages that could not be stored are there, and are stored when the file is free again."""
     path = tmp_path / "c.db"

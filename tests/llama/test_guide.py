@@ -238,6 +238,7 @@ LEAVES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(schema=st.recursive(LEAVES, schemas, max_leaves=8), seed=st.integers(0, 2**32))
 def test_whatever_ends_is_valid(weights: Weights, schema: Any, seed: int) -> None:
     try:

@@ -197,6 +197,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @examples(200)
 @given(data=st.data())
 def test_mutated_metadata(small: Path, tmp_path: Path, data: st.DataObject) -> None:

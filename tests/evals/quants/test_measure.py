@@ -156,6 +156,7 @@ def test_only_what_is_added_is_measured(quants: Quants, files: dict[str, Path], 
     quants(q8, base).refused(1, "base")
 
 
+@pytest.mark.slow
 def test_types_of_the_kv_cache_are_compared(quants: Quants, files: dict[str, Path], tmp_path: Path) -> None:
     """In any order of the arguments; the same type loses no more than another batch split does."""
     quants(files["base"], "--kv-type", "f16", "q8_0", "q4_0").succeeded()
