@@ -394,8 +394,8 @@ def test_a_chain_of_rules_does_not_overflow_the_stack(tiny_weights: Weights) -> 
 
 
 def test_a_step_that_takes_too_long_is_an_error(weights: Weights) -> None:
-    sums = " | ".join(" ".join("s" * n) for n in range(2, 24))
-    found = Guide("grammar", f'start: s\ns: {sums} | "a"', weights)
+    ways = " | ".join(" ".join("s" * n) for n in range(2, 24))
+    found = Guide("grammar", f'start: s\ns: {ways} | "a"', weights)
     [token] = weights.tokenize("a", add_special=False, parse_special=False)
 
     def go_on() -> None:
