@@ -21,6 +21,9 @@ Item = TypeVar("Item")
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 """A field with non-blank text."""
 
+SCORER = 2
+"""The scorers' version, raised with every change of a verdict: 1 is that of mink-local 0.1.0 and 0.2.0."""
+
 _MARKS = {  # in this order: that of UTF-32 begins with that of UTF-16
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
