@@ -21,6 +21,7 @@ class Piece(str):
         reasoning: What the text adds to the answer's reasoning, without tags.
         content: What it adds to the answer's content.
         tool_calls: What it adds to the answer's tool calls.
+        events: Content and tool calls, in the order in which the model wrote them; reasoning comes before.
         token: Id of the sampled token, or None.
         k: Number of candidates in the step; 0 if the token was forced or there is none.
         is_end_token: Whether the token ends the answer and is not part of it.
@@ -32,6 +33,7 @@ class Piece(str):
     reasoning: str = ""
     content: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    events: tuple[Event, ...] = ()
     token: int | None = None
     k: int = 0
     is_end_token: bool = False
@@ -182,12 +184,10 @@ class Splitter:
         return piece
 
     def _read(self, piece: Piece, content: str) -> None:
-        if self._parser is None:
-            piece.content += content
-        else:
-            self._add(piece, self._parser.feed(content))
+        self._add(piece, [content] if self._parser is None else self._parser.feed(content))
 
     @staticmethod
     def _add(piece: Piece, events: list[Event]) -> None:
+        piece.events += tuple(filter(None, events))
         piece.content += "".join(event for event in events if isinstance(event, str))
         piece.tool_calls += tuple(event for event in events if not isinstance(event, str))

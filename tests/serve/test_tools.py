@@ -58,6 +58,12 @@ def test_a_call_that_is_cut_off_is_incomplete() -> None:
     assert [call.function.arguments for call in message.tool_calls or ()] == ["{}", "{"]
 
 
+def test_text_after_a_call_comes_after_it() -> None:
+    """A stop string that might begin inside the call holds back its end and the text after it."""
+    [piece, _] = pieces_of(f"{CALL}\nDone.", 1000)
+    assert [event if isinstance(event, str) else event.name for event in piece.events] == ["now", "Done."]
+
+
 def test_a_chunk_has_one_entry_of_a_call() -> None:
     """Clients read the first one, or refuse two with the same index."""
     delta = message_delta(pieces_of(CALL + CALL, 1))

@@ -280,14 +280,15 @@ class _MessageForm(NamedEventsForm):
     def add(self, answer: Answer, piece: Piece) -> None:  # noqa: ARG002
         if piece.reasoning:
             self._grow("thinking", "thinking", piece.reasoning)
-        if piece.content:
-            self._grow("text", "text", piece.content)
-        for call in piece.tool_calls:
-            if call.id:
-                self._open({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
-            if call.arguments:
-                self._arguments += call.arguments
-                self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+        for event in piece.events:
+            if isinstance(event, str):
+                self._grow("text", "text", event)
+                continue
+            if event.id:
+                self._open({"type": "tool_use", "id": event.id, "name": event.name, "input": {}})
+            if event.arguments:
+                self._arguments += event.arguments
+                self._delta({"type": "input_json_delta", "partial_json": event.arguments})
 
     def end(self, usage: TokenUsage, timings: Timings) -> bytes:
         message = self.whole(usage, timings)

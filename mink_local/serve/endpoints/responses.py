@@ -319,17 +319,17 @@ class _ResponseForm(NamedEventsForm):
     def add(self, answer: Answer, piece: Piece) -> None:  # noqa: ARG002
         if piece.reasoning:
             self._grow("reasoning", "reasoning_text", piece.reasoning)
-        if piece.content:
-            self._grow("message", "output_text", piece.content)
-        for call in piece.tool_calls:
-            if call.id:
-                named = self._origins.get(call.name, {"name": call.name})
-                self._open({"type": "function_call", "call_id": call.id, "arguments": ""} | named)
-            if call.arguments:
-                item = self._items[-1]
-                item["arguments"] += call.arguments
+        for event in piece.events:
+            if isinstance(event, str):
+                self._grow("message", "output_text", event)
+                continue
+            if event.id:
+                named = self._origins.get(event.name, {"name": event.name})
+                self._open({"type": "function_call", "call_id": event.id, "arguments": ""} | named)
+            if event.arguments:
+                self._items[-1]["arguments"] += event.arguments
                 place = self._place()
-                self.send("response.function_call_arguments.delta", **place, delta=call.arguments)
+                self.send("response.function_call_arguments.delta", **place, delta=event.arguments)
 
     def end(self, usage: TokenUsage, timings: Timings) -> bytes:
         response = self.whole(usage, timings)
