@@ -12,11 +12,9 @@ import pandas as pd
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
-from pandas.api.types import is_numeric_dtype
 
 from mink_local.evals.figures import GREY, MARKERS, NOTE, Picture, look, panels
-from mink_local.evals.run.summary import Summary, parsed
-from mink_local.evals.tables import values
+from mink_local.evals.run.summary import Summary
 from mink_local.samplers import label
 
 
@@ -29,9 +27,6 @@ def pictures(part: Summary, number: int, title: str) -> dict[str, Picture]:
     draws: dict[str, tuple[str, Callable[[], Figure]]] = {}
     if cells["temperature"].nunique() > 1:
         draws["accuracy"] = ("Accuracy against temperature", partial(accuracy_figure, part))
-    for (name, option), surface in grids(cells).items():
-        title_of_grid = f"Accuracy of {name} over {option} and temperature"
-        draws[f"{name}-{option}"] = (title_of_grid, partial(grid_figure, surface, f"{name}: {option}"))
     if part.responses["k"].map(len).any():
         draws["k"] = ("Sizes of the candidate set", partial(cutoffs_figure, part.responses))
     return {
@@ -85,55 +80,6 @@ def _plot_accuracy(axis: Any, line: pd.DataFrame, style: dict[str, Any], filled:
     name = label(line["sampler"].iloc[0])
     axis.plot(t, value, **style | {"markerfacecolor": "white"}, label=name, zorder=3)
     axis.plot(t[filled], value[filled], style["marker"], color=style["color"], zorder=4)
-
-
-def grids(cells: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
-    """Return the accuracies of samplers that differ in one option, by its value and temperature.
-
-    Args:
-        cells: Cells of one model, task and scoring.
-
-    Returns:
-        A frame in percent for each sampler's name and option with at least 3 values at 2 temperatures or
-        more: a row per value, a column per temperature.
-    """
-    found: dict[tuple[str, str], pd.DataFrame] = {}
-    for name, members in cells.groupby(cells["sampler"].map(_without_options), sort=False):
-        samplers = [parsed(text) for text in members["sampler"]]
-        options = pd.DataFrame([vars(one) if one and len(one.members) == 1 else {} for one in samplers])
-        varied = [option for option in options if options[option].nunique(dropna=False) > 1]
-        if len(varied) == 1 and is_numeric_dtype(options[varied[0]]):
-            values_of = members.assign(
-                value=options[varied[0]].to_list(), accuracy=100 * values(members["accuracy"])
-            )
-            surface = values_of.pivot(index="value", columns="temperature", values="accuracy")
-            if surface.shape[0] > 2 and surface.shape[1] > 1:
-                found[str(name), varied[0]] = surface
-    return found
-
-
-def _without_options(text: str) -> str:
-    return text.partition(":")[0]
-
-
-def grid_figure(surface: pd.DataFrame, option: str) -> Figure:
-    """Return a heatmap of accuracy, as the paper's of τ and T, from a frame of `grids`."""
-    figure = Figure(
-        figsize=(1.6 + 0.7 * surface.shape[1], 1.4 + 0.4 * surface.shape[0]), layout="constrained"
-    )
-    axis = figure.subplots()
-    middle = (np.nanmin(surface) + np.nanmax(surface)) / 2
-    reach = max(10.0, np.nanmax(surface) - middle)  # so that a few points look as small as they are
-    image = axis.imshow(surface, origin="lower", aspect="auto", vmin=middle - reach, vmax=middle + reach)
-    for (i, j), accuracy in np.ndenumerate(surface.to_numpy()):
-        if accuracy == accuracy:
-            colour = "black" if accuracy > middle else "white"
-            axis.text(j, i, f"{accuracy:.0f}", ha="center", va="center", color=colour, fontsize="small")
-    axis.set_xticks(range(surface.shape[1]), [f"{t:g}" for t in surface.columns])
-    axis.set_yticks(range(surface.shape[0]), [f"{value:g}" for value in surface.index])
-    axis.set(xlabel="temperature", ylabel=option)
-    figure.colorbar(image, label="accuracy, %")
-    return figure
 
 
 def cutoffs_figure(responses: pd.DataFrame) -> Figure:

@@ -73,26 +73,6 @@ def test_sizes_fall_from_one_hundred_percent_and_greedy_has_no_panel(tmp_path: P
         assert y[x == k][0] == pytest.approx((sizes >= k).mean())
 
 
-def test_an_option_and_the_temperature_are_a_heatmap(tmp_path: Path) -> None:
-    """If a sampler has three values of one option; its numbers are those of the table."""
-    taus = tuple(f"min-k:tau={tau}" for tau in (1, 3, 10))
-    others = ("greedy", "top-k:k=5", "top-k:k=9", "min-p:p=0.1,order=temperature-first",
-              "min-p:p=0.2,order=temperature-last", "min-p:p=0.3,order=temperature-last")  # fmt: skip
-    cells = flexible(make(tmp_path, samplers=(*taus, *others), temperatures=(1.0, 5.0)))
-    [((name, option), surface)] = plots.grids(cells).items()
-    assert (name, option) == ("min-k", "tau")
-    assert list(surface.index) == [1, 3, 10]
-    for row in cells.itertuples():
-        if row.sampler in taus:
-            tau = float(row.sampler.partition("=")[2])
-            assert surface.loc[tau, row.temperature] == pytest.approx(100 * row.accuracy.value)
-    [axis, _] = plots.grid_figure(surface, "min-k: tau").axes
-    assert len(axis.texts) == 6
-    cells = cells[(cells["sampler"] != taus[1]) | (cells["temperature"] == 1)]
-    [surface] = plots.grids(cells).values()
-    assert len(plots.grid_figure(surface, "min-k: tau").axes[0].texts) == 5  # the run is not complete yet
-
-
 @pytest.mark.parametrize("share", [1, 2, 9])
 def test_axes_of_sizes_have_several_ticks(tmp_path: Path, share: int) -> None:
     """One k in ten, in two or in all, is 3: the shares lie in one decade."""
