@@ -130,7 +130,6 @@ TABLES = {
     **{f"quants-{size}": Source(f"quants-{size}", _LOST, _QUANTS) for size in ("0.5b", "1.5b")},
     "quants": Source("quants-0.5b", _LOST, {name: _QUANTS[name] for name in _IN_BRIEF}),
     "kv-types": Source("kv-1.5b", _LOST, _QUANTS),
-    "steps": Source("steps-1.5b", ["k over the steps"]),
 }
 FIGURES = {  # the run, and the file's name in its report
     **{
@@ -140,11 +139,9 @@ FIGURES = {  # the run, and the file's name in its report
     },
     "noise-judge": ("accuracy-gsm8k/noise", "noise-2"),
     "noise-reference": ("accuracy-gsm8k/noise", "noise-1"),
-    "options": ("options-gsm8k", "1-min-k-tau"),
     **{f"frontier-{kind}": (f"frontier-{kind}", "frontier") for kind in ("open", "math", "code")},
     **{f"coverage-{size}": (f"coverage-{size}", "coverage") for size in ("0.5b", "1.5b")},
     **{f"quants-{size}": (f"quants-{size}", "quants-size") for size in ("0.5b", "1.5b")},
-    "steps": ("steps-1.5b", "steps"),
 }
 _TEXTS = ("texts-open", "texts-math", "texts-code")  # runs that others read
 _ADVISED = {"prose": "open", "prose, hot": "open", "code": "code"}  # texts that advice is for; else "math"

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("mink_local")
 
 PROGRAM = "mink-eval"
-EXTRAS = {"lm_eval": "lm-eval", "ray": "ray"}  # extras that install a library; all others are in "eval"
 
 EXAMPLES = """\b
 Examples:
@@ -54,9 +52,7 @@ Examples:
   mink-eval report mink-eval-run
   mink-eval judge mink-eval-run --judge ./larger.gguf
   mink-eval noise mink-eval-run --judge ./larger.gguf --calibrate
-  mink-eval people mink-eval-run --sampler min-k --sampler top-n-sigma
   mink-eval coverage --model ./mine.gguf
-  mink-eval steps --model ./mine.gguf --text novel.txt
   mink-eval frontier --model ./small.gguf --reference ./large.gguf --text a.txt
   mink-eval quants ./mine-Q8_0.gguf ./mine-Q5_K_M.gguf ./mine-Q4_K_M.gguf
   mink-eval quants ./mine-Q8_0.gguf --kv-type f16 q8_0 q4_0
@@ -72,7 +68,6 @@ MEASUREMENTS = {
     "run": "mink_local.evals.run.evaluation:Run",
     "frontier": "mink_local.evals.frontier.measure:Frontier",
     "coverage": "mink_local.evals.coverage.measure:Walks",
-    "steps": "mink_local.evals.steps:Steps",
     "judge": "mink_local.evals.judge.judgements:Judging",
     "noise": "mink_local.evals.judge.noise:Noise",
     "quants": "mink_local.evals.quants.measure:Quants",
@@ -117,16 +112,16 @@ out_option = SharedOption(
 
 
 class Program(click.Group):
-    """The program; tells how to install a missing library."""
+    """Command group that turns a missing library into an install hint."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
             library = str(error.name).partition(".")[0]
-            extra = EXTRAS.get(library, "eval")
+            extra = "ray" if library == "ray" else "eval"
             raise click.UsageError(
-                f'this needs {library}: type  python -m pip install "mink-local[{extra}]"'
+                f'{library} is not installed: run  python -m pip install "mink-local[{extra}]"'
             ) from None
 
 
@@ -248,21 +243,10 @@ def _stop(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> list[s
 @template_option
 @template_kwargs_option
 @click.option(
-    "--executor",
-    type=click.Choice(["local", "ray"]),
-    default="local",
-    help="ray: distribute the run over a Ray cluster, with one worker per GPU.",
-)
-@click.option(
-    "--ray-address",
+    "--ray",
     metavar="ADDRESS",
-    help="Address of the Ray cluster.  [default: RAY_ADDRESS, or this machine]",
-)
-@click.option(
-    "--workers",
-    type=POSITIVE,
-    metavar="N",
-    help="Number of Ray workers.  [default: one per GPU, or per machine]",
+    help="Distribute the run over the Ray cluster at ADDRESS, or over this machine's GPUs (local), with one "
+    "worker per GPU, or per machine without GPUs.",
 )
 @quiet_option
 def run_command(
@@ -271,9 +255,7 @@ def run_command(
     shots: int | None,
     shots_from: Sequence[str],
     parallel: Any,
-    executor: str,
-    ray_address: str | None,
-    workers: int | None,
+    ray: str | None,
     quiet: bool,
     out: Path,
     **options: Any,  # `Run`'s, under the same names
@@ -299,15 +281,13 @@ def run_command(
     from mink_local.evals.measurement import carry_out
     from mink_local.evals.run.evaluation import Run
 
-    if executor == "ray":
+    if ray:
         if options["rpc"]:
-            raise click.UsageError("--rpc supports only one worker: use it without --executor ray.")
+            raise click.UsageError("--rpc supports only one worker: use it without --ray.")
         from mink_local.evals.run.workers import Cluster, connect
 
-        connect(ray_address)
-        options["start"] = partial(Cluster, workers)
-    elif workers or ray_address:
-        raise click.UsageError("--workers and --ray-address are for Ray: add --executor ray.")
+        connect(ray)
+        options["start"] = Cluster
     run_ = Run(tasks, data=files, shots=shots or 0, shots_from=shots_files, n_parallel=parallel, **options)
     carry_out(run_, out, quiet=quiet)
 
@@ -342,12 +322,10 @@ def report_command(folder: Path, against: tuple[str, Any] | None) -> None:
     DIR is the --out folder of another command. Prints tables, and writes NAME.html with tables and figures,
     NAME.md, the numbers as CSV and JSON, and the figures as SVG; for a run, to DIR/report, and report.html
     has a browser for all responses, too. A run's responses are rescored by this version's tasks, and verdicts
-    that differ from the recorded ones are counted; the records stay unchanged. Judgements and votes on a run,
-    in folders of it, are reported on as well.
+    that differ from the recorded ones are counted; the records stay unchanged. Judgements on a run, in a
+    folder of it, are reported on as well.
     """
-    from mink_local.evals.judge.people import saved_votes, votes_report
     from mink_local.evals.measurement import Results, report_on
-    from mink_local.evals.report.report import publish
     from mink_local.evals.store import read_manifest
 
     measures = read_manifest(folder).get("measures", "run")
@@ -358,9 +336,6 @@ def report_command(folder: Path, against: tuple[str, Any] | None) -> None:
         with _only_warned_of():
             if (folder / name).is_dir():
                 report_on(Results(folder / name, _measurement(name)))
-    with _only_warned_of():
-        if votes := saved_votes(folder / "sheet"):
-            publish(votes_report(folder / "sheet", votes), folder / "sheet")
 
 
 @contextmanager
@@ -373,8 +348,12 @@ def _only_warned_of() -> Iterator[None]:
 
 
 def _measurement(measures: str) -> "type[Measurement[Any]]":
-    """Return the class of a measurement named in a manifest; a name that is unknown is taken for a run's."""
-    kind: type[Measurement[Any]] = resolve_name(MEASUREMENTS.get(measures, MEASUREMENTS["run"]))
+    """Return the class of a measurement named in a manifest. Raises ReportError if this version has none."""
+    if measures not in MEASUREMENTS:
+        raise ReportError(
+            f"this version has no mink-eval {measures}, whose results these are: install mink-local 0.2.0"
+        )
+    kind: type[Measurement[Any]] = resolve_name(MEASUREMENTS[measures])
     return kind
 
 
@@ -459,48 +438,6 @@ def frontier_command(texts: Path | None, text: Path | None, out: Path, quiet: bo
     from mink_local.evals.measurement import carry_out
 
     carry_out(Frontier(texts=texts, text=text, **options), out, quiet=quiet)
-
-
-def _min_k(_: click.Context, __: click.Parameter, sampler: "Sampler") -> "Sampler":
-    if sampler.name != "min-k":
-        raise click.BadParameter(f"{sampler} has no cliff: give a min-k.")
-    return sampler
-
-
-@cli.command("steps")
-@model_option
-@click.option(
-    "--text",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="FILE",
-    help="File whose paragraphs, separated by blank lines, are continued, each from its first 64 tokens on.",
-)
-@sampler_option.replace(default="min-k:tau=30", callback=_min_k, help="A min-k; the paper's has tau=30 here.")
-@temperatures_option.replace(
-    type=FiniteFloat(min=0, min_open=True), default=[1.0, 5.0], help="Temperature; repeatable."
-)
-@texts_limit_option
-@max_tokens_option.replace(default=256, help="Length of each continuation in tokens.")
-@out_option.replace(default="mink-eval-steps")
-@parallel_option.replace(
-    "n_parallel",
-    type=AutoOrInt(min=1, max=N_SEQ_MAX),
-    default="auto",
-    help="Number of continuations at a time; auto: depends on memory and device.",
-)
-@placement_options
-@quiet_option
-def steps_command(out: Path, quiet: bool, **options: Any) -> None:
-    """Show Min-k's k at every step, and what decided it.
-
-    That is the cliff or the fallback. Texts are continued without a chat template, at every temperature.
-    Writes steps.html, .md, .csv, .json and .svg to DIR. Run the same command again to resume.
-    """
-    from mink_local.evals.measurement import carry_out
-    from mink_local.evals.steps import Steps
-
-    carry_out(Steps(**options), out, quiet=quiet)
 
 
 @cli.command("coverage")
@@ -884,89 +821,6 @@ def noise_command(
     measure_noise(folder, answers or None, likelihood, calibrate, limit, characters, quiet)
 
 
-@cli.command("people")
-@folder_argument
-@click.argument("votes", nargs=-1, metavar="[VOTES]…", type=click.Path(path_type=Path, dir_okay=False))
-@samplers_option.replace(
-    default=None,
-    show_default=False,
-    help="Sampler of the run. Give two or more; all are compared with each other.",
-)
-@temperatures_option.replace(
-    default=None, show_default="all", help="Only pairs at this temperature; repeatable."
-)
-@click.option("--pairs", type=POSITIVE, default=50, metavar="N", help="Maximum number of pairs.")
-@fixed_seed_option.replace(help="Seed for the choice, order and sides of the pairs.")
-@out_option.replace(help="Folder for the page and its key.  [default: DIR/sheet]")
-def people_command(
-    folder: Path,
-    votes: Sequence[Path],
-    samplers: "Sequence[Sampler]",
-    temperatures: Sequence[float],
-    pairs: int,
-    seed: int,
-    out: Path | None,
-) -> None:
-    """Have people compare the responses of the run in DIR, blindly.
-
-    Writes sheet.html, a single file that needs no network: send it, and nothing else, to the raters. key.json
-    says which sampler wrote what: keep it to yourself. Given the VOTES saved by the page, a file per rater,
-    prints win rates and the raters' agreement, and writes them to votes.html, .md and .json next to the key.
-    """
-    from mink_local.evals.judge.people import KEY, PAGE, votes_report, write_sheet
-    from mink_local.evals.report.report import publish
-
-    out = out or folder / "sheet"
-    if votes:
-        out = folder if (folder / KEY).exists() else out
-        publish(votes_report(out, votes), out)
-        return
-    names = list(dict.fromkeys(map(str, samplers)))
-    if len(names) < 2:
-        raise click.UsageError("people compare samplers: give --sampler at least twice.")
-    click.echo(f"{write_sheet(folder, names, pairs, seed, temperatures, out)}.\n")
-    click.echo(f"{out / PAGE}  for the raters\n{out / KEY}  to read their votes with: keep it to yourself")
-
-
-@cli.command("candidates")
-@click.argument("prompt")
-@model_option
-@click.option(
-    "--answer",
-    default="",
-    metavar="TEXT",
-    help="Beginning of the answer to PROMPT; the candidates are for the token after it.",
-)
-@samplers_option.replace(
-    default=None,
-    show_default=False,
-    help="Sampler; repeatable.  [default: all but mirostat, in each order they support]",
-)
-@temperatures_option.replace(
-    type=FiniteFloat(min=0, min_open=True),
-    default=[1.0, 2.0, 5.0, 10.0],
-    help="Temperature; repeatable.",
-)
-@placement_options
-@template_option
-def candidates_command(
-    prompt: str,
-    model: str,
-    answer: str,
-    samplers: "Sequence[Sampler]",
-    temperatures: Sequence[float],
-    **placement: Any,
-) -> None:
-    """Show which candidates for the next token each sampler keeps.
-
-    The token is the next one in the answer to PROMPT, the first unless --answer begins it. Samplers differ in
-    the tokens that only some keep.
-    """
-    from mink_local.evals.candidates import show_candidates
-
-    show_candidates(prompt, model, answer, samplers, temperatures, **placement)
-
-
 @cli.command("tasks")
 def tasks_command() -> None:
     """List the tasks."""
@@ -975,26 +829,6 @@ def tasks_command() -> None:
     for task in TASKS.values():
         click.echo(f"{task.name:15}{task.title}, {task.n_questions:,} questions; {task.source.how}")
     click.echo(f"{'FILE':15}Your own questions: see mink-eval run --help")
-
-
-@cli.command(
-    "lm-eval",
-    context_settings={"ignore_unknown_options": True},
-    add_help_option=False,  # lm-evaluation-harness has its own
-)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def lm_eval_command(arguments: Sequence[str]) -> None:
-    """Run lm-evaluation-harness with a GGUF model.
-
-    Takes the harness's own options. --model defaults to mink-local, and --model_args accepts model, sampler,
-    temperature, seed, n_ctx, parallel, gpu_layers, threads, max_gen_toks and chat_template_file:
-
-    \b
-    mink-eval lm-eval --tasks gsm8k --model_args model=qwen3-4b,sampler=top-p:p=0.9,temperature=2
-    """
-    from mink_local.evals.lm_eval import main as run_harness
-
-    run_harness(arguments)
 
 
 def main() -> None:

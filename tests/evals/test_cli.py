@@ -35,9 +35,8 @@ from tests.support.python import output_of
         (["run", "gsm8k", "aqua", "--data", __file__], 2, "TASK="),
         (["run", "gsm8k", "--data", f"aqua={__file__}"], 2, "aqua="),
         (["run", "gsm8k", "--data", __file__, "--data", __file__], 2, "twice for gsm8k"),
-        (["run", "gsm8k", "--workers", "2"], 2, "--executor ray"),
         (["run", "gsm8k", "--rpc", "pc2"], 2, "'pc2'"),
-        (["run", "gsm8k", "--rpc", "pc2:1", "--executor", "ray"], 2, "--rpc"),
+        (["run", "gsm8k", "--rpc", "pc2:1", "--ray", "local"], 2, "--rpc"),
         (["run", "gsm8k", "--data", __file__], 1, f"{__file__}, line 1"),
         (["run", "sample-math", "--out", __file__], 2, __file__),
         (["run", "sample-math", "--model", __file__], 1, "GGUF"),
@@ -93,24 +92,13 @@ def test_the_tasks_are_listed(mink_eval: MinkEval) -> None:
 def test_what_lies_beside_a_run_is_reported_on_or_warned_of(
     tmp_path: Path, mink_eval: MinkEval, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Judgements and votes, none of which can keep the run from its report."""
+    """Judgements, which cannot keep the run from its report."""
     run = write_run(tmp_path, tasks=("essay",), samplers=("min-k:tau=3", "greedy"), n_questions=2)
     assert "essay with tiny-model" in mink_eval("report", run).succeeded().stdout
-    for name, content in (
-        ("judge/judgements.jsonl", ""),
-        ("sheet/votes-Ann.json", "{}"),
-        ("sheet/key.json", ""),
-    ):
-        (run / name).parent.mkdir(exist_ok=True)
-        (run / name).write_text(content)
-    shown = mink_eval("report", run).succeeded().stdout  # no judgement yet, and a sheet whose key is damaged
-    assert "essay with tiny-model" in shown
-    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
-    mink_eval("people", run, "-s", "min-k", "-s", "greedy", "--out", run / "again").succeeded()
-    key = json.loads((run / "again" / "key.json").read_text())
-    votes = {"sheet": key["sheet"], "rater": "Ann", "votes": dict.fromkeys(key["pairs"], "left")}
-    (run / "again" / "key.json").replace(run / "sheet" / "key.json")
-    (run / "sheet" / "votes-Ann.json").write_text(json.dumps(votes))
+    (run / "judge").mkdir()
+    (run / "judge" / "judgements.jsonl").write_text("")
+    assert "essay with tiny-model" in mink_eval("report", run).succeeded().stdout  # no judgement yet
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
     pair = PairKey("tiny-model", "essay", 1.0, 0, "0")
     judgement = Judgement(
         **asdict(pair), judge="me", prompt_sha256="", sampler="min-k:tau=3", against="greedy", raw="",
@@ -118,10 +106,16 @@ def test_what_lies_beside_a_run_is_reported_on_or_warned_of(
     )  # fmt: skip
     (run / "judge" / "judgements.jsonl").write_text(json.dumps(asdict(judgement)) + "\n")
     shown = mink_eval("report", run).succeeded().stdout
-    assert len(caplog.records) == 2
-    for path in ("report/report.html", "judge/judge.html", "sheet/votes.html"):
+    assert len(caplog.records) == 1
+    for path in ("report/report.html", "judge/judge.html"):
         assert str(run / path) in shown
         assert (run / path).exists()
+
+
+def test_results_of_a_command_that_is_gone_are_refused(tmp_path: Path, mink_eval: MinkEval) -> None:
+    (tmp_path / "manifest.json").write_text('{"format": 1, "measures": "steps"}')
+    mink_eval("report", tmp_path).refused(1, "mink-eval steps")
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
 
 
 def test_the_files_are_there_though_the_reader_of_the_output_has_left(tmp_path: Path) -> None:
@@ -146,9 +140,9 @@ def test_an_option_means_the_same_in_all_commands() -> None:
     """Its names, what it takes and whether it is repeatable; a default and a range may differ."""
     kinds = (click.types.FloatParamType, click.types.IntParamType, click.Choice, click.Path, click.ParamType)
     found: dict[str, set[tuple[object, ...]]] = {}
-    for name, command in cli.commands.items():
+    for command in cli.commands.values():
         for option in command.params:
-            if isinstance(option, click.Option) and name != "lm-eval":
+            if isinstance(option, click.Option):
                 kind = next(kind for kind in kinds if isinstance(option.type, kind))
                 meaning = (*sorted(option.opts), kind, option.multiple, option.is_flag)
                 found.setdefault(str(option.name), set()).add(meaning)

@@ -14,7 +14,6 @@ from scipy.stats import binom, multinomial
 
 from mink_local.evals.frontier.report import FrontierResults
 from mink_local.evals.frontier.sums import FIGURES
-from mink_local.evals.judge.report import CELL, kappa
 from mink_local.evals.stats import (
     ALPHA,
     Interval,
@@ -221,27 +220,3 @@ def test_a_sampler_on_the_yardsticks_curve_gains_nothing(n: int) -> None:
         found = FrontierResults(texts_on_a_line(rng, n)).defaults(5.0).set_index("sampler")
         gains.append(found.loc["min-k:tau=3", "gain"])
     assert coverage(gains, 0.0) > 0.86
-
-
-def ballots(rng: np.random.Generator, n: int, agreement: float) -> pd.DataFrame:
-    """Return three raters' votes on a pair per question; each sees its winner that often, or guesses."""
-    chances, cell = (0.35, 0.2, 0.45), dict(zip(CELL, ("gsm8k", "tiny", "a", "b", 5.0), strict=True))
-    winners = rng.choice(3, n, p=chances)
-    seen = [np.where(rng.random(n) < agreement, winners, rng.choice(3, n, p=chances)) for _ in range(3)]
-    ids = np.arange(n).astype(str)
-    parts = [
-        pd.DataFrame({**cell, "judge": str(rater), "repeat": 0, "question_id": ids, "outcome": outcome})
-        for rater, outcome in enumerate(seen)
-    ]
-    return pd.concat(parts)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("agreement", [0.3, 0.7])
-@pytest.mark.parametrize(("n", "least"), [(6, 0.7), (20, 0.86), (60, 0.9)])
-def test_the_interval_of_kappa_holds_less_often_for_few_questions(
-    n: int, least: float, agreement: float
-) -> None:
-    rng = np.random.default_rng(6)
-    found = [kappa(ballots(rng, n, agreement)) for _ in range(150)]
-    assert coverage([one for one in found if one], agreement**2) > least

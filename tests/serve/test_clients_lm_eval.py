@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mink_local.generation.model import Model
 from tests.support.server import RunningServer
 
 MODEL = "smollm2-135m"
@@ -53,11 +54,9 @@ def evaluate(server: RunningServer, tmp_path: Path) -> Callable[..., dict[str, A
 
     def run(tasks: str, kind: str, path: str, model: str = MODEL, *options: str) -> dict[str, Any]:
         """Return the samples of each task, from the harness's log."""
-        arguments, program, out = f"model={model}", ["mink_local.evals.cli", "lm-eval"], tmp_path / kind
-        if path:
-            arguments += f",base_url={server.url}/v1/{path},num_concurrent=2,max_retries=1"
-            program = ["lm_eval"]
-        command = [sys.executable, "-m", *program, "run", "--model", kind, "--model_args", arguments]
+        out = tmp_path / kind
+        arguments = f"model={model},base_url={server.url}/v1/{path},num_concurrent=2,max_retries=1"
+        command = [sys.executable, "-m", "lm_eval", "run", "--model", kind, "--model_args", arguments]
         command += ["--tasks", tasks, "--include_path", str(tmp_path), "--output_path", str(out)]
         environment = os.environ | {
             "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"
@@ -77,16 +76,18 @@ def evaluate(server: RunningServer, tmp_path: Path) -> Callable[..., dict[str, A
 
 
 def test_choices_are_scored_as_in_process_and_texts_generated(
-    evaluate: Callable[..., dict[str, Any]],
+    evaluate: Callable[..., dict[str, Any]], smollm2: Model
 ) -> None:
     samples = evaluate("choice,text", "local-completions", "completions")
-    own = evaluate("choice", "mink-local", "")
-    assert len(own["choice"]) == 6
-    assert own["choice"][0]["acc"] == 1
-    for served, scored in zip(samples["choice"], own["choice"], strict=True):
-        assert (served["acc"], served["acc_norm"]) == (scored["acc"], scored["acc_norm"])
-        logprobs = [[float(logprob) for logprob, _ in one["filtered_resps"]] for one in (served, scored)]
-        assert logprobs[0] == pytest.approx(logprobs[1], abs=0.2)
+    assert len(samples["choice"]) == 6
+    assert samples["choice"][0]["acc"] == 1
+    for served in samples["choice"]:
+        asked, choices = served["doc"]["question"], served["doc"]["choices"]
+        context = smollm2.prompt_tokens(asked)
+        wholes = [smollm2.prompt_tokens(f"{asked} {choice}") for choice in choices]
+        scored = smollm2.logprobs([(context, whole[len(context) :]) for whole in wholes], n_parallel=1)
+        found = [float(logprob) for logprob, _ in served["filtered_resps"]]
+        assert found == pytest.approx([one.total for one in scored], abs=0.2)
     assert samples["text"][0]["resps"][0][0]
 
 

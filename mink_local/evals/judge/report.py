@@ -1,4 +1,4 @@
-"""Win rates of one sampler over another, as judged by a model or by people.
+"""Win rates of one sampler over another, as judged by a model.
 
 The unit of observation is the question: the win rate is the mean over questions of a question's share of
 wins, with ties counting half, and its p-value tests the same mean.
@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from statsmodels.stats.inter_rater import fleiss_kappa
 
 from mink_local.evals.measurement import Results
 from mink_local.evals.report.report import Report, Section
-from mink_local.evals.stats import ALPHA, N_RESAMPLES, Interval, holm, paired_test, share
+from mink_local.evals.stats import ALPHA, Interval, holm, paired_test, share
 from mink_local.evals.tables import (
     Cell,
     Format,
@@ -26,15 +25,15 @@ from mink_local.evals.tables import (
 )
 from mink_local.samplers import label
 
-BOTH_ORDERS, PAPER, PEOPLE = "both orders", "the paper's protocol", "people"
-N_ORDERS = {BOTH_ORDERS: 2, PAPER: 1, PEOPLE: 1}
+BOTH_ORDERS, PAPER = "both orders", "the paper's protocol"
+N_ORDERS = {BOTH_ORDERS: 2, PAPER: 1}
 """Protocols: how a pair is judged, and in how many orders."""
 
 QUESTION = ["task", "question_id"]
 CELL = ["task", "model", "sampler", "against", "temperature"]
 PAIR = [*CELL, "repeat", "question_id"]
 _FAMILY = ["task", "model", "protocol"]  # what a table is about, whose rows are corrected together
-_RATE = ["pairs", "missing", "questions", "win_rate", "won:tied:lost", "p", "p_holm", "kappa"]
+_RATE = ["pairs", "missing", "questions", "win_rate", "won:tied:lost", "p", "p_holm"]
 
 HOW_TO_READ = (
     "Win rate: the mean over questions of a question's share of wins, with ties counting half, or by the "
@@ -51,11 +50,6 @@ ABOUT_MODELS = (
     "of questions: whether 50% is in it says nothing, p decides.",
     "A judge is a model with preferences of its own, for instance for long answers: the table shows what it "
     "prefers, not what people do.",
-)
-ABOUT_PEOPLE = (
-    "Fleiss' κ is the raters' agreement beyond chance on the pairs that all of them voted on: 1 is full "
-    "agreement, 0 is chance. Its interval is a 95% bootstrap over questions, which holds only 77% of the "
-    "time with 6 questions, and 91% with 20.",
 )
 
 
@@ -82,7 +76,6 @@ def win_rates(pairs: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
                 row["win_rate"] = mean_by_question(found, (found.outcome == 1).astype(float))
             row["won:tied:lost"] = ":".join(str((found.outcome == sign).sum()) for sign in (1, 0, -1))
             row["p"] = test.p
-            row["kappa"] = kappa(found[~found.identical])
         rows.append(row)
     families: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
@@ -120,25 +113,6 @@ def judged_pairs(judgements: pd.DataFrame) -> pd.DataFrame:
 def mean_by_question(rows: pd.DataFrame, values: pd.Series) -> Interval:
     """Return the mean over questions of a question's mean value; `values`, 0 to 1, has one per row."""
     return share(list(values.groupby([rows[name] for name in QUESTION]).mean()))
-
-
-def kappa(votes: pd.DataFrame) -> Interval | None:
-    """Return Fleiss' κ on the pairs that all raters voted on, with its bootstrap interval over questions.
-
-    None if it is undefined: fewer than two raters or pairs, or all votes the same.
-    """
-    n_judges = votes.judge.nunique()
-    if n_judges < 2:
-        return None
-    counts = votes.groupby([*PAIR, "outcome"]).size().unstack(fill_value=0)
-    counts = counts[counts.sum(axis=1) == n_judges]
-    if len(counts) < 2 or (counts.sum() > 0).sum() < 2:
-        return None
-    clusters = [group.to_numpy() for _, group in counts.groupby(level=QUESTION)]
-    chosen = np.random.default_rng(0).integers(len(clusters), size=(N_RESAMPLES, len(clusters)))
-    with np.errstate(invalid="ignore"):  # NaN if all votes of a resample are the same
-        resampled = np.array([fleiss_kappa(np.concatenate([clusters[i] for i in row])) for row in chosen])
-    return Interval.of(fleiss_kappa(counts.to_numpy()), resampled[~np.isnan(resampled)], len(clusters))
 
 
 def report_judgements(results: Results) -> Report:
@@ -193,20 +167,6 @@ def _findings(judgements: pd.DataFrame, pairs: pd.DataFrame) -> list[str]:
     return found
 
 
-def report_votes(votes: pd.DataFrame, n_pairs: int) -> Report:
-    """Return the report on votes, a row each like a judgement in one order, on a sheet of `n_pairs`."""
-    pairs = judged_pairs(votes)
-    whole = {"task": "all", "model": "all", "temperature": np.nan}
-    rates = win_rates(pairs, ["protocol", "sampler", "against"]).assign(**whole)
-    parts = win_rates(pairs, ["protocol", *CELL])
-    if len(parts) > len(rates):
-        rates = pd.concat([rates, parts], ignore_index=True)
-    raters = pairs.groupby("judge", sort=False).size()
-    voted = ", ".join(f"{rater} {n:,}" for rater, n in raters.items())
-    findings = [f"{count(len(raters), 'rater')} voted on {n_pairs:,} pairs: {voted}."]
-    return _report("votes", "Win rates by people", rates, None, findings, ABOUT_PEOPLE)
-
-
 def _report(
     name: str,
     title: str,
@@ -234,7 +194,6 @@ _HEADINGS = {
     "identical": "identical",
     "missing": "missing",
     "p": "p",
-    "kappa": "Fleiss' κ",
 }
 
 
@@ -248,18 +207,10 @@ def _table(part: Iterable[str], rows: pd.DataFrame) -> Table:
     columns = [name for name in _HEADINGS if name in shown and shown[name].notna().any()]
     if rows.get("judge", pd.Series()).nunique() == 1:
         columns.remove("judge")
-    formats: dict[str, Format] = {
-        "T": temperature_name,
-        "win rate, %": with_interval(percent),
-        "Fleiss' κ": with_interval(_plain),
-    }
+    formats: dict[str, Format] = {"T": temperature_name, "win rate, %": with_interval(percent)}
     keys = sum(name in ("sampler", "against", "temperature", "judge") for name in columns)
     frame = shown[columns].rename(columns=_HEADINGS)
     return Table(" · ".join(dict.fromkeys(part)), frame, keys, formats)
-
-
-def _plain(number: float) -> str:
-    return f"{number:.2f}".replace("-", "−")
 
 
 def _in_words(found: Interval) -> str:

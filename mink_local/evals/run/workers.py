@@ -211,17 +211,11 @@ class Cluster:
     Workers get chunks of keys, large ones first, and stream their responses to this process, the only one
     that writes. When a worker is lost, its unanswered keys are reassigned and another worker is started.
 
-    Args:
-        workers: Number of workers; None for one per GPU, or per machine.
-        model: As for `Worker`, as are the other options.
-
-    Raises:
-        RunError: The cluster has fewer GPUs than `workers`.
+    The arguments are those of `Worker`.
     """
 
     def __init__(
         self,
-        workers: int | None,
         model: str,
         tasks: Mapping[str, AskedTask],
         placement: Mapping[str, Any],
@@ -230,8 +224,7 @@ class Cluster:
         import ray
 
         self._ray = ray
-        self._n_workers, resources, threads = _shares(ray, workers)
-        placement = {**placement, "n_threads": placement["n_threads"] or threads}
+        self._n_workers, resources = _shares(ray)
         options |= {"placement": placement, "sha256": file_sha256(resolve(model).path)}
         actor: Any = ray.remote(Worker).options(**resources)
         self._start = partial(actor.remote, model, ray.put(dict(tasks)), **options)
@@ -320,22 +313,16 @@ class Cluster:
         self._start_worker()
 
 
-def _shares(ray: Any, workers: int | None) -> tuple[int, dict[str, Any], int | None]:
-    """Return the number of workers, the resources of each, and its threads unless set by the user."""
-    resources = ray.cluster_resources()
-    gpus = int(resources.get("GPU", 0))
+def _shares(ray: Any) -> tuple[int, dict[str, Any]]:
+    """Return the number of workers and the resources of each: one per GPU, or per machine without GPUs."""
+    gpus = int(ray.cluster_resources().get("GPU", 0))
     if gpus:
-        if workers and workers > gpus:
-            raise RunError(f"the cluster has {gpus} GPUs: use at most {gpus} --workers, not {workers}")
-        return workers or gpus, {"num_gpus": 1, "num_cpus": 0}, None
-    nodes = sum(node["Alive"] for node in ray.nodes())
-    workers = workers or nodes
-    threads = None if workers <= nodes else max(1, int(resources.get("CPU", 1)) // workers)
-    return workers, {"num_cpus": 0, "scheduling_strategy": "SPREAD"}, threads
+        return gpus, {"num_gpus": 1, "num_cpus": 0}
+    return sum(node["Alive"] for node in ray.nodes()), {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
 
 
-def connect(address: str | None) -> None:
-    """Join the Ray cluster at `address` or RAY_ADDRESS, or else start one on this machine, once.
+def connect(address: str) -> None:
+    """Join the Ray cluster at `address`, or start one on this machine if it is "local", once.
 
     Raises RunError if no cluster responds.
     """
@@ -345,14 +332,13 @@ def connect(address: str | None) -> None:
 
     if ray.is_initialized():
         return
-    address = address or os.environ.get("RAY_ADDRESS")
-    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         if host and port.isdecimal():  # Ray itself would retry for minutes, and print it
             socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     except (OSError, OverflowError, RuntimeError, ValueError) as error:
-        at = f" responds at {address}" if address else " can be started"
+        at = " can be started" if address == "local" else f" responds at {address}"
         raise RunError(f"no Ray cluster{at}: {_first_line(error)}") from None
 
 

@@ -1,4 +1,4 @@
-"""Pairs of responses, win rates and Fleiss' κ: against SciPy and published figures."""
+"""Pairs of responses and win rates: against SciPy and published figures."""
 
 import itertools
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from scipy import stats
 
 from mink_local.errors import ReportError
 from mink_local.evals.judge.judgements import response_pairs, samplers_of
-from mink_local.evals.judge.report import CELL, PAPER, PEOPLE, kappa, win_rates
+from mink_local.evals.judge.report import BOTH_ORDERS, CELL, PAPER, win_rates
 from mink_local.evals.run.recorded_run import read_run
 from mink_local.evals.stats import ALPHA
 from tests.support.made_run import write_run
 
 
 def votes(
-    outcomes: Sequence[tuple[str | int, int]], judge: str = "Ann", protocol: str = PEOPLE
+    outcomes: Sequence[tuple[str | int, int]], judge: str = "Ann", protocol: str = BOTH_ORDERS
 ) -> pd.DataFrame:
     """Return judged pairs from questions and outcomes, the n-th pair of a question as its n-th repeat."""
     seen: dict[str | int, int] = {}
@@ -62,16 +62,6 @@ def test_the_interval_excludes_half_where_the_test_finds_a_difference(
     assert 0 <= found.win_rate.low <= found.win_rate.value <= found.win_rate.high <= 1
 
 
-def test_identical_responses_are_ties_but_no_agreement() -> None:
-    """For people as for models: they count in the win rate, and not in the raters' agreement."""
-    same = ballots([[3, 0, 0]] * 5).assign(outcome=0, identical=True)
-    same["question_id"] = "same " + same["question_id"]
-    both = pd.concat([ballots(THREE), same])
-    alone, found = (win_rates(one, CELL).iloc[0] for one in (ballots(THREE), both))
-    assert found.kappa == alone.kappa
-    assert found.pairs == alone.pairs + 5
-
-
 def test_every_question_counts_the_same() -> None:
     found = win_rate([("a", 1)] * 3 + [("b", 1), ("b", -1), ("b", 1)] + [("c", -1)] * 3)
     assert (found["won:tied:lost"], found.questions) == ("5:0:4", 3)
@@ -97,56 +87,6 @@ def test_missing_judgements_are_left_out_and_p_is_corrected() -> None:
     pairs["model"], pairs["temperature"] = "one", [1.0] * 10 + [5.0] * 5
     found = win_rates(pairs, CELL)
     assert list(found.p_holm) == pytest.approx([4 * 0.5**9, 2 * 0.5**4])
-
-
-def ballots(table: Sequence[Sequence[int]], per_question: int = 1) -> pd.DataFrame:
-    """Return the votes of raters from the counts of each category, of which there may be more than three."""
-    by_rater = zip(*([c for c, n in enumerate(counts) for _ in range(n)] for counts in table), strict=True)
-    return pd.concat(
-        votes([(row // per_question, category) for row, category in enumerate(chosen)], f"rater {i}")
-        for i, chosen in enumerate(by_rater)
-    )
-
-
-FLEISS_1971 = [  # as in Wikipedia's article on his kappa: 10 subjects, 14 raters, 5 categories
-    [0, 0, 0, 0, 14],
-    [0, 2, 6, 4, 2],
-    [0, 0, 3, 5, 6],
-    [0, 3, 9, 2, 0],
-    [2, 2, 8, 1, 1],
-    [7, 7, 0, 0, 0],
-    [3, 2, 6, 3, 0],
-    [2, 5, 3, 2, 2],
-    [6, 5, 2, 1, 0],
-    [0, 2, 2, 3, 7],
-]
-
-
-def test_kappa_of_the_textbook() -> None:
-    found = kappa(ballots(FLEISS_1971))
-    assert found
-    assert found.value == pytest.approx(0.210, abs=5e-4)
-    assert found.low < found.value < found.high
-
-
-THREE = [[3, 0, 0], [0, 3, 0], [1, 2, 0], [0, 1, 2], [1, 1, 1]] * 2  # 3 raters, 3 categories
-
-
-def test_the_pairs_of_one_question_are_resampled_together() -> None:
-    """So the interval is that of 10 observations, however many pairs a question has."""
-    alone = kappa(ballots(THREE))
-    often = kappa(ballots([row for row in THREE for _ in range(5)], per_question=5))
-    assert alone == pytest.approx(often)
-
-
-def test_kappa_counts_the_pairs_on_which_all_have_voted() -> None:
-    more = pd.concat([ballots(THREE), votes([(99, 1)], "rater 0")])
-    assert kappa(more) == kappa(ballots(THREE))
-
-
-@pytest.mark.parametrize("table", [[[1, 1, 0]], [[2, 0, 0]] * 5, [[1, 0, 0], [0, 1, 0]]])
-def test_kappa_is_not_defined(table: list[list[int]]) -> None:
-    assert kappa(ballots(table)) is None
 
 
 def test_pairs_of_a_run(tmp_path: Path) -> None:
