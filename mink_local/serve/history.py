@@ -1,7 +1,6 @@
 """The last answers, kept in memory: the playground shows why they say what they say."""
 
 import time
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,24 +12,12 @@ _ANSWERS = 4  # of a request: the playground's columns
 
 
 @dataclass(frozen=True)
-class AnswerRecord:
-    """An answer's tokens, with the number of candidates of each, and the prompt's."""
-
-    prompt: Sequence[int]
-    tokens: Sequence[int]
-    k: Sequence[int]
-    sampler: str
-    temperature: float
-    finish_reason: str | None
-
-
-@dataclass(frozen=True)
 class RequestRecord:
     """A request that was answered."""
 
     model: str
     created: int
-    answers: Sequence[AnswerRecord]
+    answers: Sequence[Answer]
 
 
 class History:
@@ -46,9 +33,8 @@ class History:
 
     def add(self, request_id: str, model: str, answers: Sequence[Answer]) -> None:
         """Keep a request, and drop the oldest if there are too many."""
-        records = [_record(answer) for answer in answers[:_ANSWERS] if answer.tokens]
-        if records:
-            self._records[request_id] = RequestRecord(model, int(time.time()), records)
+        if kept := [answer for answer in answers[:_ANSWERS] if answer.tokens]:
+            self._records[request_id] = RequestRecord(model, int(time.time()), kept)
         if len(self._records) > self._size:
             del self._records[next(iter(self._records))]
 
@@ -63,15 +49,3 @@ class History:
             message = f"request {request_id[:100]!r} is not among the last {self._size} that were answered"
             raise ApiError(404, message, param="request_id", code="request_not_found")
         return record
-
-
-def _record(answer: Answer) -> AnswerRecord:
-    params = answer.request.params
-    return AnswerRecord(
-        array("i", answer.prompt),
-        array("i", answer.tokens),
-        array("i", answer.k),
-        str(params.effective_sampler),
-        params.temperature,
-        answer.finish_reason,
-    )

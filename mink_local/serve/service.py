@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from mink_local.errors import MinkError
 from mink_local.generation.answer import Answer
 from mink_local.generation.decoding import Decoding
-from mink_local.generation.engine_thread import Event
+from mink_local.generation.engine_thread import Event, Events
 from mink_local.generation.model import Model
 from mink_local.generation.request import Prompt, Request, is_token_ids
 from mink_local.llama.guide import tokenizer_of
@@ -46,12 +46,17 @@ class EventStream:
     def __init__(self, decodings: Sequence[Decoding]) -> None:
         self.decodings = decodings
         self._open = len(decodings)
-        self._arrived: asyncio.Queue[Event | ApiError] = asyncio.Queue()
+        self._arrived: Events[Event | ApiError] = Events()
 
     @property
     def answers(self) -> list[Answer]:
         """The answers, which grow in the model's thread."""
         return [decoding.answer for decoding in self.decodings]
+
+    @property
+    def unfinished(self) -> list[Answer]:
+        """Those that have not ended."""
+        return [answer for answer in self.answers if answer.finish_reason is None]
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
@@ -59,7 +64,7 @@ class EventStream:
     async def __anext__(self) -> Event:
         if not self._open:
             raise StopAsyncIteration
-        event = await self._arrived.get()
+        event = await self._arrived.wait()
         if isinstance(event, ApiError):
             raise event
         answer, piece = event
@@ -68,18 +73,25 @@ class EventStream:
             raise _error(answer)
         return event
 
-    def put(self, event: Event | ApiError) -> None:
-        """Add an event, or the error that ends the iteration. A slow reader finds all of them later."""
-        self._arrived.put_nowait(event)
+    def put(self, *events: Event | ApiError) -> None:
+        """Add events, or the error that ends the iteration, from any thread; a slow reader finds all."""
+        for event in events:
+            self._arrived.put(event)
 
 
 def _error(answer: Answer) -> ApiError:
     """Return the error of an answer that has failed."""
+    if answer.error is not None and answer.error.__cause__ is not None:
+        return _down(f"the engine has ended: {answer.error.__cause__!r}")
     if answer.finish_reason == "interrupted":
         return _stopping()
     if answer.no_token_left:  # the client's fault: it must not retry
         return ApiError(400, str(answer.error), code="generation_failed")
     return ApiError(500, str(answer.error), kind="server_error", code="generation_failed")
+
+
+def _down(reason: str) -> ApiError:
+    return ApiError(503, f"{reason}: restart mink-serve", code="engine_down", kind="server_error")
 
 
 def _stopping() -> ApiError:
@@ -121,7 +133,6 @@ class Metrics:
             buckets=_TOKEN_SECONDS,
             registry=registry,
         )
-        self.steps = Counter("mink_engine_steps", "Batches that gave tokens.", registry=registry)
 
     def count_response(self, path: str, status: int) -> None:
         """Count a response."""
@@ -163,7 +174,7 @@ class Service:
         self.presets = presets
         self.history = History(n_kept)
         self.failure: ApiError | None = None
-        self._streams: dict[Answer, EventStream] = {}  # of the answers that have not ended
+        self._streams: set[EventStream] = set()
         self.max_tokens = max_tokens
         self.metrics = metrics
         self.created = int(time.time())
@@ -188,7 +199,7 @@ class Service:
             (
                 "requests_running",
                 "Requests that have a slot.",
-                lambda: len(self._streams) - engine.n_waiting,
+                lambda: self._n_begun - engine.n_waiting,
             ),
         ):
             Gauge(f"mink_{name}", text, registry=metrics.registry).set_function(value)
@@ -196,7 +207,6 @@ class Service:
     async def start(self) -> None:
         """Watch the engine: `failure` tells if it ends or is stuck. Prepare for constraints meanwhile."""
         tokenizer_of(self.model.weights)
-        self._loop = asyncio.get_running_loop()
         self._watch = asyncio.create_task(self._watch_engine())
 
     async def stop(self) -> None:
@@ -212,7 +222,11 @@ class Service:
     @property
     def n_present(self) -> int:
         """Number of answers that are being prepared, waiting or being generated."""
-        return self._n_preparing + len(self._streams)
+        return self._n_preparing + self._n_begun
+
+    @property
+    def _n_begun(self) -> int:
+        return sum(len(stream.unfinished) for stream in self._streams)
 
     def check_ready(self) -> None:
         """Raise ApiError if the server accepts no requests: it is stopping, or its engine is down."""
@@ -228,12 +242,10 @@ class Service:
 
     def fail(self, reason: str) -> None:
         """End all streams with an error, and accept no more requests."""
-        message = f"{reason}: restart mink-serve"
-        self.failure = ApiError(503, message, code="engine_down", kind="server_error")
+        self.failure = _down(reason)
         log.error("%s", self.failure)
-        for stream in self._streams.values():
+        for stream in self._streams:
             stream.put(self.failure)
-        self._streams.clear()
 
     async def begin(self, n: int, make: Callable[[], Sequence[Request]]) -> EventStream:
         """Prepare n requests off the event loop, and have them answered.
@@ -270,33 +282,16 @@ class Service:
         if self.failure is not None:
             raise self.failure
         stream = EventStream(decodings)
-        self.model.thread.generate(decodings, self._hear)
-        self._streams |= dict.fromkeys(stream.answers, stream)
+        self._streams.add(stream)
+        self.model.thread.generate(decodings, lambda events: stream.put(*events))
         return stream
 
     def cancel(self, stream: EventStream) -> None:
         """End those of a stream's answers that have not ended; others go on."""
-        unfinished = [answer for answer in stream.answers if self._streams.pop(answer, None)]
-        if unfinished:
+        self._streams.discard(stream)
+        if unfinished := stream.unfinished:
             self.model.thread.cancel(unfinished)
             self.metrics.cancelled.inc()
-
-    def _hear(self, events: Sequence[Event]) -> None:
-        """Take the events of a step, in the model's thread."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._receive, events)
-
-    def _receive(self, events: Sequence[Event]) -> None:
-        self.metrics.steps.inc()
-        if self.model.thread.failure is not None:
-            self._fail_with_thread()
-        for answer, piece in events:
-            stream = self._streams.get(answer)
-            if stream is None:  # cancelled
-                continue
-            if piece.finish_reason is not None:
-                del self._streams[answer]
-            stream.put((answer, piece))
 
     def finished(self, seconds: float) -> None:
         """Note the time that an answer took, for the Retry-After of clients that are refused."""
@@ -344,14 +339,9 @@ class Service:
         while self.failure is None:
             await asyncio.sleep(_WATCH_SECONDS)
             if thread.failure is not None:
-                self._fail_with_thread()
-            elif self._streams and time.monotonic() - thread.last_step > self._stall_seconds:
+                self.fail(f"the engine has ended: {thread.failure!r}")
+            elif self._n_begun and time.monotonic() - thread.last_step > self._stall_seconds:
                 self.fail(f"the engine has made no step for {self._stall_seconds:g} s")
-
-    def _fail_with_thread(self) -> None:
-        error = self.model.thread.failure
-        if self.failure is None:
-            self.fail(f"the engine has ended: {type(error).__name__}: {error}")
 
 
 @contextmanager

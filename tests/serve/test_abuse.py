@@ -470,11 +470,11 @@ def test_what_the_guard_refuses_costs_the_model_nothing(
     headers: dict[str, str],
     status: int,
 ) -> None:
-    before = server.metric("engine_steps_total")
+    before = server.metric("prompt_tokens_total")
     response = send(server.port, request(method, path, json.dumps(body).encode(), **headers))
     assert response.status == status
     assert json.loads(response.body)["error"]["message"]
-    assert server.metric("engine_steps_total") == before
+    assert server.metric("prompt_tokens_total") == before
 
 
 @pytest.mark.parametrize(

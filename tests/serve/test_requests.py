@@ -493,20 +493,6 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str, str]] = [
     *(({"seed": seed}, "seed", "4294967294") for seed in (2**32 - 1, -2, 2**64, -(2**63))),
     ({"logit_bias": {"cat": 1}}, "logit_bias", "str"),
     ({"logit_bias": [[1, True]]}, "logit_bias", "true"),
-    ({"json_schema": nested(70)}, "json_schema.a.a.a.a.a.a.a.a", "64"),
-    ({"json_schema": {"enum": ["a"] * 5_001}}, "json_schema", "5000"),
-    ({"guided_json": '{"properties": {"age": {"not": {}}}}'}, "guided_json.properties.age.not", ""),
-    ({"format": {"items": {"uniqueItems": True}}}, "format.items.uniqueItems", ""),
-    ({"guided_regex": "("}, "guided_regex", "group"),
-    ({"regex": "("}, "regex", "group"),
-    ({"guided_grammar": "root ::= ("}, "guided_grammar", ""),
-    (
-        {"response_format": {"type": "json_object", "schema": {"not": {}}}},
-        "response_format.schema.not",
-        "",
-    ),
-    ({"structured_outputs": {"regex": r"(a)\1"}}, "structured_outputs.regex", "backreferences"),
-    ({"grammar": "root ::= ("}, "grammar", ""),
 ]
 
 

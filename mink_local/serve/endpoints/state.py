@@ -3,10 +3,10 @@
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
+from mink_local.generation.answer import Answer
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.model import Model
 from mink_local.generation.slots import Slot
-from mink_local.serve.history import AnswerRecord
 from mink_local.serve.protocol.responses import (
     Health,
     RecordedAnswer,
@@ -37,15 +37,15 @@ async def recorded_request(service: Service, request_id: str) -> RecordedRequest
     return RecordedRequest(model=record.model, created=record.created, answers=answers)
 
 
-def _recorded(model: Model, answer: AnswerRecord) -> RecordedAnswer:
+def _recorded(model: Model, answer: Answer) -> RecordedAnswer:
     weights = model.weights
     prompt = b"".join(weights.piece(token) or weights.token_text(token).encode() for token in answer.prompt)
-    steps = zip(answer.tokens, model.token_texts(answer.tokens), answer.k, strict=True)
+    steps = zip(answer.tokens, model.token_texts(answer.tokens), answer.k, strict=False)
     return RecordedAnswer(
         prompt=list(answer.prompt),
         prompt_text=prompt.decode("utf-8", "replace"),
-        sampler=answer.sampler,
-        temperature=answer.temperature,
+        sampler=str(answer.request.params.effective_sampler),
+        temperature=answer.request.params.temperature,
         tokens=[RecordedToken(id=token, text=text, k=k) for token, text, k in steps],
         finish_reason=answer.finish_reason,
     )

@@ -53,7 +53,7 @@ async def detokenize(service: Service, request: DetokenizeRequest) -> Detokenize
     n_vocab = service.model.weights.n_vocab
     if max(request.tokens, default=0) >= n_vocab:
         raise ApiError(400, f"tokens must be from 0 to {n_vocab - 1}", param="tokens")
-    text = "".join(await service.off_loop(service.model.token_texts, request.tokens))
+    text = await service.off_loop(service.model.detokenize, request.tokens)
     return DetokenizedText(content=text, prompt=text)
 
 
