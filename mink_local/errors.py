@@ -78,4 +78,8 @@ class ReportError(MinkError):
 
 
 class JudgeError(MinkError):
-    """A judge or its server does not respond."""
+    """A judge gives no readable answers."""
+
+
+class ServerError(MinkError):
+    """A model's server cannot be reached, or does not answer as it should."""

@@ -8,6 +8,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from mink_local.cli import AutoOrInt, FiniteFloat, Temperature, WholeNumber, run
 from mink_local.errors import ReportError
@@ -15,6 +16,7 @@ from mink_local.files import user_path
 from mink_local.llama.constants import KV_TYPES, N_SEQ_MAX
 from mink_local.models.catalog import default_model
 from mink_local.models.options import (
+    MODEL_HELP,
     SamplerType,
     SharedOption,
     chat_template_option,
@@ -34,6 +36,7 @@ from mink_local.models.options import (
 from mink_local.version import __version__
 
 if TYPE_CHECKING:
+    from mink_local.evals.addresses import AddressAnswerer
     from mink_local.evals.judge.asking import Judge
     from mink_local.evals.measurement import Measurement
     from mink_local.evals.tasks.base import Task
@@ -145,7 +148,7 @@ def _tasks(_: click.Context, __: click.Parameter, names: Sequence[str]) -> "list
     return list(tasks.values())
 
 
-def _models(_: click.Context, __: click.Parameter, names: Sequence[str]) -> "list[ModelFile]":
+def _model_files(names: Sequence[str]) -> "list[ModelFile]":
     """Return the models' files, without duplicates; a repeated name gets its folder's name, too."""
     from dataclasses import replace
 
@@ -187,9 +190,69 @@ def _stop(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> list[s
     return [text.replace("\\n", "\n") for text in texts]
 
 
+OF_FILES = (
+    "rpc", "n_threads", "main_gpu", "tensor_split", "cpu_moe", "n_cpu_moe", "n_gpu_layers", "ctx",
+    "chat_template", "template_kwargs", "ray",
+)  # fmt: skip
+OF_ADDRESSES = ("key_variable", "seconds", "judge_model")
+"""Options that only a GGUF file uses, and only a server, by their parameters."""
+
+key_option = SharedOption(
+    "--key-env",
+    "key_variable",
+    metavar="NAME",
+    help="Environment variable with the API key for a model's server; it is sent only there. Without this "
+    "option, no key is sent, except OPENAI_API_KEY to https://api.openai.com.",
+)
+timeout_option = SharedOption(
+    "--timeout",
+    "seconds",
+    type=FiniteFloat(min=1),
+    default=600.0,
+    metavar="SECONDS",
+    help="Time limit for a server's answer, after which the request is retried.",
+)
+
+
+def _refuse_unused(files: Sequence[Any], addresses: Sequence[str]) -> None:
+    """Raise UsageError for given options that only a GGUF file uses, or only a server, if there is none."""
+    context = click.get_current_context()
+    unused = (() if files else OF_FILES) + (() if addresses else OF_ADDRESSES)
+    given = [
+        option.opts[0]
+        for option in context.command.params
+        if option.name in unused and context.get_parameter_source(option.name) == ParameterSource.COMMANDLINE
+    ]
+    if given:
+        whose = "a server's address" if files else "a GGUF file"
+        raise click.UsageError(f"{', '.join(given)}: only for {whose}.")
+
+
+def _answering(
+    names: Sequence[str], key_variable: str | None, parallel: Any, seconds: float
+) -> "list[ModelFile | AddressAnswerer]":
+    """Return the models' files, and what answers at addresses."""
+    from mink_local.evals.addresses import AddressAnswerer, is_address
+
+    addresses = [name for name in dict.fromkeys(names) if is_address(name)]
+    files = _model_files([name for name in names if name not in addresses])
+    _refuse_unused(files, addresses)
+    n = 8 if parallel == "auto" else parallel
+    return [*files, *(AddressAnswerer(name, key_variable, n, seconds, is_strict=True) for name in addresses)]
+
+
 @cli.command("run")
 @click.argument("tasks", nargs=-1, required=True, metavar="TASK…", callback=_tasks)
-@model_option.replace("models", multiple=True, default=lambda: [default_model()], callback=_models)
+@model_option.replace(
+    "models",
+    multiple=True,
+    default=lambda: [default_model()],
+    metavar="NAME|PATH|URL[#MODEL]",
+    help=f"{MODEL_HELP} Or the address of an OpenAI-compatible server, such as http://127.0.0.1:8080/v1; "
+    "unless it is mink-serve, the only samplers are greedy and top-p.",
+)
+@key_option
+@timeout_option
 @samplers_option.replace(default=["min-k"])
 @temperatures_option.replace(help="Temperature for every sampler; at 0 every sampler is greedy.")
 @click.option(
@@ -251,6 +314,9 @@ def _stop(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> list[s
 @quiet_option
 def run_command(
     tasks: "list[Task]",
+    models: Sequence[str],
+    key_variable: str | None,
+    seconds: float,
     data: Sequence[str],
     shots: int | None,
     shots_from: Sequence[str],
@@ -288,7 +354,10 @@ def run_command(
 
         connect(ray)
         options["start"] = Cluster
-    run_ = Run(tasks, data=files, shots=shots or 0, shots_from=shots_files, n_parallel=parallel, **options)
+    answering = _answering(models, key_variable, parallel, seconds)
+    run_ = Run(
+        tasks, answering, data=files, shots=shots or 0, shots_from=shots_files, n_parallel=parallel, **options
+    )
     carry_out(run_, out, quiet=quiet)
 
 
@@ -532,7 +601,7 @@ class KvTypesCommand(click.Command):
     nargs=-1,
     required=True,
     metavar="BASE [OTHER]…",
-    callback=_models,
+    callback=lambda _, __, names: _model_files(names),
     shell_complete=complete_model,
 )
 @click.option(
@@ -672,13 +741,7 @@ JUDGE_OPTIONS = (
         metavar="ID",
         help="Model on the server.  [default: its only one, of which presets do not count]",
     ),
-    click.option(
-        "--judge-key-env",
-        "key_variable",
-        metavar="NAME",
-        help="Environment variable with the API key for the server of --judge, which is sent nowhere else. "
-        "Without this option, no key is sent, except OPENAI_API_KEY to https://api.openai.com.",
-    ),
+    key_option,
     limit_option,
     click.option(
         "--max-chars",
@@ -693,14 +756,7 @@ JUDGE_OPTIONS = (
         default="auto",
         help="Number of requests at a time; auto: 8 for a server, 4 for a GGUF model.",
     ),
-    click.option(
-        "--timeout",
-        "seconds",
-        type=FiniteFloat(min=1),
-        default=120.0,
-        metavar="SECONDS",
-        help="Time limit for a server's response, after which the request is retried.",
-    ),
+    timeout_option.replace(default=120.0),
     placement_options,
     template_option,
     quiet_option,
@@ -729,7 +785,7 @@ def _judge(
             raise click.UsageError("--chat-template-file is for a GGUF judge: a server has its own template.")
         return EndpointJudge(judge, judge_model, key_variable, 8 if parallel == "auto" else parallel, seconds)
     if judge_model or key_variable:
-        raise click.UsageError("--judge-model and --judge-key-env are for a server: give --judge URL.")
+        raise click.UsageError("--judge-model and --key-env are for a server: give --judge URL.")
     # more than 4 would delay the first judgements
     return LocalJudge(judge, n_parallel=4 if parallel == "auto" else parallel, **placement)
 

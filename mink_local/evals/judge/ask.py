@@ -235,7 +235,7 @@ class EndpointJudge:
         if isinstance(error, APITimeoutError):
             advice = "; see --timeout"
         elif isinstance(error, AuthenticationError | PermissionDeniedError):
-            advice = "; see --judge-key-env"
+            advice = "; see --key-env"
         else:
             advice = "; check the URL of --judge, which often ends in /v1, and --judge-model"
         return JudgeError(f"the judge's server {self._base} failed: {self._why(error)}{advice}")
@@ -281,9 +281,9 @@ def _key_for(base: str, variable: str | None) -> str:
         return ""
     key = os.environ.get(variable or "OPENAI_API_KEY", "").strip()
     if variable and not key:
-        raise JudgeError(f"{variable} is empty: set it to the API key, or leave out --judge-key-env")
+        raise JudgeError(f"{variable} is empty: set it to the API key, or leave out --key-env")
     if not (key.isascii() and key.isprintable()):
-        raise JudgeError("the API key contains an invalid character: see --judge-key-env")
+        raise JudgeError("the API key contains an invalid character: see --key-env")
     parts = urlsplit(base)
     if key and parts.scheme == "http" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
         log.warning("the API key is sent to %s unencrypted: use https:// if the server has it", base)

@@ -15,6 +15,7 @@ from subprocess import list2cmdline
 from typing import TYPE_CHECKING, Any, Literal
 
 from mink_local.errors import RunError
+from mink_local.evals.answering import NO_TEMPLATE, Answerer, FileAnswerer, Session
 from mink_local.evals.inputs import file_sha256
 from mink_local.evals.measurement import Measurement, Results, duration
 from mink_local.evals.run.questions import AskedTask, ask, locate
@@ -28,7 +29,7 @@ from mink_local.evals.run.records import (
     methods,
     record_files,
 )
-from mink_local.evals.run.workers import NO_TEMPLATE, Cluster, LoadedModel, Worker
+from mink_local.evals.run.workers import Cluster, Worker
 from mink_local.evals.stats import what_can_be_found
 from mink_local.evals.store import Rows, Store, to_line, write_file
 from mink_local.evals.tasks.base import Task
@@ -38,6 +39,7 @@ from mink_local.models.catalog import ModelFile
 from mink_local.samplers import Sampler
 
 if TYPE_CHECKING:
+    from mink_local.evals.addresses import AddressAnswerer
     from mink_local.evals.report.report import Report
 
 _SHOWN = 10  # changed questions named in a message
@@ -49,6 +51,7 @@ class Run(Measurement[Response]):
     """The responses of models to tasks' questions.
 
     Args:
+        models: Files, or models behind an address.
         samplers: Samplers, each run at every temperature.
         repeats: Number of responses per question, sampler and temperature.
         data: Files with questions, by task, that replace a task's own.
@@ -67,7 +70,7 @@ class Run(Measurement[Response]):
     def __init__(
         self,
         tasks: Sequence[Task],
-        models: Sequence[ModelFile],
+        models: "Sequence[ModelFile | AddressAnswerer]",
         samplers: Sequence[Sampler],
         temperatures: Sequence[float],
         *,
@@ -101,12 +104,16 @@ class Run(Measurement[Response]):
             )
             for task in tasks
         }
-        for model in models:
-            trust.check(model)  # find a damaged file now, not after hours with another model
+        for model in models:  # find a damaged file now, not after hours with another model
+            if isinstance(model, ModelFile):
+                trust.check(model)
+            else:
+                model.check(samplers, reasoning_budget)
         self._models = models
         self._ending = {model.name for model in models if shots or stop}  # or already warned about
-        self._start = partial(
-            start, tasks=self._tasks, seed=seed, ctx=ctx, n_parallel=n_parallel, placement=placement
+        self._start = partial(start, tasks=self._tasks, seed=seed)
+        self._of_file = partial(
+            FileAnswerer, ctx=ctx, n_parallel=n_parallel, repeatable=True, placement=placement
         )
         self._answering: Worker | Cluster | None = None
         names = [str(sampler) for sampler in samplers]
@@ -133,9 +140,7 @@ class Run(Measurement[Response]):
             "seed": seed,
             "ctx": ctx,
             "stop": list(stop),
-            "models": {
-                model.name: {"path": str(model.path), "sha256": file_sha256(model.path)} for model in models
-            },
+            "models": {model.name: _model_settings(model) for model in models},
             "tasks": {name: _task_settings(asked, files[name]) for name, asked in self._tasks.items()},
         }
         self._n_tokens = self._n_new = 0
@@ -193,9 +198,7 @@ class Run(Measurement[Response]):
             left = [key for key in keys if key.model == model.name]
             if not left:
                 continue
-            # its name on any machine: an alias if models.txt has its SHA-256, or else a path
-            name = model.name if model.sha256 else str(model.path)
-            with closing(self._start(model=name)) as self._answering:
+            with closing(self._start(self._answerer(model))) as self._answering:
                 if self.interrupted:
                     return
                 for found in self._answering.answer(left):
@@ -204,9 +207,16 @@ class Run(Measurement[Response]):
                     else:
                         self._begin_session(model.name, found, store)
 
-    def _begin_session(self, model: str, session: LoadedModel, store: Store[Response]) -> None:
+    def _answerer(self, model: "ModelFile | AddressAnswerer") -> Answerer:
+        if not isinstance(model, ModelFile):
+            return model
+        # its name on any machine: an alias if models.txt has its SHA-256, or else a path
+        return self._of_file(model.name if model.sha256 else str(model.path))
+
+    def _begin_session(self, model: str, session: Session, store: Store[Response]) -> None:
         """Record a session, and warn once about a model that may not end its responses."""
-        store.agree({"models": {model: {"template_sha256": session.template_sha256}}}, learned=True)
+        if session.template_sha256:
+            store.agree({"models": {model: {"template_sha256": session.template_sha256}}}, learned=True)
         store.begin_session(model=model, **session.environment)
         if session.template_sha256 == NO_TEMPLATE and model not in self._ending:
             log.warning(
@@ -249,6 +259,12 @@ class Run(Measurement[Response]):
         from mink_local.evals.run.report import run_report  # a run need not wait for its libraries
 
         return run_report(rescore(read_run(results.folder)), results.against)
+
+
+def _model_settings(model: "ModelFile | AddressAnswerer") -> Mapping[str, Any]:
+    if isinstance(model, ModelFile):
+        return {"path": str(model.path), "sha256": file_sha256(model.path)}
+    return model.facts
 
 
 def _task_settings(asked: AskedTask, file: Path) -> dict[str, Any]:

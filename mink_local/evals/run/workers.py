@@ -1,32 +1,27 @@
 """Workers that answer a run's questions: in this process, or one per GPU of a Ray cluster."""
 
-import hashlib
-import json
 import logging
 import math
 import os
 import socket
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
-from itertools import groupby, takewhile
-from typing import Any, Literal, NamedTuple
+from itertools import groupby
+from typing import Any
 
 from mink_local.errors import GenerationError, MinkError, RunError
-from mink_local.evals.inputs import DATE, file_sha256
+from mink_local.evals.answering import Answered, Answerer, FileAnswerer, Session
+from mink_local.evals.inputs import file_sha256
 from mink_local.evals.run.questions import AskedTask
 from mink_local.evals.run.records import Response, ResponseKey, prompt_sha256, seed_of
 from mink_local.evals.tasks.base import score
-from mink_local.generation.answer import Answer
-from mink_local.generation.loading import load_model
-from mink_local.generation.model import Model
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.models.catalog import resolve
 from mink_local.samplers import parse
 
-NO_TEMPLATE = hashlib.sha256(b"").hexdigest()  # the `template_sha256` of a model without a chat template
-_CTX_STEP = 256  # llama.cpp rounds context lengths to multiples of this
 _LOSSES = 3  # this many Ray workers lost with no response in between end the run
 _CONNECT_SECONDS = 10.0
 _POLL_SECONDS = 0.2  # how long Ctrl-C may go unnoticed
@@ -34,52 +29,23 @@ _POLL_SECONDS = 0.2  # how long Ctrl-C may go unnoticed
 log = logging.getLogger("mink_local")
 
 
-class LoadedModel(NamedTuple):
-    """A model with a context, ready to answer.
-
-    Attributes:
-        environment: The settings that affect nothing but the last bits of llama.cpp's sums.
-    """
-
-    template_sha256: str
-    environment: Mapping[str, Any]
-
-
 class Worker:
-    """Answers questions with a model, which is loaded when needed, in this process or in one of Ray's.
+    """Answers a run's questions, in this process or in one of Ray's.
 
     Args:
-        model: Name of the model on any machine: an alias or a path.
+        answerer: Answers the requests.
         tasks: Tasks by name, with all questions of the run: the longest prompt determines the context length,
             so that it is the same whenever the run is resumed.
         seed: Seed of the run.
-        ctx: Maximum tokens of prompt plus response; None uses the model's training context.
-        n_parallel: Number of responses at a time.
-        placement: Options of `load_model`.
-        sha256: SHA-256 of the model's file, for machines that may have a different one.
     """
 
-    def __init__(
-        self,
-        model: str,
-        tasks: Mapping[str, AskedTask],
-        *,
-        seed: int,
-        ctx: int | None,
-        n_parallel: int | Literal["auto"],
-        placement: Mapping[str, Any],
-        sha256: str | None = None,
-    ) -> None:
-        self._name, self._tasks, self._seed, self._ctx = model, tasks, seed, ctx
-        self._n_parallel: int | Literal["auto"] = n_parallel
-        self._placement, self._sha256 = placement, sha256
-        self._model: Model | None = None
+    def __init__(self, answerer: Answerer, tasks: Mapping[str, AskedTask], seed: int) -> None:
+        self._answerer, self._tasks, self._seed = answerer, tasks, seed
         self._interrupted = False
-        self._n_ctx = 0
-        self._task = ""  # the one the context is sized for
+        self._task = ""  # the one there is room for
 
-    def answer(self, keys: Sequence[ResponseKey]) -> Iterator[Response | LoadedModel]:
-        """Yield responses in order of completion, and every newly loaded model before its responses.
+    def answer(self, keys: Sequence[ResponseKey]) -> Iterator[Response | Session]:
+        """Yield responses in order of completion, and every new session before its responses.
 
         Generation continues while a response is scored and written.
 
@@ -89,87 +55,30 @@ class Worker:
 
         Raises:
             GenerationError: The model cannot answer a question.
-            RunError: This machine has a different file for the model.
+            MinkError: The model cannot be loaded, or its server fails.
         """
-        model = self._model = self._model or self.load()
         for task, group in groupby(keys, lambda key: key.task):
+            members = list(group)
             if self._interrupted:
                 return
-            if task != self._task and self._reserve(model, task):
-                yield self._session(model)
-            with closing(self._answers(model, list(group))) as answers:
-                for key, answer in answers:
-                    if answer.finish_reason == "error":
-                        raise GenerationError(
-                            f"question {key.question_id} of {task} with {key.model}: {answer.error}"
-                        )
-                    if answer.finish_reason != "interrupted":
-                        yield self._response(key, answer)
+            if task != self._task and (session := self._answerer.prepare(self._all_of(task, members[0]))):
+                yield session
+            self._task = task
+            with closing(self._answerer.answers(list(map(self._request, members)))) as answers:
+                for answer in answers:
+                    yield self._response(members[answer.index], answer)
 
     def interrupt(self) -> None:
         """Make `answer` end soon; may be called from a signal handler."""
         self._interrupted = True
-        if self._model:
-            self._model.interrupt()
+        self._answerer.interrupt()
 
     def close(self) -> None:
         """Free the model."""
-        if self._model:
-            self._model.close()
+        self._answerer.close()
 
-    def load(self) -> Model:
-        """Return the loaded model. Raises RunError if this machine has a different file for it."""
-        if self._sha256 and file_sha256(resolve(self._name).path) != self._sha256:
-            raise RunError(f"{self._name} must be the same file on every machine of the cluster")
-        return load_model(self._name, n_ctx=_CTX_STEP, date=DATE, **self._placement)
-
-    def _reserve(self, model: Model, task: str) -> bool:
-        """Make room for a task's longest prompt and response; return False if there already is."""
-        self._task, asked = task, self._tasks[task]
-        longest = max(model.count_tokens(asked.messages(question)) for question in asked.questions.values())
-        n_ctx = -(-(longest + asked.max_tokens) // _CTX_STEP) * _CTX_STEP
-        n_ctx = min(n_ctx, self._ctx or n_ctx, model.weights.n_ctx_train)
-        if n_ctx == self._n_ctx:
-            return False
-        model.reserve(n_ctx, self._n_parallel)
-        self._n_ctx = n_ctx
-        return True
-
-    def _session(self, model: Model) -> LoadedModel:
-        placement = model.placement.partition(", with a context")[0]  # that of loading, since changed
-        environment = {
-            "executor": "ray" if self._sha256 else "local",
-            "placement": placement,
-            "n_parallel": model.n_parallel,
-            "n_ctx_seq": self._n_ctx,
-        }
-        template = model.chat_template or ""
-        if kwargs := self._placement.get("template_kwargs"):  # they change prompts as another template does
-            template += json.dumps(kwargs, sort_keys=True)
-        return LoadedModel(hashlib.sha256(template.encode()).hexdigest(), environment)
-
-    def _answers(
-        self, model: Model, keys: Sequence[ResponseKey]
-    ) -> Generator[tuple[ResponseKey, Answer], None, None]:
-        """Yield the answers to one task's questions.
-
-        One at a time, answers depend on nothing but their own request, wherever the run was interrupted.
-        llama.cpp's sums are not batch-invariant, so every question starts with an empty cache, and its prompt
-        is evaluated for an answer that is thrown away. For the answers that count, only the prompt's last
-        token is evaluated again.
-        """
-        alone = model.n_parallel == 1
-        groups = [list(group) for _, group in groupby(keys, lambda key: key.question_id if alone else "")]
-        for group in groups:
-            if self._interrupted:
-                return
-            if alone:
-                model.forget()
-                prefill = SamplingParams(temperature=0, max_tokens=1)
-                list(model.answer_all([Request(self._request(group[0]).prompt, prefill)]))
-            requests = takewhile(lambda _: not self._interrupted, map(self._request, group))
-            for answer in model.answer_all(requests):
-                yield group[answer.index], answer
+    def _all_of(self, task: str, like: ResponseKey) -> Iterator[Request]:
+        return (self._request(like._replace(question_id=one)) for one in self._tasks[task].questions)
 
     def _request(self, key: ResponseKey) -> Request:
         asked = self._tasks[key.task]
@@ -183,21 +92,25 @@ class Worker:
         )
         return Request(asked.messages(asked.questions[key.question_id]), params)
 
-    def _response(self, key: ResponseKey, answer: Answer) -> Response:
-        task, finish_reason = self._tasks[key.task].task, str(answer.finish_reason)
+    def _response(self, key: ResponseKey, answer: Answered) -> Response:
+        """Return the scored response. Raises GenerationError if there is no answer."""
+        if answer.finish_reason == "error":
+            where = f"question {key.question_id} of {key.task} with {key.model}"
+            raise GenerationError(f"{where}: {answer.error}")
+        task = self._tasks[key.task].task
         question = self._tasks[key.task].questions[key.question_id]
-        scored = None if task.open_ended else score(task, question, answer.text, finish_reason)
+        scored = None if task.open_ended else score(task, question, answer.text, answer.finish_reason)
         strict, flexible = scored or (None, None)
         return Response(
             **key._asdict(),
             order=parse(key.sampler).order,
-            seed=answer.seed,
+            seed=seed_of(self._seed, key.task, key.question_id, key.repeat),
             prompt_sha256=prompt_sha256(question.prompt),
             prompt_tokens=answer.prompt_tokens,
             response=answer.text,
             n_tokens=answer.n_tokens,
-            finish_reason=finish_reason,
-            k=[int(k) for k in answer.k],
+            finish_reason=answer.finish_reason,
+            k=list(answer.k),
             thoughts_cut=answer.reasoning_cut,
             seconds=round(answer.seconds, 3),
             strict=strict,
@@ -211,23 +124,22 @@ class Cluster:
     Workers get chunks of keys, large ones first, and stream their responses to this process, the only one
     that writes. When a worker is lost, its unanswered keys are reassigned and another worker is started.
 
-    The arguments are those of `Worker`.
+    The arguments are those of `Worker`; the answerer is a file of the same name on all machines.
     """
 
     def __init__(
         self,
-        model: str,
+        answerer: FileAnswerer,
         tasks: Mapping[str, AskedTask],
-        placement: Mapping[str, Any],
-        **options: Any,
+        seed: int,
     ) -> None:
         import ray
 
         self._ray = ray
         self._n_workers, resources = _shares(ray)
-        options |= {"placement": placement, "sha256": file_sha256(resolve(model).path)}
+        file = replace(answerer, sha256=file_sha256(resolve(answerer.file).path))
         actor: Any = ray.remote(Worker).options(**resources)
-        self._start = partial(actor.remote, model, ray.put(dict(tasks)), **options)
+        self._start = partial(actor.remote, file, ray.put(dict(tasks)), seed)
         self._todo: deque[ResponseKey] = deque()
         # by Ray's iterator over its responses: a worker and the keys it has yet to answer
         self._busy: dict[Any, tuple[Any, dict[ResponseKey, None]]] = {}
@@ -235,7 +147,7 @@ class Cluster:
         self._losses = 0
         self._interrupted = False
 
-    def answer(self, keys: Sequence[ResponseKey]) -> Iterator[Response | LoadedModel]:
+    def answer(self, keys: Sequence[ResponseKey]) -> Iterator[Response | Session]:
         """Yield responses and sessions; see `Worker.answer`.
 
         Raises:
@@ -267,11 +179,11 @@ class Cluster:
 
     def _receive(
         self, responses: Any, worker: Any, left: dict[ResponseKey, None]
-    ) -> Response | LoadedModel | None:
+    ) -> Response | Session | None:
         """Return a worker's next item; None if it was lost or has sent its last response."""
         try:
             reference = next(responses, None)
-            found: Response | LoadedModel | None = None if reference is None else self._ray.get(reference)
+            found: Response | Session | None = None if reference is None else self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, MinkError):
                 raise error.cause from None

@@ -177,7 +177,7 @@ def test_a_judge_that_looks_at_the_place_is_named(
         (Said(200, "<html>hello</html>"), "chat completions"),
         (Said(200, {"choices": []}), "chat completions"),
         (Said(0, None), "closed connection"),
-        (fails(401, f"Incorrect API key {KEY}"), "--judge-key-env"),
+        (fails(401, f"Incorrect API key {KEY}"), "--key-env"),
         (fails(307, Location="/v1/elsewhere"), "HTTP 307"),
         (fails(404, "no such model"), "--judge-model"),
     ],
@@ -187,7 +187,7 @@ def test_a_server_that_fails_in_the_middle(
 ) -> None:
     """The command ends in one sentence; the same command asks for what is missing and no more."""
     monkeypatch.setenv("MY_KEY", KEY)
-    judge = partial(judge, "--judge-key-env", "MY_KEY")
+    judge = partial(judge, "--key-env", "MY_KEY")
     server.answer = lambda body: prefers_minimal(body) if len(server.bodies) <= 20 else failure
     result = judge("--parallel", 3)
     assert (result.status, named in result.stderr) == (1, True)
@@ -225,9 +225,9 @@ def test_the_key_is_not_shown_and_not_written(
     """Even if no header can hold it, or the server repeats it."""
     monkeypatch.setenv("MY_KEY", key)
     server.answer = lambda _: says(f'Your key is {KEY}. {{"winner": "A"}}')
-    result = judge("--judge-key-env", "MY_KEY")
+    result = judge("--key-env", "MY_KEY")
     assert result.status == (0 if key.strip() == KEY else 1)
-    assert result.status == 0 or "--judge-key-env" in result.stderr
+    assert result.status == 0 or "--key-env" in result.stderr
     written = [path.read_text() for path in (run / "judge").glob("*")]
     assert KEY not in "".join([result.stdout, result.stderr, *written])
 
@@ -372,7 +372,7 @@ def test_a_limit_is_one_of_questions_and_damaged_records_are_told(
     ("options", "status", "complaint"),
     [
         ([], 2, "--judge"),
-        (["--judge", "URL", "--judge-key-env", "NO_SUCH_KEY"], 1, "NO_SUCH_KEY"),
+        (["--judge", "URL", "--key-env", "NO_SUCH_KEY"], 1, "NO_SUCH_KEY"),
         (["--judge", "parrot"], 2, "'parrot'"),
         (["--judge", "http://"], 1, "8080/v1"),
         (["--judge", "http://ho\x07st/v1"], 1, "8080/v1"),

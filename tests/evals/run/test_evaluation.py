@@ -4,13 +4,14 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from mink_local.evals.answering import FileAnswerer
 from mink_local.evals.run.records import RECORDS, seed_of
-from mink_local.evals.run.workers import Worker
 from mink_local.evals.stats import what_can_be_found
 from mink_local.version import __version__
 from tests.support.mink_eval import MINK_EVAL, MinkEval, count_lines, read_responses, responses
@@ -259,6 +260,6 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, here: list[object]) -> None:
 def test_a_template_that_writes_the_date_gets_the_same_every_day(tiny: Callable[..., Path]) -> None:
     """A run that passes midnight goes on with the same prompts."""
     path = str(tiny(template="{{ strftime_now('%d %b %Y') }}"))
-    worker = Worker(path, {}, seed=0, ctx=None, n_parallel=1, placement={"n_threads": 1})
-    model = worker.load()
-    assert model.apply_chat_template([{"role": "user", "content": "Hello"}]) == "26 Jul 2024"
+    with closing(FileAnswerer(path, placement={"n_threads": 1})) as answerer:
+        text = answerer.model.apply_chat_template([{"role": "user", "content": "Hello"}])
+    assert text == "26 Jul 2024"

@@ -1,0 +1,315 @@
+"""A model behind an OpenAI-compatible address, such as http://127.0.0.1:8080/v1."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import islice
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from openai import (
+    APIError,
+    APIStatusError,
+    APITimeoutError,
+    AsyncOpenAI,
+    AuthenticationError,
+    BadRequestError,
+    DefaultAsyncHttpxClient,
+    DefaultHttpxClient,
+    Omit,
+    OpenAI,
+    PermissionDeniedError,
+)
+
+from mink_local.errors import ServerError
+from mink_local.evals.answering import Answered, Session
+from mink_local.generation.request import Request, SamplingParams
+from mink_local.samplers import Greedy, Sampler, TopP
+
+log = logging.getLogger("mink_local")
+
+RETRIES = 6  # of a failed request, with pauses of up to 8 s, or as long as the server asks for
+_PROBE_SECONDS = 30.0
+_POLL_SECONDS = 0.25  # between checks for Ctrl-C
+_FOR_REASONING = 2048  # tokens beyond the limit for models whose reasoning cannot be switched off
+_MINK = "mink-local"  # who owns the models of mink-serve, by its own list
+
+
+def is_address(text: str) -> bool:
+    """Return whether a model's name is a server's address."""
+    return text.startswith(("http://", "https://"))
+
+
+class _Served(NamedTuple):
+    """A model as its server lists it."""
+
+    model: str
+    is_mink: bool
+    is_preset: bool
+
+
+class AddressAnswerer:
+    """A model behind an OpenAI-compatible server.
+
+    Samplers are sent to mink-serve only: others would drop them in silence.
+
+    Args:
+        url: The base URL, such as http://127.0.0.1:8080/v1, and the model's id after a # unless the server
+            has only one.
+        key_variable: Environment variable with the API key for this server; None for no key, or for OpenAI's
+            own server OPENAI_API_KEY. A key is only sent to the server, never shown or written.
+        parallel: Number of requests at a time.
+        seconds: Time limit per answer.
+        is_strict: Whether a temperature or seed that the model refuses is an error; else it is left out.
+
+    Raises:
+        ServerError: The URL or the key is invalid, or the server cannot be reached or has several models.
+    """
+
+    def __init__(
+        self, url: str, key_variable: str | None, parallel: int, seconds: float, *, is_strict: bool = False
+    ) -> None:
+        base, _, self._wanted = url.partition("#")
+        self._base = _base_url(base)
+        self._key, self._parallel, self._seconds = _key_for(self._base, key_variable), parallel, seconds
+        self._droppable = {"max_tokens"} if is_strict else {"max_tokens", "temperature", "seed"}
+        self._refused: set[str] = set()  # parameters that the model does not take
+        self._interrupted = self._has_answered = False
+
+    @cached_property
+    def _served(self) -> _Served:
+        """The model, found on its server when it is first needed."""
+        listed = self._listed()
+        names = [str(getattr(model, "id", "")) for model in listed]
+        own = [name for name in names if not any(name.startswith(f"{other}:") for other in names)]
+        if not self._wanted and len(own) != 1:  # not counting presets, as "qwen3-4b:creative" of mink-serve
+            offers = self._without_key(", ".join(names)) or "none"
+            raise ServerError(f"{self._base} has these models: {offers}; choose one with {self._base}#MODEL")
+        model = self._wanted or own[0]
+        is_mink = bool(listed) and all(getattr(one, "owned_by", None) == _MINK for one in listed)
+        return _Served(model, is_mink, is_mink and model not in own)
+
+    @property
+    def name(self) -> str:
+        return f"{self._served.model} at {self._base}"
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"sha256": "", "address": self._base}  # its file is not here
+
+    @property
+    def drops_samplers(self) -> bool:
+        """Whether the server would ignore most samplers."""
+        return not self._served.is_mink
+
+    def check(self, samplers: Sequence[Sampler], reasoning_budget: int | None) -> None:
+        """Raise ServerError if the server would ignore a sampler or another setting in silence."""
+        if self._served.is_preset:
+            raise ServerError(f"{self.name} is a preset with its own sampler: use the model without it")
+        if not self.drops_samplers:
+            return
+        unknown = [str(sampler) for sampler in samplers if not isinstance(sampler, Greedy | TopP)]
+        if unknown:
+            raise ServerError(
+                f"{self._base} is not mink-serve and would ignore {', '.join(unknown)}: use --sampler top-p "
+                "(top-p:p=1 for temperature alone) or greedy, or serve the model with mink-serve"
+            )
+        if reasoning_budget is not None:
+            raise ServerError(f"{self._base} is not mink-serve: leave out --reasoning-budget")
+
+    def prepare(self, requests: Iterable[Request]) -> Session | None:  # noqa: ARG002
+        """Return the session: a server makes its own room."""
+        return Session(None, {"executor": "address", "n_parallel": self._parallel})
+
+    def _options(self, seconds: float) -> dict[str, Any]:
+        options = {"base_url": self._base, "api_key": self._key or "none", "timeout": seconds}
+        if not _is_openai(self._base):  # the account of OPENAI_ORG_ID is not for others
+            options["default_headers"] = {"OpenAI-Organization": Omit(), "OpenAI-Project": Omit()}
+        return options
+
+    def _listed(self) -> list[Any]:
+        """Return the models that the server lists; none if it has no list but the model is given."""
+        transport = DefaultHttpxClient(follow_redirects=False)
+        with OpenAI(**self._options(_PROBE_SECONDS), max_retries=0, http_client=transport) as client:
+            try:
+                return list(client.models.list().data)
+            except APIError as error:
+                if self._wanted and isinstance(error, APIStatusError):
+                    return []
+                raise self._error(error) from None
+            except (AttributeError, TypeError, ValueError):  # not a list of models
+                return []
+
+    def close(self) -> None:
+        """Do nothing: connections are closed with their answers."""
+
+    def answers(self, requests: Sequence[Request]) -> Generator[Answered, None, None]:
+        """Yield answers in order of completion; after a failure, only those to requests already sent."""
+        failed: ServerError | None = None
+        with asyncio.Runner() as runner:
+            transport = DefaultAsyncHttpxClient(follow_redirects=False)
+            client = AsyncOpenAI(**self._options(self._seconds), max_retries=RETRIES, http_client=transport)
+            create = runner.get_loop().create_task
+            unasked = enumerate(requests)
+            asked: set[asyncio.Task[Answered]] = set()
+            try:
+                while not self._interrupted:
+                    if not failed:
+                        more = islice(unasked, self._parallel - len(asked))
+                        asked.update(create(self._answer(client, index, one)) for index, one in more)
+                    if not asked:
+                        break
+                    done, asked = runner.run(
+                        asyncio.wait(asked, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                    )
+                    # Answers come first: a prompt without one may end the loop of the caller.
+                    for task in sorted(done, key=_has_no_answer):
+                        try:
+                            yield task.result()
+                        except ServerError as error:
+                            failed = error
+            finally:
+                for task in asked:
+                    task.cancel()
+                runner.run(client.close())
+        if failed:
+            raise failed
+
+    async def _answer(self, client: AsyncOpenAI, index: int, request: Request) -> Answered:
+        """Return the answer to a request. Raises ServerError."""
+        fields = self._fields(request)
+        began = time.monotonic()
+        try:
+            completion = await client.chat.completions.create(**fields)
+            choice, usage = completion.choices[0], completion.usage
+            answered = Answered(
+                index,
+                self._without_key(choice.message.content or ""),
+                str(choice.finish_reason or "stop"),
+                usage.completion_tokens if usage else 0,
+                usage.prompt_tokens if usage else 0,
+                seconds=time.monotonic() - began,
+            )
+        except BadRequestError as error:
+            if error.code == "context_length_exceeded":
+                return Answered(index, "", "overflow")
+            if error.param in self._droppable and error.param in fields:
+                self._refused.add(error.param)
+                return await self._answer(client, index, request)
+            if self._has_answered:  # so it refuses only this prompt, perhaps due to a content filter
+                return Answered(index, "", "refused", error=self._why(error))
+            raise self._error(error) from None
+        except APIError as error:
+            raise self._error(error) from None
+        except (AttributeError, IndexError, TypeError, ValueError):
+            raise ServerError(f"{self._base} does not return chat completions") from None
+        self._has_answered = True
+        return answered
+
+    def _fields(self, request: Request) -> dict[str, Any]:
+        """Return the fields of a chat completion."""
+        params = request.params
+        messages: Any = request.prompt
+        limit = "max_completion_tokens" if "max_tokens" in self._refused else "max_tokens"
+        fields = {
+            "model": self._served.model,
+            "messages": [_sendable(message) for message in messages],
+            limit: (params.max_tokens or 0) + (_FOR_REASONING if request.enable_thinking is False else 0),
+            "temperature": params.temperature,
+            "seed": params.seed,
+            "stop": list(params.stop) or None,
+            "response_format": _format(params),
+            **(_sampling_of_mink(params) if self._served.is_mink else _sampling(params)),
+        }
+        return {key: one for key, one in fields.items() if one is not None and key not in self._refused}
+
+    def interrupt(self) -> None:
+        """Make `answers` end soon; safe to call from another thread."""
+        self._interrupted = True
+
+    def _error(self, error: APIError) -> ServerError:
+        if isinstance(error, APITimeoutError):
+            advice = "; see --timeout"
+        elif isinstance(error, AuthenticationError | PermissionDeniedError):
+            advice = "; see --key-env"
+        else:
+            advice = "; check the URL, which often ends in /v1, and the model's name after its #"
+        return ServerError(f"{self._base} failed: {self._why(error)}{advice}")
+
+    def _why(self, error: APIError) -> str:
+        """Return the error in the server's own words, if any, without the key."""
+        if isinstance(error, APIStatusError):
+            said = f"HTTP {error.status_code} ({error.message[:200]})"
+        else:
+            said = f"{error.message} {error.__cause__ or ''}".rstrip(" .")
+        return " ".join(self._without_key(said).split())
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key, "…") if self._key else text
+
+
+def _has_no_answer(task: "asyncio.Task[Answered]") -> bool:
+    return task.exception() is not None or task.result().finish_reason in ("overflow", "refused")
+
+
+def _sendable(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message without lone surrogates, which cannot be sent."""
+    return {**message, "content": message["content"].encode("utf-8", "replace").decode()}
+
+
+def _format(params: SamplingParams) -> dict[str, Any] | None:
+    schema = params.constraints and params.constraints.json_schema
+    if not schema:
+        return None
+    return {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": schema}}
+
+
+def _sampling_of_mink(params: SamplingParams) -> dict[str, Any]:
+    """Return the fields of mink-serve alone; its answers then have their reasoning, as those of a file."""
+    budget = params.reasoning_budget
+    given = {"sampler": str(params.effective_sampler), "reasoning_format": "none"}
+    return {"extra_body": given if budget is None else {**given, "reasoning_budget": budget}}
+
+
+def _sampling(params: SamplingParams) -> dict[str, Any]:
+    sampler = params.effective_sampler
+    return {"top_p": sampler.p} if isinstance(sampler, TopP) else {}
+
+
+def _base_url(url: str) -> str:
+    """Return a server's base URL. Raises ServerError, which does not quote anything that may be secret."""
+    try:
+        parts = urlsplit(url)
+        is_base = parts.hostname and parts.port != 0 and url.isprintable()
+    except ValueError:
+        is_base = False
+    if not is_base or parts.username is not None or parts.query:
+        raise ServerError(
+            "the address is not a server's base URL: write http://127.0.0.1:8080/v1, without user, password "
+            "or query; an API key goes into an environment variable"
+        )
+    path = parts.path.rstrip("/").removesuffix("/chat/completions")
+    return f"{parts.scheme}://{parts.netloc}{path or '/v1'}"
+
+
+def _is_openai(base: str) -> bool:
+    """Return whether a base URL is that of OpenAI's own server, encrypted."""
+    return base.startswith(("https://api.openai.com/", "https://api.openai.com:443/"))
+
+
+def _key_for(base: str, variable: str | None) -> str:
+    """Return the API key that is meant for a server; empty if none is. Raises ServerError."""
+    if variable is None and not _is_openai(base):
+        return ""
+    key = os.environ.get(variable or "OPENAI_API_KEY", "").strip()
+    if variable and not key:
+        raise ServerError(f"{variable} is empty: set it to the API key, or leave out --key-env")
+    if not (key.isascii() and key.isprintable()):
+        raise ServerError("the API key contains an invalid character: see --key-env")
+    parts = urlsplit(base)
+    if key and parts.scheme == "http" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
+        log.warning("the API key is sent to %s unencrypted: use https:// if the server has it", base)
+    return key
