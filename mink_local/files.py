@@ -1,18 +1,21 @@
-"""File utilities: atomic writes, hashes, private folders, small JSON caches, readable sizes."""
+"""File utilities: atomic writes, locks, hashes, private folders, small JSON caches, readable sizes."""
 
+import errno
 import hashlib
 import json
 import logging
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import rich.filesize
 
 log = logging.getLogger("mink_local")
+
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what flock answers on some network file systems
 
 size_in_words = rich.filesize.decimal
 """Return a number of bytes as text, in powers of 1000: `98.4 MB`, `4.9 GB`."""
@@ -50,6 +53,32 @@ def replaced(path: Path) -> Iterator[Path]:
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def locked(path: Path, *, timeout: float = -1) -> Iterator[None]:
+    """Hold the lock of a file during the block; go on without it where the file system has no locks.
+
+    Args:
+        path: The lock's own file, which is created and stays.
+        timeout: Seconds to wait for another process; without limit if negative.
+
+    Raises:
+        TimeoutError: Another process holds it.
+        OSError: The file cannot be created.
+    """
+    from filelock import FileLock  # slow to import
+
+    # A soft lock would outlive its process, and take the file that a real one left for a lock that is held.
+    lock = FileLock(path, timeout=timeout, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        log.warning("no locks on the file system of %s: let only one program write there", path.parent)
+    with lock if lock.is_locked else nullcontext():
+        yield
 
 
 def sha256_of(path: Path) -> str:

@@ -4,21 +4,19 @@ import io
 import logging
 import os
 import re
-import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, unquote
 
 from platformdirs import user_config_path
 
 from mink_local.cli import NO_TEXT, did_you_mean
 from mink_local.errors import CatalogError, ModelNotFoundError
-from mink_local.files import user_path, write_atomic
+from mink_local.files import locked, user_path, write_atomic
 from mink_local.models import stores
 
 EMBEDDED = "smollm2-135m"
@@ -92,13 +90,12 @@ class ModelFile:
 def read_catalog() -> dict[str, tuple[CatalogEntry, ...]]:
     """Return all entries by the model's name without a quantization, the default first.
 
-    The user's own come first, and replace those of the same name and quantization. A line that is not
-    understood is skipped with a warning.
+    The user's own come first, and replace those of the same name and quantization. Malformed lines are
+    skipped with a warning.
 
     Raises:
         CatalogError: A file cannot be read.
     """
-    _tell_of_toml()
     entries: dict[str, CatalogEntry] = {}
     for entry in (*own_entries(), *_read_entries(_catalog_path())):
         entries.setdefault(entry.name, entry)
@@ -300,60 +297,13 @@ def remove(name: str) -> None:
 
 
 def _rewrite(change: Callable[[str], str]) -> None:
-    from filelock import FileLock  # slow to import, and only needed here
-
     path = user_catalog_path()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_name(".models.txt.lock")):
+        with locked(path.with_name(".models.txt.lock")):
             _write_text(path, change(_read_text(path)))
     except OSError as error:
         raise CatalogError(f"cannot write {path}: {error.strerror}") from None
-
-
-def take_over(path: Path) -> list[str]:
-    """Add the models of a `models.toml`, the catalogue of earlier versions; return their names.
-
-    Raises:
-        CatalogError: It cannot be read, or one of its models is invalid.
-    """
-    try:
-        models = tomllib.loads(path.read_text(encoding="utf-8"))["model"]
-        entries = [entry for model in models for entry in _from_toml(model)]
-        for entry in entries:
-            add(entry)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise CatalogError(f"cannot read the models of {path}: {error}") from None
-    return [entry.name for entry in entries]
-
-
-def _from_toml(model: Mapping[str, Any]) -> Iterator[CatalogEntry]:
-    """Yield an entry per quantization of a model, with those of its sizes and hashes that are listed."""
-    listed = re.search(r"\{(.*?)\}", model.get("file", ""))
-    quantizations = re.split(r"\s*,\s*", listed[1].strip()) if listed else [""]
-    values = (model.get(key, []) for key in ("size", "sha256"))
-    lists = (value if isinstance(value, list) else [value] for value in values)
-    for quantization, size, sha256 in zip_longest(quantizations, *lists):
-        source, file = model["source"], re.sub(r"\{.*?\}", quantization, model.get("file", ""), count=1)
-        if source == "file":
-            source, file = f"file:{user_path(file).absolute()}", ""
-        if revision := model.get("revision"):
-            source = f"{source}@{revision}"
-        name = f"{model['name']}:{quantization}".removesuffix(":")
-        n_bytes = round(size * 1e9) if size else None
-        yield CatalogEntry(
-            name, source, file, n_bytes, sha256, model.get("licence", ""), model.get("note", "")
-        )
-
-
-def _tell_of_toml() -> None:
-    """Say that a `models.toml` of the user's own is no longer read: once, as then there is a `models.txt`."""
-    path = user_catalog_path()
-    old = path.with_suffix(".toml")
-    if old.is_file() and not path.exists():
-        _warn(f"{old} is no longer read: type  mink-models import  to take its models over")
-        with suppress(OSError):
-            path.touch()
 
 
 def _catalog_path() -> Path:

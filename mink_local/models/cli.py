@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 import click
@@ -105,11 +104,12 @@ def pull(models: Sequence[str]) -> None:
     Interrupted downloads resume, and every file is checked against its SHA-256. Set HF_HOME to move the
     cache, HF_TOKEN to log in, HF_ENDPOINT to use another server.
     """
-    from mink_local.models import download
-
     for model in models:
         entry = catalog.find(model)
         if entry and entry.source.startswith("hf:"):
+            stores.hub_cache()  # refuses a malformed HF_ENDPOINT, on which the next import would fail
+            from mink_local.models import download
+
             path = download.pull(entry, partial(click.echo, err=True))
         else:
             path = catalog.resolve(model).path
@@ -180,17 +180,6 @@ def add(
         source, file = f"file:{catalog.resolve(model).path}", ""
     catalog.add(catalog.CatalogEntry(name, source, file, round(size * 1e9), sha256, licence, note))
     click.echo(f"added {name} to {catalog.user_catalog_path()}", err=True)
-
-
-@cli.command("import")
-@click.argument("path", metavar="[PATH]", required=False, type=click.Path(path_type=Path))
-def import_(path: Path | None) -> None:
-    """Add the models of an old models.toml to your models.txt.
-
-    Earlier versions had their catalogue in that format.
-    """
-    names = catalog.take_over(path or catalog.user_catalog_path().with_suffix(".toml"))
-    click.echo(f"added {', '.join(names)} to {catalog.user_catalog_path()}", err=True)
 
 
 @cli.command("rpc-server")

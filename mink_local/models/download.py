@@ -2,29 +2,31 @@
 
 huggingface_hub's own `hf_hub_download` starts over in each process and publishes a file before its hash has
 been checked. Here a file is downloaded to `blobs/SHA-256.incomplete`, where the next call resumes, is hashed
-there, and only then linked into the cache. The library's undocumented parts, `http_get` and its lock names,
-are confined to `_fetch`. Plain HTTP is used, since Xet's protocol cannot resume.
+there, and only then linked into the cache. Plain HTTP is used, since Xet's protocol cannot resume.
 """
 
 import os
 import re
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from filelock import FileLock, Timeout
-from huggingface_hub import HfApi, constants, errors, hf_hub_url
+from huggingface_hub import HfApi, constants, errors, get_token, hf_hub_url
 from huggingface_hub.errors import HTTPError
-from huggingface_hub.file_download import http_get
-from huggingface_hub.utils import build_hf_headers
+from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status, tqdm
 
+from mink_local.cli import printable
 from mink_local.errors import DownloadError
-from mink_local.files import sha256_of, size_in_words, write_atomic
+from mink_local.files import locked, sha256_of, size_in_words, write_atomic
 from mink_local.models import trust
 from mink_local.models.catalog import CatalogEntry
-from mink_local.models.gguf import shards
-from mink_local.models.stores import hub_cache, hub_folder, select
+from mink_local.models.gguf import MAGIC, shards
+from mink_local.models.stores import hub_cache, hub_folder, in_hub_cache, select
+
+_ATTEMPTS = 5  # that bring nothing, before giving up
+_PASSING = (408, 429, 500, 502, 503, 504)  # HTTP statuses of trouble that may pass
 
 Report = Callable[[str], None]  # receives messages for the user
 
@@ -59,6 +61,7 @@ def pull(entry: CatalogEntry, report: Report) -> Path:
         DownloadError: The model cannot be downloaded. Partial files are kept for the next attempt, but not a
             file whose SHA-256 is wrong.
     """
+    _check_token()
     try:
         files = files_of(entry, listing(entry.repository, entry.revision))
         for file in files:
@@ -66,14 +69,33 @@ def pull(entry: CatalogEntry, report: Report) -> Path:
         for file in files:
             _publish(file)
         if entry.revision != files[0].commit:
-            reference = hub_folder(entry.repository) / "refs" / entry.revision
-            reference.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(reference, files[0].commit)
+            _refer(entry, files[0].commit)
         if entry.sha256 and len(files) == 1:
             trust.remember(files[0].pointer)  # its SHA-256 is the catalogue's
+    except errors.OfflineModeIsEnabled:
+        if here := in_hub_cache(entry.repository, entry.revision, entry.file):
+            report(f"{entry.name} is already on this machine; HF_HUB_OFFLINE is set, so it is not checked")
+            return here
+        raise DownloadError("HF_HUB_OFFLINE is set: unset it to download models") from None
     except (HTTPError, OSError) as error:  # HTTPError is the base of the HTTP client's errors
         raise DownloadError(_message(error, entry)) from None
     return files[0].pointer
+
+
+def _check_token() -> None:
+    token = get_token() or ""
+    if not re.fullmatch(r"[!-~]*", token):
+        raise DownloadError(
+            "the Hub's token (HF_TOKEN) has spaces or characters outside ASCII: copy it again"
+        )
+
+
+def _refer(entry: CatalogEntry, commit: str) -> None:
+    """Record the commit that a branch or tag stands for."""
+    reference = hub_folder(entry.repository) / "refs" / entry.revision
+    if not (reference.is_file() and reference.read_text(encoding="utf-8") == commit):
+        reference.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(reference, commit)
 
 
 def listing(repository: str, revision: str) -> dict[str, RemoteFile]:
@@ -138,19 +160,16 @@ def files_of(entry: CatalogEntry, listing: dict[str, RemoteFile]) -> list[Remote
 
 def _fetch(file: RemoteFile, report: Report) -> None:
     """Put a file into the cache, complete and with the right hash."""
+    if _is_here(file, report):  # also in a cache that cannot be written
+        return
     blob = file.blob
     lock = hub_cache() / ".locks" / blob.parents[1].name / f"{blob.name}.lock"  # huggingface_hub's own
     for folder in (blob.parent, lock.parent):
         folder.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(lock, timeout=0):
-            for here in (blob, file.pointer):
-                if here.is_file():
-                    report(f"{file.name} is already on this machine: checking it")
-                    if file.is_whole(here):
-                        return
-                    report(f"{file.name} is damaged: downloading it again")
-                    here.unlink()
+        with locked(lock, timeout=0):
+            for damaged in (blob, file.pointer):
+                damaged.unlink(missing_ok=True)
             partial = blob.with_name(f"{blob.name}.incomplete")
             _download(file, partial, report)
             report("checking its SHA-256")
@@ -160,56 +179,108 @@ def _fetch(file: RemoteFile, report: Report) -> None:
                     f"{file.name} arrived damaged (wrong SHA-256) and was deleted: download it again"
                 )
             partial.replace(blob)
-    except Timeout:
+    except TimeoutError:
         raise DownloadError(f"{file.name} is being downloaded by another process: wait for it") from None
 
 
-def _download(file: RemoteFile, partial: Path, report: Report) -> None:
-    """Append the missing end of a file to `partial`; retry as long as each attempt makes progress.
+def _is_here(file: RemoteFile, report: Report) -> bool:
+    """Return whether a file is in the cache, with the right hash."""
+    here = next(filter(Path.is_file, (file.blob, file.pointer)), None)
+    if here is None:
+        return False
+    report(f"{file.name} is already on this machine: checking it")
+    if file.is_whole(here):
+        return True
+    report(f"{file.name} is damaged: downloading it again")
+    return False
 
-    huggingface_hub 2 retries by itself; 1 gives up when a connection breaks.
-    """
+
+def _download(file: RemoteFile, partial: Path, report: Report) -> None:
+    """Append the missing end of a file to `partial`; go on as long as attempts make progress."""
     partial.touch()
     if partial.stat().st_size > file.size:
         partial.write_bytes(b"")
+    _check_space(file, partial)
+    failures = 0
+    while (have := partial.stat().st_size) < file.size:
+        size = size_in_words(file.size)
+        resuming = f"resuming {file.name} at {size_in_words(have)} of {size}"
+        report(resuming if have else f"downloading {file.name}, {size}")
+        try:
+            _append(file, partial, have)
+        except KeyboardInterrupt:
+            report("interrupted: the next pull resumes here")
+            raise
+        except HTTPError as error:
+            failures = 0 if partial.stat().st_size > have else failures + 1
+            if failures == _ATTEMPTS or not _may_pass(error):
+                raise
+            time.sleep(2**failures)
+
+
+def _check_space(file: RemoteFile, partial: Path) -> None:
     missing, free = file.size - partial.stat().st_size, shutil.disk_usage(partial.parent).free
     if free < missing:
         raise DownloadError(
             f"{file.name} needs {size_in_words(missing)}, but only {size_in_words(free)} are free: "
             "free up space, or set HF_HOME to another disk"
         )
-    while True:
-        have, size = partial.stat().st_size, size_in_words(file.size)
-        resuming = f"resuming {file.name} at {size_in_words(have)} of {size}"
-        report(resuming if have else f"downloading {file.name}, {size}")
-        try:
-            with partial.open("ab") as stream:
-                http_get(
-                    hf_hub_url(file.repository, file.name, revision=file.commit),
-                    stream,
-                    resume_size=have,
-                    headers=build_hf_headers(),
-                    expected_size=file.size,
-                    displayed_filename=PurePosixPath(file.name).name,
-                )
+
+
+def _may_pass(error: HTTPError) -> bool:
+    """Return whether to try again: after a broken connection, or a status that servers in trouble send."""
+    return not isinstance(error, errors.HfHubHTTPError) or error.response.status_code in _PASSING
+
+
+def _append(file: RemoteFile, partial: Path, have: int) -> None:
+    """Append what the server sends of a file from byte `have` on; all that has arrived is kept."""
+    url = hf_hub_url(file.repository, file.name, revision=file.commit)
+    headers = build_hf_headers() | {"Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+    request = get_session().stream(
+        "GET", url, headers=headers, follow_redirects=True, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT
+    )
+    name = PurePosixPath(file.name).name
+    with request as response, partial.open("ab") as stream:
+        hf_raise_for_status(response)
+        at = have if response.status_code == 206 else 0  # a server may ignore the range
+        _check_answer(file, response.headers, at)
+        with tqdm(total=file.size, initial=have, desc=name, unit="B", unit_scale=True) as progress:
+            for block in response.iter_raw():
+                if at == 0 and block[: len(MAGIC)] != MAGIC[: len(block)]:
+                    raise _not_the_file(file)
+                new = block[max(have - at, 0) : file.size - at]
+                stream.write(new)
                 stream.flush()
-                os.fsync(stream.fileno())
-                return
-        except KeyboardInterrupt:
-            report("interrupted: the next pull resumes here")
-            raise
-        except HTTPError as error:
-            if isinstance(error, errors.HfHubHTTPError) or partial.stat().st_size == have:
-                raise
-        except ValueError as error:  # too large for plain HTTP
-            raise DownloadError(f"{file.repository}: {' '.join(str(error).split())}") from None
+                progress.update(len(new))
+                at += len(block)
+        os.fsync(stream.fileno())
+
+
+def _check_answer(file: RemoteFile, headers: Mapping[str, str], at: int) -> None:
+    """Refuse an answer that is not the file from byte `at` on, such as the login page of a proxy."""
+    expected = {
+        "content-length": str(file.size - at),
+        "content-range": f"bytes {at}-{file.size - 1}/{file.size}",
+    }
+    is_page = "html" in headers.get("content-type", "")
+    if is_page or any(headers.get(name, value) != value for name, value in expected.items()):
+        raise _not_the_file(file)
+
+
+def _not_the_file(file: RemoteFile) -> DownloadError:
+    return DownloadError(
+        f"{constants.ENDPOINT} sent something else in place of {file.name}, perhaps a network's login page: "
+        "open a web page, then pull again; what has arrived so far is kept"
+    )
 
 
 def _publish(file: RemoteFile) -> None:
     """Link a blob into the cache's folder for its commit, or move it there if links are unavailable."""
-    if not file.blob.exists():  # an earlier pull moved it
-        return
     pointer = file.pointer
+    if not file.blob.exists() or pointer.exists():  # an earlier pull moved or linked it
+        return
     pointer.parent.mkdir(parents=True, exist_ok=True)
     unfinished = pointer.with_name(f"{pointer.name}.{os.getpid()}")
     unfinished.unlink(missing_ok=True)
@@ -228,17 +299,34 @@ def _message(error: HTTPError | OSError, entry: CatalogEntry) -> str:
         errors.RepositoryNotFoundError: f"there is no repository {place}; if it is private, {log_in}",
         errors.RevisionNotFoundError: f"{place} has no revision {entry.revision}",
         errors.RemoteEntryNotFoundError: f"{place} no longer has the file",
-        errors.OfflineModeIsEnabled: "HF_HUB_OFFLINE is set: unset it to download models",
     }
     for kind, message in messages.items():
         if isinstance(error, kind):
             return message
     if isinstance(error, errors.HfHubHTTPError):
-        return f"{place} responds with HTTP status {error.response.status_code}: try again later"
+        return _status_message(error, place)
     reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, HTTPError):
         return (
-            f"the connection to {constants.ENDPOINT} failed ({reason}): "
+            f"the connection to {_host(error)} failed ({reason}): "
             f"check the network, then type  mink-models pull {entry.name}"
         )
     return f"the model could not be downloaded or written: {reason}"
+
+
+def _status_message(error: errors.HfHubHTTPError, place: str) -> str:
+    status = error.response.status_code
+    words = printable(" ".join((error.server_message or "").split()))
+    said = f"HTTP status {status}" + (f", {words}" if words else "")
+    if status in (401, 403):
+        return f"{place} refuses access ({said}): check HF_TOKEN, or type  hf auth login"
+    return f"{place} responds with {said}: try again later"
+
+
+def _host(error: HTTPError) -> str:
+    """Return the server that a request was sent to, which the Hub may have redirected."""
+    try:
+        url = error.request.url
+    except (AttributeError, RuntimeError):  # it failed before there was a request
+        return str(constants.ENDPOINT)
+    return f"{url.scheme}://{url.host}" + (f":{url.port}" if url.port else "")

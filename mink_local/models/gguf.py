@@ -10,7 +10,6 @@ import mmap
 import re
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 from mink_local.errors import ModelError
 
-_MAGIC = b"GGUF"
+MAGIC = b"GGUF"
 _LONGEST = 64 << 20  # bytes of metadata and tensor infos; today's largest vocabularies take 12 MiB
 _ARRAY_KEPT = 4096  # longest array whose values are kept: enough for one per layer, not for the vocabulary
 _MOST_DIMENSIONS = 4
@@ -55,14 +54,10 @@ def tensor_types() -> dict[int, TensorType]:
 
 
 class Array(NamedTuple):
-    """An array of `length` values; `values` is empty for strings and long arrays, which are skipped.
-
-    `strings_at` is where strings begin in the file.
-    """
+    """An array of `length` values; `values` is empty for strings and long arrays, which are skipped."""
 
     length: int
     values: tuple[Any, ...] = ()
-    strings_at: int | None = None
 
 
 class Tensor(NamedTuple):
@@ -167,40 +162,16 @@ def is_later_shard(name: str) -> bool:
     return match is not None and match[2] != "00001"
 
 
-def duplicate_token(metadata: Metadata) -> str | None:
-    """Return a token that the vocabulary has twice, which makes llama.cpp abort, or None.
-
-    Raises:
-        ModelError: The file cannot be read.
-    """
-    tokens = metadata.values.get("tokenizer.ggml.tokens")
-    seen: set[bytes] = set()
-    if isinstance(tokens, Array) and tokens.strings_at:
-        with _opened(metadata.path) as reader:
-            reader.at = tokens.strings_at
-            for _ in range(tokens.length):
-                token = reader.encoded().partition(b"\0")[0]  # where llama.cpp ends it; it numbers empty ones
-                if token and token in seen:
-                    return token.decode("utf-8", "replace")
-                seen.add(token)
-    return None
-
-
 def _read_file(path: Path) -> Metadata:
-    with _opened(path) as reader:
-        return reader.read(path)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator["MetadataReader"]:
-    """Yield a reader of a file. Raises ModelError if the file cannot be read within the block."""
     try:
+        if not path.is_file():  # opening a pipe would wait for whoever writes to it
+            raise ModelError(f"{path} is not a regular file" if path.exists() else f"there is no file {path}")
         with path.open("rb") as stream:
-            if stream.read(len(_MAGIC)) != _MAGIC:
+            if stream.read(len(MAGIC)) != MAGIC:
                 raise _DamagedError("it does not start with GGUF")
             size = path.stat().st_size
             with mmap.mmap(stream.fileno(), min(size, _LONGEST), access=mmap.ACCESS_READ) as data:
-                yield MetadataReader(data, size)
+                return MetadataReader(data, size).read(path)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from None
     except _DamagedError as error:
@@ -217,7 +188,7 @@ class MetadataReader:
     def __init__(self, data: mmap.mmap, size: int) -> None:
         self._data = data
         self._size = size
-        self.at = len(_MAGIC)
+        self.at = len(MAGIC)
 
     def read(self, path: Path) -> Metadata:
         version = self.number(_U32)
@@ -263,12 +234,8 @@ class MetadataReader:
 
     def string(self) -> str:
         """Read a string."""
-        return self.encoded().decode("utf-8", "replace")
-
-    def encoded(self) -> bytes:
-        """Read a string as it is."""
         start = self._skip(self.number(_U64))
-        return self._data[start : self.at]
+        return self._data[start : self.at].decode("utf-8", "replace")
 
     def value(self, kind: int) -> Any:
         """Read a value of a type; an array without its values if they are strings or too many to keep."""
@@ -279,9 +246,8 @@ class MetadataReader:
         kind, length = self.number(_U32), self.number(_U64)
         if kind != _STRING:
             return Array(length, self._numbers(kind, length))
-        start = self.at
         self._skip_strings(length)
-        return Array(length, strings_at=start)
+        return Array(length)
 
     def _skip_strings(self, count: int) -> None:
         """Skip the strings of an array, such as a vocabulary of 100,000 tokens."""

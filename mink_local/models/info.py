@@ -47,9 +47,9 @@ def model_info(
     footprint = Footprint(metadata, kv_type)
     mixed, layers = footprint.n_mixed, metadata.n_layers + 1
     ways = {"all_on_gpu": (layers, 0), "experts_on_cpu": (layers, mixed)} if mixed else {}
-    thinking = "yes" if "<think>" in template else "no"
+    reasoning = "yes" if "<think>" in template else "no"
     if "enable_thinking" in template:
-        thinking = "optional"
+        reasoning = "optional"
     return {
         "path": str(metadata.path),
         "size": metadata.n_bytes,
@@ -71,9 +71,8 @@ def model_info(
             "kind": _one_line(metadata.text("tokenizer.ggml.model")),
             "split": _one_line(metadata.text("tokenizer.ggml.pre")),
         },
-        "problems": problems(metadata),
         "chat_template": bool(template),
-        "thinking": thinking,
+        "reasoning": reasoning,
         "memory": {
             "ctx": placement.n_ctx,
             "parallel": n_parallel,
@@ -85,20 +84,6 @@ def model_info(
             "warning": placement.warning,
         },
     }
-
-
-def problems(metadata: Metadata) -> list[str]:
-    """Return what is wrong with a model's metadata, and why llama.cpp refuses it."""
-    from mink_local.models.trust import vocabulary_complaint  # imports llama.cpp
-
-    found = []
-    if not metadata.n_ctx_train:
-        found.append(f"{metadata.architecture}.context_length is missing, or not a number of tokens")
-    if not isinstance(metadata.values.get("tokenizer.chat_template", ""), str):
-        found.append("tokenizer.chat_template is not text")
-    if complaint := vocabulary_complaint(metadata.path.absolute()):
-        found.append(complaint)
-    return [printable(" ".join(text.split())) for text in found]
 
 
 def model_list(budget: Budget) -> list[dict[str, Any]]:
@@ -246,7 +231,7 @@ def in_words(facts: dict[str, Any]) -> str:
         ("context", f"{facts['context_length']:,} tokens" if facts["context_length"] else ""),
         ("vocabulary", f"{vocabulary['tokens']:,} tokens ({kind})"),
         ("chat template", "yes" if facts["chat_template"] else "no"),
-        ("thinking", facts["thinking"]),
+        ("reasoning", facts["reasoning"]),
         ("memory", f"with {tokens}:"),
         ("", _usage_in_words("GPU", memory["gpu"])),
         ("", _usage_in_words("CPU", memory["cpu"])),
@@ -257,7 +242,6 @@ def in_words(facts: dict[str, Any]) -> str:
             if key in memory
         ),
         ("", memory["warning"]),
-        *(("problem", text) for text in facts["problems"]),
     ]
     return "\n".join(f"{label:<15}{text}" for label, text in lines if text)
 

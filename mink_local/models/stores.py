@@ -8,11 +8,10 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-
-from huggingface_hub import constants
+from urllib.parse import urlsplit
 
 from mink_local.cli import did_you_mean
-from mink_local.errors import ModelNotFoundError
+from mink_local.errors import CatalogError, ModelNotFoundError
 from mink_local.files import user_path
 from mink_local.models.gguf import is_later_shard, shard_stem, shards
 
@@ -73,7 +72,21 @@ def in_package(name: str, package: str, file: str) -> Path:
 
 
 def hub_cache() -> Path:
-    """Return the folder of the Hugging Face Hub's cache (HF_HOME, HF_HUB_CACHE)."""
+    """Return the folder of the Hugging Face Hub's cache (HF_HOME, HF_HUB_CACHE).
+
+    Raises:
+        CatalogError: HF_ENDPOINT is malformed.
+    """
+    try:
+        from huggingface_hub import constants  # here, since it fails on a malformed HF_ENDPOINT
+
+        address = urlsplit(constants.ENDPOINT)
+    except ValueError:
+        address = urlsplit("")
+    if address.scheme not in ("http", "https") or not re.fullmatch(r"[!-~]+", address.netloc):
+        raise CatalogError(
+            "HF_ENDPOINT is not a web address: unset it, or write it as https://huggingface.co"
+        )
     return user_path(constants.HF_HUB_CACHE).absolute()
 
 

@@ -6,7 +6,6 @@ same llama.cpp (same path, size and modification time).
 """
 
 import logging
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from mink_local.errors import MinkError, ModelError
 from mink_local.files import add_to_record, read_record, sha256_of
 from mink_local.llama.weights import Weights
 from mink_local.models.catalog import ModelFile
-from mink_local.models.gguf import duplicate_token, read_metadata, shards
+from mink_local.models.gguf import shards
 from mink_local.sandbox import GIB, SandboxError, ask, serve
 
 _SECONDS = 60.0  # for a file of any size, plus
@@ -58,25 +57,16 @@ def was(outcome: str, path: Path) -> bool:
     return bool(read_record(_record(outcome)).get(str(path)) == file_state(path))
 
 
-def vocabulary_complaint(path: Path) -> str | None:
-    """Return why llama.cpp refuses a model's vocabulary, or None; its tensors are not loaded."""
-    return None if was("vetted", path) else _try_in_child(path, 0, vocab_only=True)
-
-
-def _try_in_child(path: Path, size: int, vocab_only: bool = False) -> str | None:
+def _try_in_child(path: Path, size: int) -> str | None:
     """Return what is wrong with a model, or None."""
     seconds = _SECONDS + size / _BYTES_PER_SECOND
     memory = 2 * size + 4 * GIB  # mapped and repacked weights, libraries, context
     try:
-        complaint = ask("mink_local.models.trust", [str(path), vocab_only], seconds=seconds, memory=memory)
+        complaint = ask("mink_local.models.trust", str(path), seconds=seconds, memory=memory)
     except SandboxError as error:
-        reason = f"llama.cpp {error}; download it again"
-        with suppress(ModelError):
-            if token := duplicate_token(read_metadata(path)):
-                reason = (
-                    f"its vocabulary (tokenizer.ggml.tokens) has the token {token!r} twice; use another file"
-                )
-        return f"{path} cannot be loaded: {reason}"
+        return (
+            f"{path} cannot be loaded: llama.cpp {error}: it is damaged, or not for this version; get another"
+        )
     return None if complaint is None else str(complaint)
 
 
@@ -100,13 +90,10 @@ def _record(outcome: str) -> Path:
     return user_cache_path("mink-local") / f"{outcome}.json"
 
 
-def _complaint(question: tuple[str, bool]) -> str | None:
+def _complaint(path: str) -> str | None:
     """Return what is wrong with a model file, or None; in a child, since llama.cpp may abort."""
-    path, vocab_only = question
     try:
-        weights = Weights(Path(path), vocab_only=vocab_only)
-        if not vocab_only:
-            _use(weights)
+        _use(Weights(Path(path)))
     except MinkError as error:
         return str(error)
     return None

@@ -232,48 +232,6 @@ def test_models_added_at_once_are_all_kept(models: Path, monkeypatch: pytest.Mon
     assert not models.exists()
 
 
-TOML = f"""
-[[model]]
-name = "a"
-source = "hf:o/r"
-file = "m-{{Q4, Q8}}.gguf"
-revision = "v1"
-size = [4.92, 8.5]
-sha256 = "{"0" * 64}"
-licence = "MIT"
-
-[[ model ]]
-name = 'b'
-source = 'file'
-file = '~/my b.gguf'
-note = 'mine'
-"""
-
-
-def test_a_models_toml_is_told_about_once_and_taken_over(
-    own: Path, home: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    old = own.with_suffix(".toml")
-    old.write_text(TOML)
-    assert catalog.read_catalog() == {}
-    assert [str(old) in message and "mink-models import" in message for message in caplog.messages] == [True]
-    catalog._warn.cache_clear()  # as in the next program
-    assert catalog.take_over(old) == ["a:Q4", "a:Q8", "b"]
-    assert catalog.read_catalog() == {
-        "a": (
-            CatalogEntry("a:Q4", "hf:o/r@v1", "m-Q4.gguf", 4_920_000_000, "0" * 64, "MIT"),
-            CatalogEntry("a:Q8", "hf:o/r@v1", "m-Q8.gguf", 8_500_000_000, None, "MIT"),
-        ),
-        "b": (CatalogEntry("b", f"file:{home}/my b.gguf", note="mine"),),
-    }
-    assert len(caplog.messages) == 1
-    assert old.read_text() == TOML
-    for wrong in ("", "x", "model = 3", "[[model]]", "[[model]]\nname = 'a'\nsource = 3"):
-        old.write_text(wrong)
-        with pytest.raises(CatalogError, match=str(old)):
-            catalog.take_over(old)
-
-
 def test_a_default_whose_name_is_not_utf_8(home: Path) -> None:
     name = os.fsdecode(b"/x/\xff .gguf")
     catalog.choose_model(name)

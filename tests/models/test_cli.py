@@ -92,7 +92,7 @@ def test_info_of_the_real_model(mink: Mink) -> None:
         "context_length": 8192,
         "vocabulary": {"tokens": 49152, "kind": "gpt2", "split": "smollm"},
         "chat_template": True,
-        "thinking": "no",
+        "reasoning": "no",
     }
     assert {key: facts[key] for key in expected} == expected
     mix = [(row["type"], row["tensors"]) for row in facts["tensor_types"]]
@@ -137,7 +137,7 @@ def test_info_of_a_mixture(mink: Mink, tiny: Callable[..., Path], monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("template", "thinks"),
+    ("template", "reasons"),
     [
         ("{{ messages }}", "no"),
         ("<think>{{ messages }}", "yes"),
@@ -145,36 +145,11 @@ def test_info_of_a_mixture(mink: Mink, tiny: Callable[..., Path], monkeypatch: p
         (None, "no"),
     ],
 )
-def test_info_says_whether_a_model_thinks(
-    mink: Mink, tiny: Callable[..., Path], template: str | None, thinks: str
+def test_info_says_whether_a_model_reasons(
+    mink: Mink, tiny: Callable[..., Path], template: str | None, reasons: str
 ) -> None:
     facts = json.loads(mink("info", tiny(template=template), "--json").stdout)
-    assert (facts["thinking"], facts["chat_template"]) == (thinks, template is not None)
-
-
-@pytest.mark.parametrize(
-    ("options", "old", "new", "named"),
-    [
-        ({}, b"", b"", []),
-        ({}, b"llama.context_length", b"llama.context_width_", ["llama.context_length"]),
-        ({"n_ctx_train": "many"}, b"", b"", ["llama.context_length"]),
-        ({"template": 5}, b"", b"", ["tokenizer.chat_template"]),
-        ({}, b"smollm", b"parrot", ["'parrot'"]),
-        ({}, b"\4\0\0\0\0\0\0\0That", b"\4\0\0\0\0\0\0\0This", ["tokenizer.ggml.tokens.*'This'"]),
-        ({"template": 5}, b"smollm", b"parrot", ["tokenizer.chat_template", "'parrot'"]),
-        ({"arch": "parrot"}, b"", b"", ["'parrot'"]),
-    ],
-)
-def test_info_says_what_loading_refuses(
-    mink: Mink, tiny: Callable[..., Path], options: dict[str, Any], old: bytes, new: bytes, named: list[str]
-) -> None:
-    path = tiny(**options)
-    path.write_bytes(path.read_bytes().replace(old, new, 1))
-    facts = json.loads(mink("info", path, "--json").succeeded().stdout)
-    assert len(facts["problems"]) == len(named)
-    for problem, pattern in zip(facts["problems"], named, strict=True):
-        assert re.search(pattern, problem)
-        assert problem in mink("info", path).succeeded().stdout
+    assert (facts["reasoning"], facts["chat_template"]) == (reasons, template is not None)
 
 
 def test_what_a_file_says_cannot_command_the_terminal(mink: Mink, tmp_path: Path) -> None:
@@ -237,16 +212,6 @@ def test_completion_offers_what_is_here_first(mink: Mink, tiny: Callable[..., Pa
     completed = [item.value for item in complete_model(click.Context(command), command.params[0], "smollm2-")]
     assert completed[:3] == ["smollm2-mine", "smollm2-135m", "smollm2-lost"]
     assert completed[3:] == ["smollm2-360m", "smollm2-1.7b"]
-
-
-def test_import(mink: Mink, tiny: Callable[..., Path]) -> None:
-    path = tiny("parrot.gguf")
-    old = catalog.user_catalog_path().with_suffix(".toml")
-    mink("import").refused(1, old)
-    old.parent.mkdir(parents=True)
-    old.write_text(f"[[model]]\nname = 'parrot'\nsource = 'file'\nfile = '{path}'\n")
-    assert mink("import").succeeded().stderr.count("parrot") == 1
-    assert mink("path", "parrot") == Finished(0, f"{path}\n", "")
 
 
 @pytest.mark.parametrize(

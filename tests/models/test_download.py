@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,23 +19,22 @@ from huggingface_hub import constants
 from mink_local.models import catalog, download
 from tests.models.conftest import Mink
 from tests.support.hub import COMMIT, REPOSITORY, Hub, serve
-from tests.support.python import Finished
+from tests.support.python import Finished, run_python
 from tests.support.records import disk_of
 
-BIG = os.urandom(300_000)
+BIG = b"GGUF" + os.urandom(299_996)
 NAME = f"hf:{REPOSITORY}:big.gguf"
 FOLDER = "models--" + REPOSITORY.replace("/", "--")
 
 
 @pytest.fixture(autouse=True)
 def hub(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A server in place of the Hub, with small pieces of a file at a time."""
+    """A server in place of the Hub."""
     with serve(Hub({"README.md": b"# Parrots", "big.gguf": BIG})) as hub:
         monkeypatch.setattr(time, "sleep", lambda _: None)  # the wait before another try
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
         files = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files)
-        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000)  # most that an interruption loses
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
         monkeypatch.delenv("HF_TOKEN", raising=False)
         yield hub
@@ -90,13 +90,51 @@ def test_an_interrupted_connection_is_taken_up_again(mink: Mink, hub: Hub, home:
     hub.cut_after = [100_000, 50_000]
     assert pulled(mink).read_bytes() == BIG
     assert downloads(hub) == [None, "bytes=100000-", "bytes=150000-"]
-    hub.files["big.gguf"] = other = os.urandom(100_000)
+    hub.files["big.gguf"] = other = b"GGUF" + os.urandom(99_996)
     hub.cut_after = [50_000, *[0] * 20]  # and then nothing more ever comes
     refused(mink("pull", NAME), hub.url)
     assert blobs(home)[f"{sha256(other)}.incomplete"] == 50_000
     hub.cut_after = []
     assert pulled(mink).read_bytes() == other
     assert set(blobs(home)) == {sha256(BIG), sha256(other)}
+
+
+PAGE = b"<html>Log in first</html>"
+
+
+@pytest.mark.parametrize(
+    ("page", "headers"),
+    [
+        (PAGE, {"content-type": "text/html"}),
+        (PAGE, {}),
+        (PAGE + bytes(300_000), {"transfer-encoding": "chunked"}),
+        (PAGE.ljust(300_000), {}),
+    ],
+)
+def test_a_page_never_becomes_part_of_a_file(
+    mink: Mink, hub: Hub, home: Path, page: bytes, headers: dict[str, str]
+) -> None:
+    """What a proxy or a hotel's network sends with status 200; what has arrived before stays."""
+    hub.cut_after = [100_000, *[0] * 20]
+    refused(mink("pull", NAME), hub.url)
+    hub.cut_after, hub.page = [], (page, headers)
+    refused(mink("pull", NAME), hub.url, "big.gguf")
+    assert blobs(home) == {f"{sha256(BIG)}.incomplete": 100_000}
+    hub.page = None
+    hub.requests.clear()
+    assert pulled(mink).read_bytes() == BIG
+    assert downloads(hub) == ["bytes=100000-"]
+
+
+def test_a_server_that_ignores_the_range(mink: Mink, hub: Hub) -> None:
+    hub.cut_after = [100_000]
+    hub.ignores_range = True
+    assert pulled(mink).read_bytes() == BIG
+
+
+def test_a_line_that_breaks_every_few_bytes(mink: Mink, hub: Hub) -> None:
+    hub.cut_after = [1, 2, 0, 70_000, 0, 0, 0, 0, 1, 0, 0, 0, 0]
+    assert pulled(mink).read_bytes() == BIG
 
 
 @pytest.mark.posix
@@ -132,7 +170,7 @@ def test_corrupted_bytes_are_deleted(mink: Mink, hub: Hub, home: Path, already: 
 def test_a_model_in_several_files(mink: Mink, hub: Hub, home: Path) -> None:
     names = [f"Q4_K_M/m-Q4_K_M-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
     model = f"hf:{REPOSITORY}:q4_k_m"
-    hub.files |= {name: os.urandom(40_000) for name in names}
+    hub.files |= {name: b"GGUF" + os.urandom(39_996) for name in names}
     hub.cut_after = [40_000, 20_000]
     snapshot = cache(home) / "snapshots" / COMMIT
     assert pulled(mink, model) == snapshot / names[0]
@@ -166,6 +204,56 @@ def test_a_gated_repository_is_explained(
     refused(mink("pull", NAME), f"{hub.url}/{REPOSITORY}", "HF_TOKEN")
     monkeypatch.setenv("HF_TOKEN", "hf_right")
     pulled(mink)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refusal_in_the_servers_own_words(mink: Mink, hub: Hub, status: int) -> None:
+    """Waiting would not help, so it is not advised."""
+    hub.status, hub.words = status, "Invalid credentials in Authorization header"
+    refused(mink("pull", NAME), status, hub.words, "HF_TOKEN")
+    assert len(hub.requests) == 1
+
+
+def test_the_server_that_does_not_answer_is_named(mink: Mink, hub: Hub) -> None:
+    hub.redirect = "http://127.0.0.1:9"
+    refused(mink("pull", NAME), hub.redirect)
+
+
+@pytest.mark.parametrize("endpoint", ["http://[::1", "ftp://x", "huggingface.co", "http://", "http://a b"])
+def test_a_malformed_endpoint(endpoint: str, home: Path) -> None:
+    """In a process of its own, since huggingface_hub reads it when it is imported."""
+    for arguments in (["pull", NAME], ["list"]):
+        program = f"import sys; sys.argv[1:] = {arguments}; from mink_local.models.cli import main; main()"
+        environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home)}
+        refused(run_python("-c", program, env=environment), "HF_ENDPOINT")
+
+
+@pytest.mark.parametrize("token", ["hf a", "hf_é"])
+def test_a_malformed_token(mink: Mink, token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", token)
+    refused(mink("pull", NAME), "HF_TOKEN")
+
+
+@pytest.mark.posix
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks(mink: Mink, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(number, os.strerror(number))))
+    assert pulled(mink).read_bytes() == BIG
+    mink("add", "parrot", NAME).succeeded()
+    assert mink("path", "parrot").status == 0
+
+
+def test_a_model_that_is_there_needs_no_writing_and_no_network(
+    mink: Mink, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = pulled(mink)
+    shutil.rmtree(home / "hub" / ".locks")
+    before = {item: item.lstat().st_mtime_ns for item in (home / "hub").rglob("*")}
+    assert pulled(mink) == path
+    assert {item: item.lstat().st_mtime_ns for item in (home / "hub").rglob("*")} == before
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    huggingface_hub.close_session()
+    assert pulled(mink) == path
 
 
 @pytest.mark.parametrize(

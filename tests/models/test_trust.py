@@ -116,12 +116,11 @@ def test_a_vocabulary_without_a_byte(tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_with_a_token_twice(user_folders: Path, model: Path) -> None:
-    """llama.cpp ends the process, and downloading the file again would not help."""
+    """llama.cpp ends the process."""
     twice = model.read_bytes().replace(token("That"), token("This"), 1)
     model.write_bytes(twice)
-    with pytest.raises(ModelError, match=r"tokenizer\.ggml\.tokens.*'This'") as raised:
+    with pytest.raises(ModelError, match="crashed"):
         trust.check(file(model))
-    assert "download" not in str(raised.value)
     assert user_folders.exists()
 
 
@@ -146,8 +145,8 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files that were tried, without a child process: all pass."""
     paths: list[str] = []
 
-    def child(_: str, question: tuple[str, bool], **__: object) -> None:
-        paths.append(question[0])
+    def child(_: str, path: str, **__: object) -> None:
+        paths.append(path)
 
     monkeypatch.setattr(trust, "ask", child)
     return paths

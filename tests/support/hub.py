@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tests.support.http import serving
@@ -28,6 +28,10 @@ class Hub:
         token: Without it files are gated.
         claimed_size: A size for every file in the listing instead of the real one.
         status: Every request is refused with it.
+        words: The reason that it gives.
+        page: What it sends in place of a file, and its headers.
+        ignores_range: It sends files from their beginning.
+        redirect: Where it sends those who want a file.
         garbage: Every request is answered with it.
         requests: Path and Range of each.
     """
@@ -38,6 +42,10 @@ class Hub:
     token: str | None = None
     claimed_size: int | None = None
     status: int | None = None
+    words: str = ""
+    page: tuple[bytes, dict[str, str]] | None = None
+    ignores_range: bool = False
+    redirect: str = ""
     garbage: bytes | None = None
     url: str = ""
     requests: list[tuple[str, str | None]] = field(default_factory=list)
@@ -61,7 +69,7 @@ def serve(hub: Hub) -> Iterator[Hub]:
         path = request.url.path
         hub.requests.append((path, request.headers.get("range")))
         if hub.status:
-            return _refusal(hub.status)
+            return Response(b"{}", hub.status, {"x-error-message": hub.words})
         if hub.garbage is not None:
             return Response(hub.garbage)
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/(.+)", path):
@@ -87,17 +95,27 @@ def _listing(hub: Hub, repository: str, revision: str) -> Response:
     return JSONResponse(hub.listing())
 
 
+def _page(content: bytes, headers: dict[str, str]) -> Response:
+    if "transfer-encoding" in headers:
+        return StreamingResponse(iter([content]))
+    return Response(content, headers=headers)
+
+
 def _file(hub: Hub, name: str, request: Request) -> Response:
     key = request.headers.get("authorization")
     if hub.token and key != f"Bearer {hub.token}":
         return _refusal(403 if key else 401, "GatedRepo")
+    if hub.redirect:
+        return RedirectResponse(hub.redirect)
+    if hub.page:
+        return _page(*hub.page)
     if name not in hub.files:
         return _refusal(404, "EntryNotFound")
     content = hub.files[name]
     if hub.corrupt:
-        content = bytes([content[0] ^ 1]) + content[1:]
+        content = content[:-1] + bytes([content[-1] ^ 1])
     match = re.match(r"bytes=(\d+)-", request.headers.get("range", ""))
-    start = int(match[1]) if match else 0
+    start = int(match[1]) if match and not hub.ignores_range else 0
     headers = {
         "etag": f'"{hashlib.sha256(content).hexdigest()}"',
         "x-repo-commit": COMMIT,
