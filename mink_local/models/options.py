@@ -58,14 +58,21 @@ class SharedOption:
 
 
 class SamplerType(ParsedType):
-    """Type of an option that takes a sampler, such as `top-p:p=0.9`; its value is a `Sampler`."""
+    """Type of an option that takes a sampler, such as `top-p:p=0.9`; its value is a `Sampler`.
+
+    Args:
+        is_last: Whether a cut that is given without an order comes before temperature, as in llama.cpp.
+    """
 
     name = "NAME[:OPTION=VALUE,…]"
+
+    def __init__(self, *, is_last: bool = False) -> None:
+        self._is_last = is_last
 
     def parse(self, text: str) -> Any:
         from mink_local.samplers import parse
 
-        return parse(text)
+        return parse(text, "temperature-last" if self._is_last else "temperature-first")
 
     def shell_complete(
         self,

@@ -66,7 +66,7 @@ _KINDS: dict[type, tuple[Callable[[str], Any], str]] = {
 }
 
 
-def parse(text: str) -> Sampler:
+def parse(text: str, order: Order = "temperature-first") -> Sampler:
     """Return the sampler described by a text; `str()` is the inverse.
 
     >>> parse("min-k:tau=0.5")
@@ -74,11 +74,12 @@ def parse(text: str) -> Sampler:
 
     Args:
         text: `name` or `name:option=value,…`; several joined by + make a `Chain`.
+        order: The order of cuts for which the text has none.
 
     Raises:
         ValueError: A name or value is invalid, or an option is given twice.
     """
-    cuts = [_parse_cut(part) for part in _split(text)]
+    cuts = [_parse_cut(part, order) for part in _split(text)]
     return cuts[0] if len(cuts) == 1 else Chain(*cuts)
 
 
@@ -87,14 +88,14 @@ def _split(text: str) -> list[str]:
     return re.split(r"(?<!\de)\+", text)  # not at the sign of 1e+16
 
 
-def _parse_cut(text: str) -> Sampler:
+def _parse_cut(text: str, order: Order) -> Sampler:
     name, _, rest = text.partition(":")
     if name not in SAMPLERS:
         near = "".join(f", perhaps {one}" for one in get_close_matches(name, SAMPLERS, n=1))
         raise ValueError(f"unknown sampler {name!r}{near}: the samplers are {', '.join(SAMPLERS)}")
     sampler = SAMPLERS[name]
     kinds = {f.name: type(f.default) for f in fields(sampler)}  # type: ignore[arg-type]
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {} if sampler.order is None or "order=" in rest else {"order": order}
     for option in rest.split(",") if rest else []:
         key, _, value = option.partition("=")
         if key not in kinds:

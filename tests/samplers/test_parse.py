@@ -111,3 +111,9 @@ def test_bad_texts(text: str, wrong: str) -> None:
 )
 def test_label(text: str, short: str) -> None:
     assert label(text) == short
+
+
+def test_a_cut_without_an_order_gets_the_callers() -> None:
+    chain = parse("top-p:p=0.5+min-p:order=temperature-first+min-k", "temperature-last")
+    assert chain == Chain(TopP(0.5, "temperature-last"), MinP(), MinK())
+    assert parse("top-p") == TopP()
