@@ -185,6 +185,8 @@ def resolve(model: str) -> ModelFile:
     if os.path.isdir(path):  # False, rather than an error, for a name that is too long
         raise ModelNotFoundError(f"{model} is a folder: name the .gguf file in it")
     if os.path.exists(path):
+        if not path.is_file():  # reading a pipe would wait for whoever writes to it
+            raise ModelNotFoundError(f"{model} is not a regular file: name a .gguf file")
         return ModelFile(re.sub(f"[{NO_TEXT}]", "\ufffd", path.stem), path.absolute())
     if path.suffix == ".gguf" or len(path.parts) > 1:
         raise ModelNotFoundError(f"there is no file {model}")

@@ -164,8 +164,6 @@ def is_later_shard(name: str) -> bool:
 
 def _read_file(path: Path) -> Metadata:
     try:
-        if not path.is_file():  # opening a pipe would wait for whoever writes to it
-            raise ModelError(f"{path} is not a regular file" if path.exists() else f"there is no file {path}")
         with path.open("rb") as stream:
             if stream.read(len(MAGIC)) != MAGIC:
                 raise _DamagedError("it does not start with GGUF")

@@ -48,6 +48,7 @@ def test_a_name_can_be_written_down_whatever_the_path_is(home: Path, odd: str) -
         ("~no-such-user/file", "~no-such-user/file"),
         ("long" * 999, "'longlong"),  # longer than a file name may be
         ("/", "/ is a folder"),
+        (os.devnull, f"{os.devnull} is not"),
     ],
 )
 def test_no_such_model(name: str, complaint: str) -> None:
