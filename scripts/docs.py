@@ -1,11 +1,8 @@
 """Write docs/mink-*.md from the programs' help and types, docs/api.md from docstrings, and the table in
 docs/samplers.md from the registry.
-
-With --check, only compare.
-
-.venv/bin/python scripts/docs.py [--check]
 """
 
+import argparse
 import ast
 import dataclasses
 import inspect
@@ -238,8 +235,11 @@ def documents() -> dict[str, str]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only compare")
+    is_check = parser.parse_args().check
     pages = documents()
-    if "--check" not in sys.argv:
+    if not is_check:
         for name, text in pages.items():
             (DOCS / name).write_text(text, encoding="utf-8")
     stale = [name for name, text in pages.items() if (DOCS / name).read_text(encoding="utf-8") != text]

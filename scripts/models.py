@@ -1,10 +1,9 @@
 """Pin the models in models.txt: each repository's commit on the Hub, and each file's size and SHA-256.
 
 Needs network access. If a file's SHA-256 differs from a recorded one, nothing is written.
-
-.venv/bin/python scripts/models.py [models.txt]
 """
 
+import argparse
 import sys
 from dataclasses import replace
 from functools import cache
@@ -32,7 +31,9 @@ def pinned(entry: CatalogEntry) -> CatalogEntry:
 
 
 def main() -> None:
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "models.txt"
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("path", type=Path, nargs="?", default=ROOT / "models.txt")
+    path = parser.parse_args().path
     try:
         write_atomic(path, edited(path.read_bytes().decode(), pinned))
     except DownloadError as error:

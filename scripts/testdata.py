@@ -2,10 +2,9 @@
 
 GSM8K, AQuA and MATH500 come from their owners, vocabularies and chat templates from llama.cpp's repository.
 Real logits (shared/logits) cannot be downloaded: without them, tests use the embedded model's.
-
-.venv/bin/python scripts/testdata.py
 """
 
+import argparse
 import shutil
 import sys
 from pathlib import Path
@@ -42,6 +41,7 @@ VOCABULARIES = {
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     sources = {f"data/{name}_test.jsonl": task.source for name, task in TASKS.items()}
     sources |= {f"vocab/{name}": source for name, source in VOCABULARIES.items()}
     missing = 0

@@ -72,8 +72,7 @@ def test_linked_files_exist() -> None:
         assert [link for link in links if not (page.parent / link).exists()] == []
 
 
-def test_readme_is_short_and_every_page_is_listed() -> None:
-    assert len(README.encode()) <= 8500
+def test_every_page_is_listed() -> None:
     listed = set(re.findall(r"\]\(([\w-]+\.md)\)", (ROOT / "docs/README.md").read_text(encoding="utf-8")))
     assert listed == {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
 

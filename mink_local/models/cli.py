@@ -205,3 +205,7 @@ def rpc_server(host: str, port: int, threads: int | None) -> None:
 
 def main() -> None:
     run(cli, PROGRAM)
+
+
+if __name__ == "__main__":
+    main()
