@@ -98,7 +98,7 @@ class AddressAnswerer:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        return {"sha256": "", "address": self._base}  # its file is not here
+        return {"sha256": ""}  # its file is not here
 
     @property
     def drops_samplers(self) -> bool:

@@ -13,7 +13,7 @@ from itertools import groupby, takewhile
 from typing import Any, Literal, NamedTuple, Protocol
 
 from mink_local.errors import RunError
-from mink_local.evals.inputs import DATE, file_sha256
+from mink_local.evals.inputs import DATE, file_sha256, template_sha256
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
 from mink_local.generation.request import Prompt, Request, SamplingParams
@@ -117,7 +117,8 @@ class FileAnswerer:
 
     @cached_property
     def facts(self) -> Mapping[str, Any]:
-        return {"sha256": file_sha256(resolve(self.file).path)}
+        sha256 = file_sha256(resolve(self.file).path)
+        return {"sha256": sha256, "template_sha256": template_sha256(self.placement)}
 
     @cached_property
     def model(self) -> Model:

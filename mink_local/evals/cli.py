@@ -1,7 +1,7 @@
 """`mink-eval`: run GGUF models on tasks with every sampler and temperature, compare them, and report."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pkgutil import resolve_name
@@ -36,8 +36,7 @@ from mink_local.models.options import (
 from mink_local.version import __version__
 
 if TYPE_CHECKING:
-    from mink_local.evals.addresses import AddressAnswerer
-    from mink_local.evals.judge.asking import Judge
+    from mink_local.evals.answering import Answerer
     from mink_local.evals.measurement import Measurement
     from mink_local.evals.tasks.base import Task
     from mink_local.models.catalog import ModelFile
@@ -54,7 +53,7 @@ Examples:
   mink-eval run my-questions.jsonl --model ./mine.gguf --temp 5
   mink-eval report mink-eval-run
   mink-eval judge mink-eval-run --judge ./larger.gguf
-  mink-eval noise mink-eval-run --judge ./larger.gguf --calibrate
+  mink-eval judge mink-eval-run --judge http://127.0.0.1:8080/v1 --method noise
   mink-eval coverage --model ./mine.gguf
   mink-eval frontier --model ./small.gguf --reference ./large.gguf --text a.txt
   mink-eval quants ./mine-Q8_0.gguf ./mine-Q5_K_M.gguf ./mine-Q4_K_M.gguf
@@ -71,8 +70,8 @@ MEASUREMENTS = {
     "run": "mink_local.evals.run.evaluation:Run",
     "frontier": "mink_local.evals.frontier.measure:Frontier",
     "coverage": "mink_local.evals.coverage.measure:Walks",
-    "judge": "mink_local.evals.judge.judgements:Judging",
-    "noise": "mink_local.evals.judge.noise:Noise",
+    "judge": "mink_local.evals.judge.judgements:Pairs",
+    "judge-noise": "mink_local.evals.judge.noise:Noise",
     "quants": "mink_local.evals.quants.measure:Quants",
 }
 
@@ -194,7 +193,7 @@ OF_FILES = (
     "rpc", "n_threads", "main_gpu", "tensor_split", "cpu_moe", "n_cpu_moe", "n_gpu_layers", "ctx",
     "chat_template", "template_kwargs", "ray",
 )  # fmt: skip
-OF_ADDRESSES = ("key_variable", "seconds", "judge_model")
+OF_ADDRESSES = ("key_variable", "seconds")
 """Options that only a GGUF file uses, and only a server, by their parameters."""
 
 key_option = SharedOption(
@@ -228,17 +227,14 @@ def _refuse_unused(files: Sequence[Any], addresses: Sequence[str]) -> None:
         raise click.UsageError(f"{', '.join(given)}: only for {whose}.")
 
 
-def _answering(
-    names: Sequence[str], key_variable: str | None, parallel: Any, seconds: float
-) -> "list[ModelFile | AddressAnswerer]":
-    """Return the models' files, and what answers at addresses."""
-    from mink_local.evals.addresses import AddressAnswerer, is_address
+def _split(names: Sequence[str]) -> "tuple[list[ModelFile], list[str]]":
+    """Return the models' files and the addresses among names."""
+    from mink_local.evals.addresses import is_address
 
     addresses = [name for name in dict.fromkeys(names) if is_address(name)]
     files = _model_files([name for name in names if name not in addresses])
     _refuse_unused(files, addresses)
-    n = 8 if parallel == "auto" else parallel
-    return [*files, *(AddressAnswerer(name, key_variable, n, seconds, is_strict=True) for name in addresses)]
+    return files, addresses
 
 
 @cli.command("run")
@@ -339,6 +335,7 @@ def run_command(
     """
     from mink_local.evals.tasks import TASKS
 
+    paths, addresses = _split(models)
     names = [task.name for task in tasks]
     files = _files("--data", data, [name for name in names if name in TASKS])  # others are files
     if shots_from and not shots:
@@ -354,9 +351,18 @@ def run_command(
 
         connect(ray)
         options["start"] = Cluster
-    answering = _answering(models, key_variable, parallel, seconds)
+    from mink_local.evals.addresses import AddressAnswerer
+
+    n = 8 if parallel == "auto" else parallel
+    served = [AddressAnswerer(url, key_variable, n, seconds, is_strict=True) for url in addresses]
     run_ = Run(
-        tasks, answering, data=files, shots=shots or 0, shots_from=shots_files, n_parallel=parallel, **options
+        tasks,
+        [*paths, *served],
+        data=files,
+        shots=shots or 0,
+        shots_from=shots_files,
+        n_parallel=parallel,
+        **options,
     )
     carry_out(run_, out, quiet=quiet)
 
@@ -401,7 +407,7 @@ def report_command(folder: Path, against: tuple[str, Any] | None) -> None:
     if against and measures != "run":
         raise click.UsageError(f"--against is for a run: {folder} contains results of mink-eval {measures}.")
     report_on(Results(folder, _measurement(measures), against))
-    for name in ("judge", "noise"):
+    for name in ("judge", "judge-noise"):
         with _only_warned_of():
             if (folder / name).is_dir():
                 report_on(Results(folder / name, _measurement(name)))
@@ -727,71 +733,23 @@ def quants_command(
     quants.conclude(Results(out, Quants))
 
 
-JUDGE_OPTIONS = (
-    click.option(
-        "--judge",
-        "-j",
-        "judge",
-        metavar="NAME|PATH|URL",
-        help="The judge: a GGUF model, as for mink-eval run --model, or the base URL of an OpenAI-compatible "
-        "server, such as http://127.0.0.1:8080/v1.",
-    ),
-    click.option(
-        "--judge-model",
-        metavar="ID",
-        help="Model on the server.  [default: its only one, of which presets do not count]",
-    ),
-    key_option,
-    limit_option,
-    click.option(
-        "--max-chars",
-        "characters",
-        type=WholeNumber(min=200),
-        default=6000,
-        metavar="N",
-        help="Maximum number of characters of a response to show the judge.",
-    ),
-    parallel_option.replace(
-        type=AutoOrInt(min=1, max=64),
-        default="auto",
-        help="Number of requests at a time; auto: 8 for a server, 4 for a GGUF model.",
-    ),
-    timeout_option.replace(default=120.0),
-    placement_options,
-    template_option,
-    quiet_option,
-)
-
-
-def judge_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say who judges and what the judge is shown."""
-    for option in reversed(JUDGE_OPTIONS):
-        command = option(command)
-    return command
-
-
-def _judge(
-    judge: str,
-    judge_model: str | None,
-    key_variable: str | None,
-    parallel: Any,
-    seconds: float,
-    **placement: Any,
-) -> "Judge":
-    from mink_local.evals.judge.ask import EndpointJudge, LocalJudge
-
-    if judge.startswith(("http://", "https://")):
-        if placement["chat_template"]:
-            raise click.UsageError("--chat-template-file is for a GGUF judge: a server has its own template.")
-        return EndpointJudge(judge, judge_model, key_variable, 8 if parallel == "auto" else parallel, seconds)
-    if judge_model or key_variable:
-        raise click.UsageError("--judge-model and --key-env are for a server: give --judge URL.")
-    # more than 4 would delay the first judgements
-    return LocalJudge(judge, n_parallel=4 if parallel == "auto" else parallel, **placement)
-
-
 @cli.command("judge")
 @folder_argument
+@click.option(
+    "--judge",
+    "-j",
+    required=True,
+    metavar="NAME|PATH|URL[#MODEL]",
+    help="The judge: a GGUF model or a server's address, as for mink-eval run --model.",
+)
+@click.option(
+    "--method",
+    type=click.Choice(["pairs", "paper", "noise"]),
+    default="pairs",
+    help="pairs: which of two responses is better, in both orders; paper: the same by the paper's five "
+    "criteria, in one random order, where a tie is no win; noise: from which sentence on a response has "
+    "collapsed into nonsense, repetition or another topic.",
+)
 @click.option(
     "--against",
     type=SamplerType(),
@@ -799,82 +757,71 @@ def _judge(
     metavar="SAMPLER",
     help="Sampler to compare the others with.",
 )
+@limit_option
 @click.option(
-    "--protocol",
-    type=click.Choice(["both-orders", "paper"]),
-    default="both-orders",
-    help="paper: judge each pair in one random order by the paper's five criteria; a tie is no win.",
+    "--max-chars",
+    "characters",
+    type=WholeNumber(min=200),
+    default=6000,
+    metavar="N",
+    help="Maximum number of characters of a response to show the judge.",
 )
-@judge_options
+@parallel_option.replace(
+    type=AutoOrInt(min=1, max=64),
+    default="auto",
+    help="Number of requests at a time; auto: 8 for a server, 4 for a GGUF model.",
+)
+@key_option
+@timeout_option.replace(default=120.0)
+@placement_options
+@template_option
+@quiet_option
 def judge_command(
     folder: Path,
+    judge: str,
+    method: str,
     against: "Sampler",
-    protocol: str,
     limit: int | None,
     characters: int,
-    quiet: bool,
-    **options: Any,
-) -> None:
-    """Have a model compare a run's samplers, two at a time.
-
-    The judge compares each pair of responses to a question of the run in DIR in both orders; a sampler wins
-    the pair if it is preferred both times. Judgements are saved in DIR/judge as they arrive; run the same
-    command again to resume. Prints win rates and the position bias, and writes them to judge.html, .md and
-    .json.
-    """
-    if not options["judge"]:
-        raise click.UsageError("give --judge NAME|PATH|URL.")
-    from mink_local.evals.judge.judgements import judge_run
-    from mink_local.evals.judge.report import BOTH_ORDERS, PAPER
-
-    chosen = PAPER if protocol == "paper" else BOTH_ORDERS
-    judge_run(folder, _judge(**options), str(against), limit, characters, chosen, quiet)
-
-
-@cli.command("noise")
-@folder_argument
-@judge_options
-@click.option(
-    "--reference",
-    "-r",
-    metavar="NAME|PATH",
-    help="GGUF model whose log-probabilities tell where responses collapse, beside or instead of a judge; "
-    "its threshold comes from --calibrate.",
-)
-@click.option(
-    "--calibrate",
-    is_flag=True,
-    help="Also judge responses into which word salad, repetition or other topics were spliced at a known "
-    "sentence, and report how often and by how many sentences the judge is off.",
-)
-def noise_command(
-    folder: Path,
-    judge: str | None,
-    reference: str | None,
-    calibrate: bool,
-    limit: int | None,
-    characters: int,
-    quiet: bool,
-    judge_model: str | None,
-    key_variable: str | None,
     parallel: Any,
+    key_variable: str | None,
     seconds: float,
+    quiet: bool,
     **placement: Any,
 ) -> None:
-    """Measure the semantic noise of responses, as the paper does.
+    """Have a model judge the responses of the run in DIR.
 
-    The judge sees each response of the run in DIR in numbered sentences and names the first from which it has
-    collapsed into nonsense, repetition or another topic, if there is one. Noise is the share of the
-    characters from there on. Judgements are saved in DIR/noise as they arrive; run the same command again to
-    resume. Writes noise.html, .md, .json and .csv, and a figure of noise against temperature.
+    It compares each pair of responses to a question, or says where a response collapses (--method noise).
+    Judgements are saved in DIR/judge, or DIR/judge-noise, as they arrive; run the same command again to
+    resume. Prints win rates with the judge's position bias, or the share of the text that is noise, with
+    tests against one sampler, and writes them to judge.html or noise.html, .md, .csv and .json.
     """
-    if not (judge or reference):
-        raise click.UsageError("give --judge NAME|PATH|URL, or --reference NAME|PATH.")
-    from mink_local.evals.judge.noise import Likelihood, measure_noise
+    from mink_local.evals.addresses import AddressAnswerer
+    from mink_local.evals.answering import FileAnswerer
+    from mink_local.evals.judge.judgements import pairs_of
+    from mink_local.evals.judge.noise import noise_of
+    from mink_local.evals.judge.report import BOTH_ORDERS, PAPER
+    from mink_local.evals.measurement import carry_out
+    from mink_local.evals.run.recorded_run import read_run
 
-    answers = judge and _judge(judge, judge_model, key_variable, parallel, seconds, **placement)
-    likelihood = Likelihood(reference, **placement) if reference else None
-    measure_noise(folder, answers or None, likelihood, calibrate, limit, characters, quiet)
+    _, addresses = _split([judge])
+    run_ = read_run(folder)
+    if run_.problems:
+        log.warning("%d lines of %s skipped: mink-eval report lists them", len(run_.problems), folder)
+    answerer: Answerer
+    if addresses:
+        n = 8 if parallel == "auto" else parallel
+        answerer = AddressAnswerer(judge, key_variable, n, seconds)
+    else:  # more than 4 at a time would delay the first judgements
+        n = 4 if parallel == "auto" else parallel
+        answerer = FileAnswerer(judge, n_parallel=n, placement=placement)
+    asked = run_, answerer, str(against), limit, characters
+    judging: Measurement[Any]
+    if method == "noise":
+        judging = noise_of(*asked)
+    else:
+        judging = pairs_of(*asked, PAPER if method == "paper" else BOTH_ORDERS)
+    carry_out(judging, folder / judging.measures, quiet=quiet)
 
 
 @cli.command("tasks")

@@ -1,91 +1,199 @@
-"""What is asked of a judge, and asking again for what is unreadable; see `ask` for the judges."""
+"""Judging: what is the same whatever a judge is asked, such as asking again for what is unreadable."""
 
 import hashlib
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+import logging
+from abc import abstractmethod
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count as numbers
-from itertools import starmap
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from mink_local.errors import GenerationError, JudgeError
+from mink_local.evals.answering import Answered, Answerer
+from mink_local.evals.measurement import Measurement, Results
+from mink_local.evals.store import Store
+from mink_local.evals.tables import percent
+from mink_local.generation.request import Request, SamplingParams
+from mink_local.llama.constraints import Constraints
 
 ATTEMPTS = 3  # at getting a readable answer
 SHORTEST = 200  # characters of a response; one that does not fit even so is left out
 MOST_MISSING = 0.1  # share of what a judge was shown without a readable answer above which it is useless
+_MAX_TOKENS = 64  # of a verdict
+_RETRY_TEMPERATURE = 0.7  # the first attempt is at 0
 
-Unit = TypeVar("Unit")
-Row = TypeVar("Row", bound="DataclassInstance")
-Answers = Generator[tuple[int, str | None], None, None]
+log = logging.getLogger("mink_local")
 
 
 class Prompt(NamedTuple):
-    """A prompt, the JSON schema of its answer, and how many unreadable answers it has received."""
+    """A prompt and the JSON schema of its answer."""
 
     text: str
     schema: Mapping[str, Any]
-    attempt: int = 0
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.sendable.encode()).hexdigest()
+
+    @property
+    def sendable(self) -> str:
+        """The text without lone surrogates."""
+        return self.text.encode("utf-8", "replace").decode()
+
+    def request(self, attempt: int) -> Request:
+        """Return the request after some unreadable answers."""
+        params = SamplingParams(
+            temperature=_RETRY_TEMPERATURE if attempt else 0.0,
+            seed=attempt,
+            max_tokens=_MAX_TOKENS,
+            constraints=Constraints(json_schema=dict(self.schema)),
+        )
+        return Request([{"role": "user", "content": self.sendable}], params, enable_thinking=False)
 
 
-class Judge(Protocol):
-    """Answers prompts.
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """A judge's answer: a line of `judgements.jsonl`.
 
     Attributes:
-        name: Name in the records.
-        facts: What the manifest records about it, such as the SHA-256 of its file.
+        prompt_sha256: SHA-256 of the prompt, before responses that do not fit are cut further.
+        model: The model that wrote the responses, as the fields up to `question_id` say which they are.
+        raw: The judge's answer.
+        attempts: Number of answers it took; 0 for what the judge need not see, and `ATTEMPTS` for what does
+            not fit into its context.
+        characters: Maximum number of characters of each response shown to the judge.
+        is_cut: Whether a response is longer than that.
     """
 
-    name: str
-    facts: Mapping[str, Any]
-
-    def answers(self, prompts: Sequence[Prompt]) -> Answers:
-        """Yield each prompt's index and answer as it arrives; None if the prompt exceeds the context.
-
-        Raises MinkError.
-        """
-
-    def interrupt(self) -> None:
-        """Make `answers` end soon; safe to call from another thread."""
-
-    def close(self) -> None:
-        """Free what the judge holds."""
+    judge: str
+    prompt_sha256: str
+    model: str
+    task: str
+    sampler: str
+    temperature: float
+    repeat: int
+    question_id: str
+    raw: str = ""
+    attempts: int = 0
+    characters: int
+    is_cut: bool
 
 
-def asked(
-    judge: Judge,
-    items: Sequence[tuple[Unit, Row]],
-    prompt: Callable[[Unit, Row], Prompt],
-    answered: Callable[[Unit, Row, str | None], tuple[Row, bool]],
-    stopped: Callable[[], bool],
-    same: str,
-    given: Sequence[str],
-) -> Iterator[Row]:
-    """Yield the rows of what a judge is asked about, as it answers.
+class Case(Protocol):
+    """What a judge is asked about."""
+
+    @property
+    def longest(self) -> int:
+        """Characters of its longest response."""
+
+
+Unit = TypeVar("Unit", bound=Case)
+Row = TypeVar("Row", bound=Any)
+Key = tuple[Any, ...]
+
+
+class Judging(Measurement[Row], Generic[Unit, Row]):
+    """Base class of what a judge is asked.
+
+    After an unreadable answer, it is asked up to twice more; then there is no verdict: it is never guessed.
+    Responses that do not fit into its context are cut shorter.
 
     Args:
-        items: What it is asked about, each with its row so far.
-        answered: Returns a row with an answer, and whether that is the last one; if not, it is asked again.
-        stopped: Whether to ask nothing more.
-        same: Field that is the same in rows with the same prompt, about which the judge is asked once.
-        given: Fields that its answer gives.
+        judge: Answers the prompts.
+        items: What it is asked about, each with its row so far; a row with a verdict needs no judge.
+
+    Attributes:
+        verdict: The field of a row with what the judge says; None if nothing is readable.
     """
-    alike: dict[str, list[tuple[Unit, Row]]] = {}
-    for item in items:
-        alike.setdefault(getattr(item[1], same), []).append(item)
-    waiting = [group[0] for group in alike.values()]
-    while waiting and not stopped():
-        again = []
-        with closing(judge.answers(list(starmap(prompt, waiting)))) as answers:
-            for index, raw in answers:
-                unit, last = waiting[index]
-                row, done = answered(unit, last, raw)
-                if not done:
-                    again.append((unit, row))
-                    continue
-                for _, twin in alike[getattr(row, same)]:
-                    yield replace(twin, **{name: getattr(row, name) for name in given})
-        waiting = again
+
+    noun, rows = "judgements", "judgements.jsonl"
+    verdict: ClassVar[str]
+
+    def __init__(self, judge: Answerer, items: Iterable[tuple[Unit, Row]]) -> None:
+        self._judge = judge
+        self._wanted = {row.key: (unit, row) for unit, row in items}
+        self.settings = {"judges": {judge.name: judge.facts}}
+
+    @abstractmethod
+    def prompt(self, unit: Unit, row: Row) -> Prompt:
+        """Return what the judge is asked."""
+
+    @abstractmethod
+    def read(self, unit: Unit, row: Row) -> Any:
+        """Return the verdict in a row's raw answer; None if it cannot be read."""
+
+    @staticmethod
+    @abstractmethod
+    def missing_share(rows: Any) -> float:
+        """Return the share of what a judge was shown without a verdict, given a frame of its rows."""
+
+    def plan(self) -> list[Key]:
+        return list(self._wanted)
+
+    def measure(self, keys: Sequence[Key], store: Store[Row]) -> Generator[Row, None, None]:
+        alike: dict[str, list[tuple[Unit, Row]]] = {}  # the judge is asked once about the same prompt
+        for unit, row in (self._wanted[key] for key in keys):
+            if getattr(row, self.verdict) is None:
+                alike.setdefault(row.prompt_sha256, []).append((unit, row))
+            else:
+                yield row
+        waiting = [members[0] for members in alike.values()]
+        with closing(self._judge):
+            session = self._judge.prepare(list(map(self._request, waiting))) if waiting else None
+            store.begin_session(judge=self._judge.name, **(session.environment if session else {}))
+            while waiting and not self.interrupted:
+                again = []
+                with closing(self._judge.answers(list(map(self._request, waiting)))) as answers:
+                    for answer in answers:
+                        unit, last = waiting[answer.index]
+                        row, is_last = self._updated(unit, last, answer)
+                        if is_last:
+                            yield from (self._like(row, twin) for _, twin in alike[row.prompt_sha256])
+                        else:
+                            again.append((unit, row))
+                waiting = again
+
+    def _request(self, item: tuple[Unit, Row]) -> Request:
+        return self.prompt(*item).request(item[1].attempts)
+
+    def _updated(self, unit: Unit, last: Row, answer: Answered) -> tuple[Row, bool]:
+        """Return a row with another answer, and whether that is the last one. Raises GenerationError."""
+        if answer.finish_reason == "error":
+            raise GenerationError(f"the judge {self._judge.name}: {answer.error}")
+        if answer.finish_reason == "overflow":
+            return _shorter(unit, last)
+        row = replace(last, raw=answer.text or answer.error, attempts=last.attempts + 1)
+        found = self.read(unit, row)
+        return replace(row, **{self.verdict: found}), found is not None or row.attempts == ATTEMPTS
+
+    def _like(self, row: Row, twin: Row) -> Row:
+        given = ("raw", "attempts", "characters", "is_cut", self.verdict)
+        changed: Row = replace(twin, **{name: getattr(row, name) for name in given})
+        return changed
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        self._judge.interrupt()
+
+    def conclude(self, results: Results) -> None:
+        super().conclude(results)
+        own = results.frame[results.frame["judge"] == self._judge.name]
+        missing = self.missing_share(own)
+        if missing > MOST_MISSING:
+            raise JudgeError(
+                f'{percent(missing)}% of what the judge was shown has no readable judgement: see "raw" in '
+                f"{results.folder / self.rows}, and try another judge"
+            )
+
+
+def _shorter(unit: Case, last: Row) -> tuple[Row, bool]:
+    """Return a row that shows less of its responses, and whether they cannot be cut any further."""
+    characters = min(last.characters, unit.longest) // 2
+    if characters >= SHORTEST:
+        return replace(last, characters=characters, is_cut=True), False
+    log.warning("question %s of %s does not fit into the judge's context", last.question_id, last.task)
+    return replace(last, attempts=ATTEMPTS), True
 
 
 def mark_of(question: str, texts: Sequence[str]) -> str:

@@ -1,34 +1,19 @@
-"""Pairs of responses, judged by a model: a measurement in DIR/judge."""
+"""Pairs of responses, judged by a model."""
 
 import hashlib
-import logging
 import re
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
-from mink_local.errors import JudgeError, ReportError
-from mink_local.evals.judge.asking import (
-    ATTEMPTS,
-    MOST_MISSING,
-    SHORTEST,
-    Judge,
-    Prompt,
-    asked,
-    mark_of,
-)
+from mink_local.errors import ReportError
+from mink_local.evals.answering import Answerer
+from mink_local.evals.judge.asking import Judged, Judging, Key, Prompt, mark_of
 from mink_local.evals.judge.report import BOTH_ORDERS, PAPER, missing_share, report_judgements
-from mink_local.evals.measurement import Measurement, Results, carry_out
-from mink_local.evals.run.recorded_run import RecordedRun, read_run
+from mink_local.evals.run.recorded_run import RecordedRun
 from mink_local.evals.run.records import Response
-from mink_local.evals.store import Store
-from mink_local.evals.tables import count, percent
 from mink_local.evals.tasks.base import without_reasoning
-
-log = logging.getLogger("mink_local")
 
 SCHEMA = {
     "type": "object",
@@ -72,7 +57,6 @@ _KEY = (  # fields that together are unique in judgements.jsonl
     "judge", "prompt_sha256", "model", "task", "question_id", "sampler", "against", "temperature", "repeat",
     "order",
 )  # fmt: skip
-Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -104,6 +88,10 @@ class ResponsePair:
     @property
     def identical(self) -> bool:
         return self.texts[0] == self.texts[1]
+
+    @property
+    def longest(self) -> int:
+        return max(map(len, self.texts))
 
 
 def response_pairs(run: RecordedRun, first: str, second: str) -> Iterator[ResponsePair]:
@@ -137,32 +125,20 @@ def samplers_of(run: RecordedRun, wanted: Iterable[str]) -> list[str]:
     return samplers
 
 
-@dataclass(frozen=True)
-class Judgement(PairKey):
-    """A judge's answer about a pair in one order: a line of `judgements.jsonl`.
+@dataclass(frozen=True, kw_only=True)
+class Judgement(Judged):
+    """A judge's answer about a pair in one order.
 
     Attributes:
-        prompt_sha256: SHA-256 of the prompt, before responses that do not fit are cut further.
+        against: The sampler that `sampler` is compared with.
         order: Which response was shown as A: "first" is that of `sampler`, "second" that of `against`.
-        winner: "A", "B" or "tie"; None if no answer was readable: it is never guessed.
-        raw: The judge's answer.
-        attempts: Number of answers it took; 0 for identical responses, a tie that the judge never sees, and
-            `ATTEMPTS` for a question that does not fit into its context.
-        characters: Maximum number of characters of each response shown to the judge.
-        is_cut: Whether a response is longer than that.
+        winner: "A", "B" or "tie", as identical responses are, which the judge never sees.
         protocol: How pairs are judged: `BOTH_ORDERS`, or `PAPER` in one random order.
     """
 
-    judge: str
-    prompt_sha256: str
-    sampler: str
     against: str
     order: str
     winner: str | None
-    raw: str
-    attempts: int
-    characters: int
-    is_cut: bool
     protocol: str = BOTH_ORDERS
 
     @property
@@ -178,14 +154,14 @@ def orders_of(pair: ResponsePair, protocol: str) -> Sequence[str]:
     return [ORDERS[digest[0] % 2]]
 
 
-def prompt_of(pair: ResponsePair, order: str, characters: int, protocol: str = BOTH_ORDERS) -> str:
+def prompt_of(pair: ResponsePair, order: str, characters: int, protocol: str = BOTH_ORDERS) -> Prompt:
     """Return the prompt that shows a pair in one order, each response cut to `characters` characters.
 
     No text contains the frame's mark. Prompts about the same question share a prefix, which is evaluated
     once.
     """
     a, b = pair.texts if order == "first is A" else reversed(pair.texts)
-    prompt = PROMPT.format(
+    content = PROMPT.format(
         criteria=CRITERIA[protocol],
         mark=mark_of(pair.question, pair.texts),
         question=pair.question,
@@ -194,7 +170,7 @@ def prompt_of(pair: ResponsePair, order: str, characters: int, protocol: str = B
         cut_a=_cut(a, characters),
         cut_b=_cut(b, characters),
     )
-    return prompt.encode("utf-8", "replace").decode()  # lone surrogates cannot be sent
+    return Prompt(content, SCHEMA)
 
 
 def _cut(text: str, characters: int) -> str:
@@ -202,7 +178,7 @@ def _cut(text: str, characters: int) -> str:
 
 
 _NAME = r"(A|B|[Tt]ie|TIE)"
-_WINNER = re.compile(rf"""(?<!\w)[Ww]inner["'`*]*\s*[:=]\s*["'`*]*{_NAME}["'`*]*\s*(?:[}},.;\n]|\Z)""")
+_WINNER = re.compile(rf"""(?<!\w)(?i:winner)["'`*]*\s*[:=]\s*["'`*]*{_NAME}["'`*]*\s*(?:[}},.;\n]|\Z)""")
 _ALONE = re.compile(rf"""[\s"'`*(\[]*(?:[Aa]nswer\s+)?{_NAME}[\s"'`*)\].]*""")
 
 
@@ -218,127 +194,69 @@ def read_winner(text: str) -> str | None:
     return {"a": "A", "b": "B", "tie": "tie"}[named.pop()] if len(named) == 1 else None
 
 
-class Judging(Measurement[Judgement]):
+class Pairs(Judging[ResponsePair, Judgement]):
     """Pairs of responses, each judged in both orders, or in one as in the paper.
 
-    After an unreadable answer, the judge is asked up to twice more; then no winner is recorded. Responses
-    that do not fit into the judge's context are cut shorter.
-
     Args:
-        judge: Answers the prompts.
         pairs: The pairs to compare.
         characters: Maximum number of characters of a response to show the judge.
+        protocol: How pairs are judged; see `Judgement`.
     """
 
-    measures, noun, row_type = "judge", "judgements", Judgement
-    rows = "judgements.jsonl"
+    measures, row_type, verdict = "judge", Judgement, "winner"
 
     def __init__(
-        self, judge: Judge, pairs: Sequence[ResponsePair], characters: int, protocol: str = BOTH_ORDERS
+        self, judge: Answerer, pairs: Sequence[ResponsePair], characters: int, protocol: str = BOTH_ORDERS
     ) -> None:
-        self._judge = judge
-        self.settings = {"judges": {judge.name: judge.facts}}
         blanks = (
-            (self._blank(pair, order, characters, protocol), pair)
+            (pair, _blank(pair, judge.name, order, characters, protocol))
             for pair in pairs
             for order in orders_of(pair, protocol)
         )
-        self._wanted = {blank.key: (pair, blank) for blank, pair in blanks}
+        super().__init__(judge, blanks)
 
-    def _blank(self, pair: ResponsePair, order: str, characters: int, protocol: str) -> Judgement:
-        """Return the judgement before the judge has answered: a tie if the responses are identical."""
-        prompt = prompt_of(pair, order, characters, protocol)
-        return Judgement(
-            judge=self._judge.name,
-            prompt_sha256=hashlib.sha256(prompt.encode()).hexdigest(),
-            **asdict(pair.key),
-            sampler=pair.samplers[0],
-            against=pair.samplers[1],
-            order=order,
-            winner="tie" if pair.identical else None,
-            raw="",
-            attempts=0,
-            characters=characters,
-            is_cut=max(map(len, pair.texts)) > characters,
-            protocol=protocol,
-        )
+    def prompt(self, unit: ResponsePair, row: Judgement) -> Prompt:
+        return prompt_of(unit, row.order, row.characters, row.protocol)
 
-    def plan(self) -> list[Key]:
-        return list(self._wanted)
+    def read(self, unit: ResponsePair, row: Judgement) -> str | None:  # noqa: ARG002
+        return read_winner(row.raw)
 
-    def measure(self, keys: Sequence[Key], store: Store[Judgement]) -> Generator[Judgement, None, None]:
-        store.begin_session(judge=self._judge.name)
-        items = [self._wanted[key] for key in keys]
-        yield from (blank for pair, blank in items if pair.identical)
-        others = [(pair, blank) for pair, blank in items if not pair.identical]
-        given = ("winner", "raw", "attempts", "characters", "is_cut")
-        with closing(self._judge):
-            yield from asked(
-                self._judge, others, _prompt, _answered, lambda: self.interrupted, "prompt_sha256", given
-            )
-
-    def interrupt(self) -> None:
-        super().interrupt()
-        self._judge.interrupt()
-
-    def conclude(self, results: Results) -> None:
-        super().conclude(results)
-        missing = missing_share(results.frame, self._judge.name)
-        if missing > MOST_MISSING:
-            raise JudgeError(
-                f'{percent(missing)}% of the pairs have no readable judgement: see "raw" in '
-                f"{results.folder / self.rows}, and try another judge"
-            )
+    @staticmethod
+    def missing_share(rows: Any) -> float:
+        return missing_share(rows)
 
     report = staticmethod(report_judgements)
 
 
-def _prompt(pair: ResponsePair, last: Judgement) -> Prompt:
-    return Prompt(prompt_of(pair, last.order, last.characters, last.protocol), SCHEMA, last.attempts)
+def _blank(pair: ResponsePair, judge: str, order: str, characters: int, protocol: str) -> Judgement:
+    """Return the judgement before the judge has answered: a tie if the responses are identical."""
+    return Judgement(
+        judge=judge,
+        prompt_sha256=prompt_of(pair, order, characters, protocol).sha256,
+        **asdict(pair.key),
+        sampler=pair.samplers[0],
+        against=pair.samplers[1],
+        order=order,
+        winner="tie" if pair.identical else None,
+        characters=characters,
+        is_cut=pair.longest > characters,
+        protocol=protocol,
+    )
 
 
-def _answered(pair: ResponsePair, last: Judgement, raw: str | None) -> tuple[Judgement, bool]:
-    """Return a judgement updated with another answer, and whether that is the last one.
-
-    Without an answer, the responses must be cut shorter; if they cannot be, there is no winner.
-    """
-    if raw is not None:
-        done = replace(last, winner=read_winner(raw), raw=raw, attempts=last.attempts + 1)
-        return done, done.winner is not None or done.attempts == ATTEMPTS
-    characters = min(last.characters, max(map(len, pair.texts))) // 2
-    if characters < SHORTEST:
-        log.warning("question %s of %s does not fit into the judge's context", last.question_id, last.task)
-        return replace(last, attempts=ATTEMPTS), True
-    return replace(last, characters=characters, is_cut=True), False
-
-
-def judge_run(
-    folder: Path,
-    judge: Judge,
-    against: str,
-    limit: int | None,
-    characters: int,
-    protocol: str = BOTH_ORDERS,
-    quiet: bool = False,
-) -> None:
-    """Have a judge compare the samplers of the run in `folder` with one of them; report on all judgements.
+def pairs_of(
+    run: RecordedRun, judge: Answerer, against: str, limit: int | None, characters: int, protocol: str
+) -> Pairs:
+    """Return the measurement that compares a run's samplers with one of them.
 
     Args:
         against: The sampler to compare the others with, as text.
         limit: Number of questions per task, counted from the first; None for all.
         characters: Maximum number of characters of a response to show the judge.
         protocol: How pairs are judged; see `Judgement`.
-        quiet: Do not show progress.
 
-    Raises:
-        ReportError: The folder contains no run, or nothing to compare.
-        JudgeError: The judge fails, or too many of its answers are unreadable.
-        RunError: DIR/judge cannot be written.
+    Raises ReportError if there is nothing to compare.
     """
-    run = read_run(folder)
-    if run.problems:
-        n_left_out = count(len(run.problems), "line")
-        log.warning("%s of %s skipped: mink-eval report lists them", n_left_out, folder)
     others = [sampler for sampler in samplers_of(run, [against]) if sampler != against]
     first = run.first_questions(limit)
     pairs = [
@@ -348,5 +266,5 @@ def judge_run(
         if (pair.key.task, pair.key.question_id) in first
     ]
     if not pairs:
-        raise ReportError(f"nothing to judge: {folder} has no question answered by two samplers")
-    carry_out(Judging(judge, pairs, characters, protocol), folder / "judge", quiet=quiet)
+        raise ReportError("nothing to judge: the run has no question answered by two samplers")
+    return Pairs(judge, pairs, characters, protocol)

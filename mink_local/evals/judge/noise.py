@@ -1,41 +1,25 @@
-"""Semantic noise, the share of a response from its collapse on: a measurement in DIR/noise.
+"""Semantic noise, the share of a response from its collapse on.
 
 After the paper's section 4.5 and appendix D: a judge sees a response as numbered sentences and names the
 first from which it has collapsed into nonsense, repetition or another topic, or says that there is none.
-Beside a judge, or instead of one, a reference model can tell how probable each sentence is.
 """
 
-import hashlib
-import logging
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from mink_local.errors import JudgeError, ReportError
-from mink_local.evals.frontier.sums import log_softmax
-from mink_local.evals.inputs import DATE, file_sha256, template_sha256
-from mink_local.evals.judge.asking import ATTEMPTS, MOST_MISSING, SHORTEST, Judge, Prompt, asked, mark_of
-from mink_local.evals.judge.noise_report import report
-from mink_local.evals.judge.splices import COHERENT, JudgedText, judged_texts, spliced
-from mink_local.evals.measurement import Results, carry_out
-from mink_local.evals.run.recorded_run import read_run
-from mink_local.evals.settings import RowMeasurement
+from mink_local.errors import ReportError
+from mink_local.evals.answering import Answerer
+from mink_local.evals.judge.asking import ATTEMPTS, Judged, Judging, Key, Prompt, mark_of
+from mink_local.evals.judge.report import COHERENT, report_noise
+from mink_local.evals.run.recorded_run import RecordedRun
+from mink_local.evals.run.records import Response, ResponseKey
 from mink_local.evals.store import Store
-from mink_local.evals.tables import percent
 from mink_local.evals.tasks.base import without_reasoning
-from mink_local.generation.loading import load_model
-from mink_local.generation.model import Model
-from mink_local.generation.slots import N_OUTPUTS
-from mink_local.models.catalog import resolve
-
-log = logging.getLogger("mink_local")
 
 PROMPT = """\
 You are an expert evaluator of mathematical reasoning quality. Your task is to identify the exact `Semantic \
@@ -59,58 +43,64 @@ Write JSON and nothing else: {{"collapse": N}} with the index N of the first sen
 {{"collapse": -1}} if the entire solution is coherent.
 """
 _COLLAPSE = re.compile(r"""collapse["'`*]*\s*[:=]\s*["'`*]*(-?\d+)(?![\d.])""")
+_LONGEST = 300  # characters of a sentence: what has no punctuation is cut at a space
+# The number of a list's item, as in "2. Add both.", is part of its sentence.
+_SENTENCE = re.compile(r"(?:\d+[.)][ \t]+)?.*?(?:[.!?…][\"'”’)\]*]*(?=\s)|[。！？]|\n|\Z)\s*", re.DOTALL)
+_PIECE = re.compile(rf".{{1,{_LONGEST}}}(?:\s+|\Z)|.{{1,{_LONGEST}}}", re.DOTALL)
 
-Key = tuple[Any, ...]
+
+def sentences(text: str) -> list[str]:
+    """Split a text into sentences with the white space after them: together, they are the text.
+
+    A sentence ends at its punctuation or at a line break, and is at most 300 characters long.
+    """
+    found = [piece for sentence in _SENTENCE.findall(text) for piece in _PIECE.findall(sentence)]
+    return [one for one in found if one]
 
 
 @dataclass(frozen=True)
-class Collapse:
-    """Where a judge sees a response collapse: a line of `rows.jsonl`.
+class JudgedText:
+    """A response without its reasoning, and the user message that it answers."""
+
+    key: ResponseKey
+    question: str
+    text: str
+
+    @cached_property
+    def sentences(self) -> list[str]:
+        return sentences(self.text)
+
+    @property
+    def longest(self) -> int:
+        return len(self.text)
+
+    def shown(self, characters: int) -> list[str]:
+        """Return the sentences that fit into `characters`, at least one."""
+        ends = list(accumulate(map(len, self.sentences)))
+        return self.sentences[: max(1, bisect_right(ends, characters))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collapse(Judged):
+    """Where a judge sees a response collapse.
 
     Attributes:
-        kind: What was spliced in to calibrate the judge; empty for a response as it is.
-        known: Where a spliced response collapses.
         lengths: Characters of every sentence.
-        sentence: The first sentence of the collapse, from 1, or `COHERENT`; None without a readable answer,
-            or if only a beginning was shown and that is coherent: it is never guessed.
-        raw: The judge's answer.
-        attempts: Number of answers it took.
-        characters: Maximum number of characters shown to the judge.
-        scores: From a reference, instead: every sentence's mean log-probability.
+        sentence: The first sentence of the collapse, from 1, or `COHERENT`, of those shown.
     """
 
-    judge: str
-    text_sha256: str
-    model: str
-    task: str
-    sampler: str
-    temperature: float
-    repeat: int
-    question_id: str
-    kind: str
-    known: int | None
     lengths: list[int]
     sentence: int | None = None
-    raw: str = ""
-    attempts: int = 0
-    characters: int = 0
-    scores: list[float] | None = None
 
     @property
     def key(self) -> Key:
         cell = (self.model, self.task, self.sampler, self.temperature, self.repeat, self.question_id)
-        return (self.judge, self.text_sha256, *cell, self.kind)
+        return (self.judge, self.prompt_sha256, *cell)
 
 
-def shown(text: JudgedText, characters: int) -> list[str]:
-    """Return the sentences that fit into `characters`, at least one."""
-    ends = list(accumulate(map(len, text.sentences)))
-    return text.sentences[: max(1, bisect_right(ends, characters))]
-
-
-def prompt_of(text: JudgedText, characters: int, attempt: int = 0) -> Prompt:
+def prompt_of(text: JudgedText, characters: int) -> Prompt:
     """Return the prompt that shows a text's numbered sentences, as far as they fit into `characters`."""
-    parts = shown(text, characters)
+    parts = text.shown(characters)
     content = PROMPT.format(
         mark=mark_of(text.question, [text.text]),
         question=text.question,
@@ -122,7 +112,7 @@ def prompt_of(text: JudgedText, characters: int, attempt: int = 0) -> Prompt:
         "required": ["collapse"],
         "additionalProperties": False,
     }
-    return Prompt(content.encode("utf-8", "replace").decode(), schema, attempt)
+    return Prompt(content, schema)
 
 
 def read_collapse(answer: str, n_shown: int) -> int | None:
@@ -134,177 +124,67 @@ def read_collapse(answer: str, n_shown: int) -> int | None:
     return named.pop() if len(named) == 1 and named <= {COHERENT, *range(1, n_shown + 1)} else None
 
 
-class Likelihood:
-    """A reference model that tells how probable sentences are; loaded on first use."""
-
-    def __init__(self, model: str, **placement: Any) -> None:
-        self.file, self.placement = resolve(model), placement
-        self.name = f"log-probability under {self.file.name}"
-        self.facts = {
-            "sha256": file_sha256(self.file.path),
-            "template_sha256": template_sha256(placement),
-        }
-
-
-class Noise(RowMeasurement[Collapse]):
-    """Where judges, and a reference, see responses collapse.
+class Noise(Judging[JudgedText, Collapse]):
+    """Where a judge sees responses collapse.
 
     Args:
-        texts: The responses, and spliced ones to calibrate with.
-        judge: Answers the prompts, if there is a judge.
-        reference: Tells how probable sentences are, if there is a reference.
+        texts: The responses.
         characters: Maximum number of characters of a response to show the judge.
+        against: The sampler that the report compares the others with, as text.
     """
 
-    measures, noun, row_type = "noise", "responses", Collapse
+    measures, row_type, verdict = "judge-noise", Collapse, "sentence"
 
     def __init__(
-        self, texts: Sequence[JudgedText], judge: Judge | None, reference: Likelihood | None, characters: int
+        self, judge: Answerer, texts: Iterable[JudgedText], characters: int, against: str = "greedy"
     ) -> None:
-        super().__init__()
-        self._judge, self._reference = judge, reference
-        known = [one for one in (judge, reference) if one]
-        self.settings = {"judges": {one.name: one.facts for one in known}}
-        blanks = [(text, _blank(text, one.name, characters)) for one in known for text in texts]
-        self._wanted = {blank.key: (text, blank) for text, blank in blanks}
+        super().__init__(judge, ((text, _blank(text, judge.name, characters)) for text in texts))
+        self._against = against
 
-    def plan(self) -> list[Key]:
-        return list(self._wanted)
+    def prepare(self, store: Store[Collapse]) -> None:
+        super().prepare(store)
+        store.note(against=self._against)
 
-    def measure_rows(self, keys: Sequence[Key], store: Store[Collapse]) -> Iterator[Collapse]:
-        if self._judge and (own := [self._wanted[key] for key in keys if key[0] == self._judge.name]):
-            store.begin_session(judge=self._judge.name)
-            with closing(self._judge):
-                given = ("sentence", "raw", "attempts", "characters")
-                yield from asked(
-                    self._judge, own, _prompt, _answered, lambda: self.interrupted, "text_sha256", given
-                )
-        if self._reference and (own := [self._wanted[key] for key in keys if key[0] == self._reference.name]):
-            yield from self._scored(self._reference, own, store)
+    def prompt(self, unit: JudgedText, row: Collapse) -> Prompt:
+        return prompt_of(unit, row.characters)
 
-    def _scored(
-        self,
-        reference: Likelihood,
-        items: Sequence[tuple[JudgedText, Collapse]],
-        store: Store[Collapse],
-    ) -> Iterator[Collapse]:
-        """Yield a reference's rows: the mean log-probability of the tokens that begin in each sentence."""
-        with ExitStack() as opened:
-            path = str(reference.file.path)
-            model = opened.enter_context(load_model(path, n_ctx=256, date=DATE, **reference.placement))
-            store.begin_session(judge=reference.name, placement=model.placement)
-            sequences = [_sequence(model, text) for text, _ in items]
-            lengths = [
-                (len(context) + len(tokens), f"the response to {blank.question_id} of {blank.task}")
-                for (context, tokens), (_, blank) in zip(sequences, items, strict=True)
-            ]
-            reader = self.reader(opened, model, lengths, 1, N_OUTPUTS)
-            stream = reader(([*context, *tokens[:-1]], len(tokens)) for context, tokens in sequences)
-            for (text, blank), (_, tokens) in zip(items, sequences, strict=True):
-                values = [float(log_softmax(next(stream).logits)[token]) for token in tokens]
-                yield replace(blank, scores=_by_sentence(model, text, tokens, values))
+    def read(self, unit: JudgedText, row: Collapse) -> int | None:
+        return read_collapse(row.raw, len(unit.shown(row.characters)))
 
-    def interrupt(self) -> None:
-        super().interrupt()
-        if self._judge:
-            self._judge.interrupt()
+    @staticmethod
+    def missing_share(rows: Any) -> float:
+        return float((rows["sentence"].isna() & (rows["attempts"] == ATTEMPTS)).mean())
 
-    def conclude(self, results: Results) -> None:
-        super().conclude(results)
-        if self._judge is None:
-            return
-        own = [row for row in results.rows.by_key.values() if row.judge == self._judge.name]
-        unread = [row for row in own if row.sentence is None and row.attempts == ATTEMPTS]
-        missing = len(unread) / max(1, len(own))
-        if missing > MOST_MISSING:
-            raise JudgeError(
-                f'{percent(missing)}% of the responses have no readable judgement: see "raw" in '
-                f"{results.folder / self.rows}, and try another judge"
-            )
-
-    report = staticmethod(report)
+    report = staticmethod(report_noise)
 
 
 def _blank(text: JudgedText, judge: str, characters: int) -> Collapse:
-    content = f"{text.question}\0{text.text}".encode("utf-8", "replace")
     return Collapse(
-        judge,
-        hashlib.sha256(content).hexdigest(),
+        judge=judge,
+        prompt_sha256=prompt_of(text, characters).sha256,
         **text.key._asdict(),
-        kind=text.kind,
-        known=text.known,
         lengths=list(map(len, text.sentences)),
         characters=characters,
+        is_cut=len(text.shown(characters)) < len(text.sentences),
     )
 
 
-def _prompt(text: JudgedText, last: Collapse) -> Prompt:
-    return prompt_of(text, last.characters, last.attempts)
+def noise_of(run: RecordedRun, judge: Answerer, against: str, limit: int | None, characters: int) -> Noise:
+    """Return the measurement of the noise of a run's responses; those without a text are left out.
 
-
-def _answered(text: JudgedText, last: Collapse, raw: str | None) -> tuple[Collapse, bool]:
-    """Return a row updated with another answer, and whether that is the last one.
-
-    Without an answer, less of the text must be shown; if that is too little, the row stays without one.
+    Raises ReportError if no response has a text.
     """
-    if raw is None:
-        characters = min(last.characters, len(text.text)) // 2
-        if characters < SHORTEST:
-            log.warning(
-                "question %s of %s does not fit into the judge's context", last.question_id, last.task
-            )
-            return replace(last, attempts=ATTEMPTS), True
-        return replace(last, characters=characters), False
-    n_shown = len(shown(text, last.characters))
-    sentence = read_collapse(raw, n_shown)
-    done = replace(last, sentence=sentence, raw=raw, attempts=last.attempts + 1)
-    if sentence == COHERENT and n_shown < len(text.sentences):  # what follows is unknown
-        return replace(done, sentence=None), True
-    return done, sentence is not None or done.attempts == ATTEMPTS
-
-
-def _sequence(model: Model, text: JudgedText) -> tuple[list[int], list[int]]:
-    """Return the tokens of the prompt and of the response."""
-    switch = False if model.has_thinking_switch else None
-    context = model.prompt_tokens([{"role": "user", "content": text.question}], switch)
-    return context, model.tokenize(text.text)
-
-
-def _by_sentence(
-    model: Model, text: JudgedText, tokens: Sequence[int], values: Sequence[float]
-) -> list[float]:
-    """Return the mean of the tokens' values by sentence; 0 for one in which no token begins."""
-    ends = list(accumulate(len(one.encode("utf-8", "replace")) for one in text.sentences))
-    starts = [0, *accumulate(len(model.weights.piece(token)) for token in tokens)][: len(tokens)]
-    places = np.array([min(bisect_right(ends, start), len(ends) - 1) for start in starts])
-    counts = np.bincount(places, minlength=len(ends))
-    sums = np.bincount(places, values, minlength=len(ends))
-    return [float(total / n) if n else 0.0 for total, n in zip(sums, counts, strict=True)]
-
-
-def measure_noise(
-    folder: Path,
-    judge: Judge | None,
-    reference: Likelihood | None,
-    calibrate: bool,
-    limit: int | None,
-    characters: int,
-    quiet: bool = False,
-) -> None:
-    """Have a judge, a reference or both tell where the responses of a run collapse, and report on it.
-
-    Args:
-        calibrate: Have them tell it of responses that collapse at a known sentence, too.
-        limit: Number of questions per task, counted from the first; None for all.
-
-    Raises:
-        ReportError: The folder contains no run, no text, or nothing to calibrate with.
-        JudgeError: The judge fails, or too many of its answers are unreadable.
-        RunError: DIR/noise cannot be written.
-    """
-    run = read_run(folder)
-    texts = judged_texts(run, limit)
+    first = run.first_questions(limit)
+    texts = [
+        one
+        for response in run.responses
+        if (response.task, response.question_id) in first and (one := _text_of(run, response)).sentences
+    ]
     if not texts:
-        raise ReportError(f"nothing to judge: all responses in {folder} are empty")
-    more = spliced(run) if calibrate else []
-    carry_out(Noise([*more, *texts], judge, reference, characters), folder / "noise", quiet=quiet)
+        raise ReportError("nothing to judge: all responses of the run are empty")
+    return Noise(judge, texts, characters, against)
+
+
+def _text_of(run: RecordedRun, response: Response) -> JudgedText:
+    question = run.questions[response.task, response.question_id]
+    return JudgedText(response.key, question.prompt, without_reasoning(response.response))

@@ -1,15 +1,16 @@
-"""Win rates of one sampler over another, as judged by a model.
+"""What a judge says: win rates of one sampler over another, and semantic noise.
 
 The unit of observation is the question: the win rate is the mean over questions of a question's share of
 wins, with ties counting half, and its p-value tests the same mean.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from mink_local.errors import ReportError
 from mink_local.evals.measurement import Results
 from mink_local.evals.report.report import Report, Section
 from mink_local.evals.stats import ALPHA, Interval, holm, paired_test, share
@@ -20,6 +21,7 @@ from mink_local.evals.tables import (
     count,
     p_value,
     percent,
+    points,
     temperature_name,
     with_interval,
 )
@@ -33,8 +35,22 @@ QUESTION = ["task", "question_id"]
 CELL = ["task", "model", "sampler", "against", "temperature"]
 PAIR = [*CELL, "repeat", "question_id"]
 _FAMILY = ["task", "model", "protocol"]  # what a table is about, whose rows are corrected together
-_RATE = ["pairs", "missing", "questions", "win_rate", "won:tied:lost", "p", "p_holm"]
+_NOISE_FAMILY = ["judge", "task", "model"]
+_RATE = ["pairs", "missing", "questions", "win_rate", "won:tied:lost", "p"]
 
+COHERENT = -1  # the sentence at which a coherent response collapses
+
+WORTH = "These figures are worth what the judge is worth, which nothing here tests."
+ABOUT_NOISE = (
+    "Semantic noise: the share of a response's characters from its collapse on, 0 if it is coherent; the "
+    "collapse is the first sentence of nonsense, endless repetition or another topic, as the judge sees it "
+    "(the paper's section 4.5 and appendix D). Collapsed: the share of responses with any. Both are means "
+    "over questions with 95% intervals over questions: Clopper and Pearson's, with an effective number of "
+    "questions.",
+    "Difference: the noise minus that of the sampler compared with, on the same questions. p is from the "
+    "exact sign-flip test of the differences, rounded to points; Holm's, which decides, is corrected over "
+    "the rows of a table.",
+)
 HOW_TO_READ = (
     "Win rate: the mean over questions of a question's share of wins, with ties counting half, or by the "
     "paper's protocol nothing. Identical responses are a tie that nobody is asked about. p is from the exact "
@@ -47,7 +63,7 @@ ABOUT_MODELS = (
     "The paper's protocol: every pair is judged in one random order by five criteria (helpfulness, "
     "relevance, accuracy, creativity, level of detail), and only a win counts, so that two equal samplers "
     "have less than 50% if there are ties. Its interval is Clopper and Pearson's, with an effective number "
-    "of questions: whether 50% is in it says nothing, p decides.",
+    "of questions: read p, not whether it contains 50%.",
     "A judge is a model with preferences of its own, for instance for long answers: the table shows what it "
     "prefers, not what people do.",
 )
@@ -77,14 +93,13 @@ def win_rates(pairs: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
             row["won:tied:lost"] = ":".join(str((found.outcome == sign).sum()) for sign in (1, 0, -1))
             row["p"] = test.p
         rows.append(row)
-    families: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        if "p" in row:
-            families.setdefault(tuple(row.get(name) for name in _FAMILY), []).append(row)
-    for family in families.values():
-        for row, adjusted in zip(family, holm([row["p"] for row in family]), strict=True):
-            row["p_holm"] = adjusted
-    return pd.DataFrame(rows, columns=[*by, *_RATE])
+    return _corrected(pd.DataFrame(rows, columns=[*by, *_RATE]), [name for name in _FAMILY if name in by])
+
+
+def _corrected(rows: pd.DataFrame, family: Sequence[str]) -> pd.DataFrame:
+    """Return rows with `p_holm`: Holm's correction of `p` over the rows of a table."""
+    tested = rows.dropna(subset="p").groupby(list(family), sort=False)["p"]
+    return rows.assign(p_holm=tested.transform(lambda p: holm(p.tolist())))
 
 
 def judged_pairs(judgements: pd.DataFrame) -> pd.DataFrame:
@@ -126,12 +141,79 @@ def report_judgements(results: Results) -> Report:
         for (judge, protocol), own in results.frame.groupby(["judge", "protocol"], sort=False)
         for finding in _findings(own, pairs[(pairs.judge == judge) & (pairs.protocol == protocol)])
     ]
-    return _report("judge", "Win rates by a model", rates, results.rows.left_out, findings, ABOUT_MODELS)
+    tables = [
+        _table(" · ".join(dict.fromkeys(part)), rows) for part, rows in rates.groupby(_FAMILY, sort=False)
+    ]
+    sections = [
+        Section("Win rates by a model", tables, findings),
+        Section("How to read this", [*ABOUT_MODELS, *HOW_TO_READ]),
+    ]
+    return _report("judge", "Win rates by a model", results, sections, rates)
 
 
-def missing_share(judgements: pd.DataFrame, judge: str) -> float:
+def report_noise(results: Results) -> Report:
+    """Return the report on semantic noise. Raises ReportError if nothing readable has been judged yet."""
+    frame = results.frame
+    is_open = (frame["sentence"] == COHERENT) & frame["is_cut"]  # what follows is unknown
+    rows = frame[frame["sentence"].notna() & ~is_open]
+    if rows.empty:
+        raise ReportError(f"{results.folder} contains no judgement that can be read yet")
+    rates = noise_rates(rows, results.manifest.get("against", "greedy"))
+    tables = [
+        _table(f"{task} · {model} · judged by {judge}", part)
+        for (judge, task, model), part in rates.groupby(_NOISE_FAMILY, sort=False)
+    ]
+    left = [
+        (frame["sentence"].isna(), "without a readable judgement excluded."),
+        (is_open, "longer than the judge was shown, and coherent so far, excluded."),
+    ]
+    findings = [f"{count(int(which.sum()), 'response')} {why}" for which, why in left if which.any()]
+    title = "Semantic noise by a model"
+    sections = [
+        Section(title, [*tables, WORTH], findings),
+        Section("How to read this", ABOUT_NOISE),
+    ]
+    return _report("noise", title, results, sections, rates)
+
+
+def noise_rates(rows: pd.DataFrame, against: str) -> pd.DataFrame:
+    """Return a row per judge, task, model, sampler and temperature with its semantic noise.
+
+    Args:
+        rows: A row per response with the fields of `Collapse`, and a sentence.
+        against: The sampler that the others are compared with, at the same temperature unless it is greedy.
+    """
+    noise = [noise_share(row.lengths, int(row.sentence)) for row in rows.itertuples()]
+    rows = rows.assign(noise=noise, any_noise=rows["sentence"] != COHERENT)
+    by = [*_NOISE_FAMILY, "sampler", "temperature"]
+    cells = {key: cell.groupby("question_id") for key, cell in rows.groupby(by, sort=False)}
+    means = {key: cell["noise"].mean() for key, cell in cells.items()}
+    found = []
+    for key, cell in cells.items():
+        row = dict(zip(by, key, strict=True)) | {
+            "questions": len(means[key]),
+            "noise": share(means[key].tolist()),
+            "collapsed": share(cell["any_noise"].mean().tolist()),
+        }
+        *family, sampler, temperature = key
+        other = means.get((*family, against, temperature), means.get((*family, against, 0.0)))
+        if other is not None and sampler != against:
+            gains = (100 * (means[key] - other)).dropna().round().astype(int)  # to a point
+            test = paired_test(gains.tolist(), 100)
+            row |= {"against": against, "difference": test.difference, "p": test.p}
+        found.append(row)
+    columns = [*by, "questions", "noise", "collapsed", "against", "difference", "p"]
+    return _corrected(pd.DataFrame(found, columns=columns), _NOISE_FAMILY)
+
+
+def noise_share(lengths: Sequence[int], sentence: int) -> float:
+    """Return the semantic noise of a response, given its sentences' lengths and the first of the collapse."""
+    return 0.0 if sentence == COHERENT else sum(lengths[sentence - 1 :]) / sum(lengths)
+
+
+def missing_share(judgements: pd.DataFrame) -> float:
     """Return the share of pairs shown to a judge that lack a readable judgement in both orders."""
-    pairs = judged_pairs(judgements[judgements.judge == judge])
+    pairs = judged_pairs(judgements)
     shown = pairs[~pairs.identical]
     return float(shown.outcome.isna().mean()) if len(shown) else 0.0
 
@@ -168,18 +250,12 @@ def _findings(judgements: pd.DataFrame, pairs: pd.DataFrame) -> list[str]:
 
 
 def _report(
-    name: str,
-    title: str,
-    rates: pd.DataFrame,
-    left_out: str | None,
-    findings: Sequence[str],
-    about: Sequence[str],
+    name: str, title: str, results: Results, sections: Sequence[Section], rates: pd.DataFrame
 ) -> Report:
-    notes = list(filter(None, [left_out]))
-    tables = [_table(part, rows) for part, rows in rates.groupby(_FAMILY, sort=False)]
-    sections = [Section(title, tables, findings), Section("How to read this", [*about, *HOW_TO_READ])]
-    said = {"notes": [*notes, *findings]}
-    return Report(name, title, notes, sections, tables, about=said, frames={"rows": rates})
+    notes = list(filter(None, [results.rows.left_out]))
+    tables = [part for part in sections[0].parts if isinstance(part, Table)]
+    said = {"notes": [*notes, *sections[0].findings]}
+    return Report(name, title, notes, sections, tables, about=said, frames={"rows": rates}, csv={name: rates})
 
 
 _HEADINGS = {
@@ -188,6 +264,10 @@ _HEADINGS = {
     "temperature": "T",
     "judge": "judge",
     "pairs": "pairs",
+    "questions": "questions",
+    "noise": "noise, %",
+    "collapsed": "collapsed, %",
+    "difference": "difference, points",
     "win_rate": "win rate, %",
     "won:tied:lost": "won:tied:lost",
     "inconsistent": "disagree",
@@ -197,20 +277,29 @@ _HEADINGS = {
 }
 
 
-def _table(part: Iterable[str], rows: pd.DataFrame) -> Table:
-    """Return the table for a task, model and protocol, without empty columns."""
+_FORMATS: dict[str, Format] = {
+    "T": temperature_name,
+    "win rate, %": with_interval(percent),
+    "noise, %": with_interval(percent),
+    "collapsed, %": with_interval(percent),
+    "difference, points": with_interval(points),
+}
+
+
+def _table(title: str, rows: pd.DataFrame) -> Table:
+    """Return the table of a family of rows, without empty columns."""
     p_values = [
         Cell(p_value(p), f"Holm {p_value(adjusted)}", bold=adjusted <= ALPHA) if p == p else Cell()
         for p, adjusted in zip(rows.p, rows.p_holm, strict=True)
     ]
-    shown = rows.assign(p=p_values, sampler=rows.sampler.map(label), against=rows.against.map(label))
+    shown = rows.assign(
+        p=p_values, sampler=rows.sampler.map(label), against=rows.against.map(label, na_action="ignore")
+    )
     columns = [name for name in _HEADINGS if name in shown and shown[name].notna().any()]
     if rows.get("judge", pd.Series()).nunique() == 1:
         columns.remove("judge")
-    formats: dict[str, Format] = {"T": temperature_name, "win rate, %": with_interval(percent)}
     keys = sum(name in ("sampler", "against", "temperature", "judge") for name in columns)
-    frame = shown[columns].rename(columns=_HEADINGS)
-    return Table(" · ".join(dict.fromkeys(part)), frame, keys, formats)
+    return Table(title, shown[columns].rename(columns=_HEADINGS), keys, _FORMATS)
 
 
 def _in_words(found: Interval) -> str:
