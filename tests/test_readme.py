@@ -20,7 +20,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"] + [  # the pages that peo
 ]
 TEXT = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
 INLINE = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", TEXT, flags=re.DOTALL | re.MULTILINE))
-OPTIONS_OF_OTHERS = {"--model_args", "--no-deps", "--openai-api-base", "--only-binary"}
+OPTIONS_OF_OTHERS = {"--force-reinstall", "--model_args", "--no-deps", "--openai-api-base", "--only-binary"}
 MINK = command_lines(TEXT)
 
 
