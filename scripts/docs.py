@@ -8,7 +8,8 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from inspect import cleandoc
 from pathlib import Path
 from textwrap import dedent, fill
 from typing import Any
@@ -47,15 +48,37 @@ FOR_PROGRAMS = (
     "unread_tokens",
     "watch",
 )  # used by this package's programs only
+HELP = "<!-- help: written by scripts/docs.py, do not edit below -->"
 GENERATED = "<!-- Written by scripts/docs.py: do not edit. -->\n\n"
+
+
+class MarkdownFormatter(click.HelpFormatter):
+    """Writes help as Markdown, whatever the layout of the installed click."""
+
+    def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:  # noqa: ARG002
+        self.write(f"Usage: `{prog} {args}`\n")
+
+    def write_heading(self, heading: str) -> None:
+        self.write(f"**{heading}**\n\n")
+
+    def write_text(self, text: str) -> None:
+        for block in cleandoc(text).split("\n\n"):
+            lines = block.strip("\n")
+            is_verbatim = lines.startswith("\b\n")
+            self.write(f"```\n{lines[2:]}\n```\n\n" if is_verbatim else f"{' '.join(lines.split())}\n\n")
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 0, col_spacing: int = 0) -> None:  # noqa: ARG002
+        for term, text in rows:
+            self.write(f"- `{term}`" + (f": {' '.join(text.split())}" if text else "") + "\n")
 
 
 def help_texts(command: click.Command, name: str, parent: click.Context | None = None) -> Iterator[str]:
     """Yield the help of a program and of each of its commands as sections."""
-    settings = {**command.context_settings, "max_content_width": 100, "terminal_width": 100}
-    context = click.Context(command, info_name=name, parent=parent, **settings)
-    level = "#" if parent is None else "##"
-    yield f"{level} {context.command_path}\n\n```\n{command.get_help(context)}\n```\n"
+    context = click.Context(command, info_name=name, parent=parent, **command.context_settings)
+    formatter = MarkdownFormatter()
+    command.format_help(context, formatter)
+    level = "##" if parent is None else "###"
+    yield f"{level} {context.command_path}\n\n{formatter.getvalue().strip()}\n"
     if isinstance(command, click.Group):
         for child in command.list_commands(context):
             yield from help_texts(command.commands[child], child, context)
@@ -173,7 +196,7 @@ def server_api() -> Iterator[str]:
     types_by_name = {name: kind for module in modules for name, kind in vars(module).items()}
     for name, schema in sorted(openapi.schemas().items()):
         kind = types_by_name[name]
-        summary = inspect.cleandoc(kind.__doc__).partition("\n\nAttributes:")[0].replace("\n", " ")
+        summary = cleandoc(kind.__doc__).partition("\n\nAttributes:")[0].replace("\n", " ")
         yield f"\n## {name}\n\n{summary}\n\n| field | type | |\n|---|---|---|"
         texts = field_texts(kind)
         for field, field_schema in schema["properties"].items():
@@ -197,7 +220,7 @@ def field_texts(kind: type) -> dict[str, str]:
         for field, option in sampler.request_fields.items():
             texts[field] = f"The option {option} of {sampler.name}."
     for base in reversed(kind.__mro__):
-        _, _, attributes = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
+        _, _, attributes = cleandoc(base.__doc__ or "").partition("Attributes:\n")
         for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", attributes, re.MULTILINE):
             texts[name] = re.sub(r"\s+", " ", text)
     return texts
@@ -222,16 +245,23 @@ def type_text(schema: dict[str, Any]) -> str:
 
 def documents() -> dict[str, str]:
     """Return all generated documents by their paths in docs."""
-    texts = {f"{name}.md": list(help_texts(command, name)) for name, command in PROGRAMS.items()}
-    texts["mink-chat.md"].append(chat_commands())
-    texts["api.md"] = list(api())
-    texts["mink-serve-api.md"] = list(server_api())
+    helps = {f"{name}.md": list(help_texts(command, name)) for name, command in PROGRAMS.items()}
+    helps["mink-chat.md"].append(chat_commands())
     here = str(user_config_path("mink-local"))
     pages = {
-        name: GENERATED + "\n".join(sections).replace(here, "~/.config/mink-local")
-        for name, sections in texts.items()
+        name: f"{guide(name)}{HELP}\n\n" + "\n".join(sections).replace(here, "~/.config/mink-local")
+        for name, sections in helps.items()
+    }
+    pages |= {
+        "api.md": GENERATED + "\n".join(api()),
+        "mink-serve-api.md": GENERATED + "\n".join(server_api()),
     }
     return pages | {"samplers.md": with_samplers((DOCS / "samplers.md").read_text(encoding="utf-8"))}
+
+
+def guide(name: str) -> str:
+    """Return what people have written above a page's help."""
+    return (DOCS / name).read_text(encoding="utf-8").partition(HELP)[0]
 
 
 def main() -> None:
