@@ -204,10 +204,21 @@ def _check_range(it: _Range, number: float, param: click.Parameter | None, ctx: 
         it.fail(f"must be {limit}, not {number:.15g}.", param, ctx)
 
 
+def _range_in_words(it: "_Range | Temperature") -> str:
+    """Return a range as help shows it: `0 to 65535`, `at least 1`."""
+    least, most = it.min, it.max
+    if least is not None and most is not None:
+        return f"{least:.15g} to {most:.15g}"
+    if least is not None:
+        return f"{'above' if it.min_open else 'at least'} {least:.15g}"
+    return "" if most is None else f"{'below' if it.max_open else 'at most'} {most:.15g}"
+
+
 class FiniteFloat(click.FloatRange):
     """Type of an option that takes a finite number in a range."""
 
     name = "number"  # in messages
+    _describe_range = _range_in_words
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = click.types.FloatParamType.convert(self, value, param, ctx)  # type: ignore[arg-type]
@@ -221,6 +232,7 @@ class Temperature(click.FloatRange):
     """Type of an option that takes a temperature above 0, or inf."""
 
     name = "T|inf"
+    _describe_range = _range_in_words
 
     def __init__(self) -> None:
         super().__init__(min=0)
@@ -238,6 +250,7 @@ class WholeNumber(click.IntRange):
     """Type of an option that takes a whole number in a range."""
 
     name = "whole number"  # in messages
+    _describe_range = _range_in_words
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = click.types.IntParamType.convert(self, value, param, ctx)  # type: ignore[arg-type]
