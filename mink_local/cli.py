@@ -8,10 +8,11 @@ import math
 import os
 import sys
 from collections.abc import Iterable
-from typing import Any, TypeAlias
+from typing import Any
 
 import click
 
+from mink_local.checks import Range
 from mink_local.errors import MinkError, ModelNotFoundError, TaskNotFoundError
 from mink_local.interrupts import lost_interrupts_repeated, was_interrupted
 
@@ -190,18 +191,14 @@ class Number(click.types.FloatParamType):
     name = "number"  # in messages
 
 
-_Range: TypeAlias = "FiniteFloat | WholeNumber"
-
-
-def _check_range(it: _Range, number: float, param: click.Parameter | None, ctx: click.Context | None) -> None:
+def _check_range(
+    it: "FiniteFloat | WholeNumber", number: float, param: click.Parameter | None, ctx: click.Context | None
+) -> None:
     """Fail, in words rather than as `x>=0`, if a number is not in a range."""
-    least, most, limit = it.min, it.max, ""
-    if least is not None and (number <= least if it.min_open else number < least):
-        limit = f"{'more than' if it.min_open else 'at least'} {least:.15g}"
-    elif most is not None and (number >= most if it.max_open else number > most):
-        limit = f"{'less than' if it.max_open else 'at most'} {most:.15g}"
-    if limit:
-        it.fail(f"must be {limit}, not {number:.15g}.", param, ctx)
+    low = -math.inf if it.min is None else it.min
+    high = math.inf if it.max is None else it.max
+    if number not in (limits := Range(low, high, it.min_open, it.max_open)):
+        it.fail(f"must be {limits}, not {number:.15g}.", param, ctx)
 
 
 def _range_in_words(it: "_Range | Temperature") -> str:
@@ -222,9 +219,9 @@ class FiniteFloat(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = click.types.FloatParamType.convert(self, value, param, ctx)  # type: ignore[arg-type]
-        _check_range(self, number, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{number} is not a finite number.", param, ctx)
+        _check_range(self, number, param, ctx)
         return number
 
 
