@@ -191,24 +191,23 @@ class Number(click.types.FloatParamType):
     name = "number"  # in messages
 
 
+def _limits(it: "FiniteFloat | WholeNumber | Temperature") -> Range:
+    low = -math.inf if it.min is None else it.min
+    high = math.inf if it.max is None else it.max
+    return Range(low, high, it.min_open, it.max_open)
+
+
 def _check_range(
     it: "FiniteFloat | WholeNumber", number: float, param: click.Parameter | None, ctx: click.Context | None
 ) -> None:
     """Fail, in words rather than as `x>=0`, if a number is not in a range."""
-    low = -math.inf if it.min is None else it.min
-    high = math.inf if it.max is None else it.max
-    if number not in (limits := Range(low, high, it.min_open, it.max_open)):
-        it.fail(f"must be {limits}, not {number:.15g}.", param, ctx)
+    if number not in _limits(it):
+        it.fail(f"must be {_limits(it)}, not {number:.15g}.", param, ctx)
 
 
-def _range_in_words(it: "_Range | Temperature") -> str:
+def _range_in_words(it: "FiniteFloat | WholeNumber | Temperature") -> str:
     """Return a range as help shows it: `0 to 65535`, `at least 1`."""
-    least, most = it.min, it.max
-    if least is not None and most is not None:
-        return f"{least:.15g} to {most:.15g}"
-    if least is not None:
-        return f"{'above' if it.min_open else 'at least'} {least:.15g}"
-    return "" if most is None else f"{'below' if it.max_open else 'at most'} {most:.15g}"
+    return str(_limits(it)).removeprefix("from ")
 
 
 class FiniteFloat(click.FloatRange):
