@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from mink_local.generation.loading import load_model
     from mink_local.generation.model import Model, Reply
     from mink_local.generation.request import Request, SamplingParams
-    from mink_local.generation.slots import Continuation
     from mink_local.llama.constraints import Constraints
     from mink_local.native import native_sampler
     from mink_local.samplers import (
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "AdaptiveP", "Answer", "CatalogError", "Chain", "Constraints", "ContextOverflowError", "Continuation",
+    "AdaptiveP", "Answer", "CatalogError", "Chain", "Constraints", "ContextOverflowError",
     "DownloadError", "DynamicTemperature", "Eta", "GenerationError", "Greedy", "LlamaDefault", "MinK", "MinP",
     "MinkError", "Mirostat", "Model", "ModelError", "ModelNotFoundError", "PLess", "Piece", "Reply",
     "Request", "Sampler", "SamplingParams", "TopA", "TopK", "TopNSigma", "TopP", "Typical", "Xtc",
@@ -61,7 +60,6 @@ __all__ = [
 _HOMES = {
     "Answer": "generation.answer",
     "Constraints": "llama.constraints",
-    "Continuation": "generation.slots",
     "Model": "generation.model",
     "Piece": "generation.answer",
     "Reply": "generation.model",

@@ -309,10 +309,11 @@ def _batch(
     def generate(context: Any) -> int:
         """Generate all answers; return their total number of tokens."""
         engine = Engine(context, model.weights, template)
-        answers = [engine.submit(request) for request in requests]
+        decodings = [engine.prepare(request) for request in requests]
+        engine.enqueue(*decodings)
         while not engine.idle:
             engine.step()
-        return sum(answer.n_tokens for answer in answers)
+        return sum(decoding.answer.n_tokens for decoding in decodings)
 
     recorder = _Recorder(context)
     n_tokens = generate(recorder)

@@ -45,7 +45,6 @@ from mink_local.models.options import (
     tensor_split_option,
     threads_option,
 )
-from mink_local.models.placement import PlacementOptions
 
 log = logging.getLogger("mink_local")
 
@@ -488,15 +487,13 @@ class Settings:
         return loading.load_model(
             self["model"],
             n_ctx=self["ctx"],
-            placement=PlacementOptions(
-                n_gpu_layers=self["gpu_layers"],
-                n_cpu_moe=ALL_LAYERS if self["cpu_moe"] else self["n_cpu_moe"],
-                tensor_split=self["tensor_split"],
-                main_gpu=self["main_gpu"],
-                n_threads=self["threads"],
-                rpc=self["rpc"],
-            ),
+            n_gpu_layers=self["gpu_layers"],
+            n_cpu_moe=ALL_LAYERS if self["cpu_moe"] else self["n_cpu_moe"],
+            tensor_split=self["tensor_split"],
+            main_gpu=self["main_gpu"],
+            n_threads=self["threads"],
             kv_type=self["kv_type"],
+            rpc=self["rpc"],
             chat_template=self["chat_template_file"],
             template_kwargs=self["template_kwargs"],
             verbose=self.context.params["verbose"],

@@ -8,7 +8,9 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from mink_local.errors import DataError, GenerationError
 from mink_local.evals.inputs import DATE, file_sha256, template_sha256
@@ -18,7 +20,7 @@ from mink_local.evals.store import R, Store, public
 from mink_local.evals.tables import Table, count
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
-from mink_local.generation.slots import RowReader
+from mink_local.generation.slots import N_OUTPUTS
 from mink_local.models.catalog import ModelFile
 from mink_local.samplers import Sampler, default_samplers
 
@@ -70,7 +72,7 @@ class RowMeasurement(Measurement[R]):
     """Base class of measurements that read rows of logits; an interrupt stops reading midway."""
 
     def __init__(self) -> None:
-        self._readers: list[RowReader] = []
+        self._models: list[Model] = []
 
     @abstractmethod
     def measure_rows(self, keys: Sequence[Any], store: Store[R]) -> Iterator[R]:
@@ -85,18 +87,18 @@ class RowMeasurement(Measurement[R]):
 
     def interrupt(self) -> None:
         super().interrupt()
-        for reader in list(self._readers):
-            reader.interrupt()
+        for model in list(self._models):
+            model.interrupt()
 
-    def reader(
+    def reserve(
         self, opened: ExitStack, model: Model, lengths: Iterable[tuple[int, str]], *limits: Any
-    ) -> RowReader:
-        """Return a reader of rows that `interrupt` stops.
+    ) -> None:
+        """Make room for sequences whose rows are to be read, which `interrupt` stops.
 
         Args:
-            opened: Closes the reader.
+            opened: Forgets the model.
             lengths: Number of tokens and name of each sequence to be read.
-            limits: Remaining arguments of `Model.rows`.
+            limits: Remaining arguments of `Model.reserve`.
 
         Raises:
             DataError: A sequence exceeds the context the model was trained on.
@@ -105,12 +107,29 @@ class RowMeasurement(Measurement[R]):
         most = model.weights.n_ctx_train
         if longest > most:
             raise DataError(f"{name} has {longest:,} tokens but {model.name} holds {most:,}: shorten it")
-        reader = opened.enter_context(model.rows(max(1, longest), *limits))
-        self._readers.append(reader)
-        opened.callback(self._readers.remove, reader)
-        if self.interrupted:  # while the model was loading
-            reader.interrupt()
-        return reader
+        model.reserve(longest + 1, *limits)
+        self._models.append(model)
+        opened.callback(self._models.remove, model)
+
+    def logits_of(self, model: Model, tokens: Sequence[int], n_rows: int) -> Iterator[NDArray[np.float32]]:
+        """Yield the raw logits (V,) after each of the last `n_rows` tokens.
+
+        Raises:
+            GenerationError: llama.cpp fails, or `interrupt` was called.
+        """
+        for first in range(len(tokens) - n_rows, len(tokens), N_OUTPUTS):
+            part = tokens[: first + N_OUTPUTS]
+            ((_, rows),) = self.rows_of(model, [(part, len(part) - first)])
+            yield from rows
+
+    def rows_of(
+        self, model: Model, sequences: Iterable[tuple[Sequence[int], int]]
+    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Return `model.rows(sequences)`, which `interrupt` ends even if it was called before."""
+        rows = model.rows(sequences)
+        if self.interrupted:
+            raise GenerationError("interrupted")
+        return rows
 
 
 Unit = TypeVar("Unit")
@@ -166,7 +185,7 @@ class SettingsMeasurement(RowMeasurement[R], Generic[R, Unit]):
                 opened.enter_context(load_model(str(file.path), n_ctx=256, date=DATE, **self._placement))
                 for file in self._files.values()  # n_ctx: no answers are generated
             ]
-            store.begin_session(placement=[str(model.placement) for model in models], **self.session)
+            store.begin_session(placement=[model.placement for model in models], **self.session)
             yield from self.measure_units(units, models, opened)
 
 

@@ -1,5 +1,6 @@
 """An answer being generated: from logits to a token, from tokens to text."""
 
+import math
 import secrets
 import time
 from collections import deque
@@ -9,9 +10,9 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
+from mink_local.errors import GenerationError
 from mink_local.generation.answer import Answer, FinishReason, Piece, Splitter, TopLogprobs
 from mink_local.generation.reasoning_budget import ReasoningBudget, before_answer
-from mink_local.generation.slots import logprob
 from mink_local.generation.text import ReasoningSplitter, TextStream
 from mink_local.generation.tool_calls import ToolParser
 from mink_local.llama.constants import RANDOM_SEED
@@ -20,6 +21,9 @@ from mink_local.llama.token_data import SamplingBuffers
 from mink_local.llama.token_sampler import TokenSampler
 from mink_local.llama.weights import Weights
 from mink_local.samplers import TopK, kernels
+from mink_local.samplers.base import scratch
+
+_LARGEST = np.finfo(np.float32).max
 
 
 class Decoding:
@@ -85,17 +89,12 @@ class Decoding:
         self._logprob: float | None = None
         self._top_logprobs: TopLogprobs = ()
 
-    def fit(self, n_ctx: int) -> None:
-        """Limit the answer to the context, which ends it if it has no room for a token."""
-        room = n_ctx - self.answer.prompt_tokens
-        if room < 1:
-            self.answer.finish_reason = "overflow"
-        self._max_tokens = min(room, self._params.max_tokens or room)
-
-    def begin(self, evaluated_tokens: int) -> None:
-        """Start the answer in a slot where `evaluated_tokens` of the prompt have yet to be evaluated."""
+    def begin(self, evaluated_tokens: int, n_ctx: int) -> None:
+        """Start the answer in a slot of `n_ctx` tokens, `evaluated_tokens` of the prompt not yet in it."""
         self.answer.evaluated_tokens = evaluated_tokens
         self._began = time.perf_counter()
+        room = n_ctx - self.answer.prompt_tokens
+        self._max_tokens = min(room, self._params.max_tokens or room)
         if self._params.prompt_logprobs is not None:  # the first token has none
             self.answer.prompt_logprobs, self.answer.prompt_top_logprobs = [None], [()]
 
@@ -107,17 +106,22 @@ class Decoding:
     @property
     def n_prompt_outputs(self) -> int:
         """Number of tokens at the end of the prompt whose logits are needed."""
-        return 1 if self._params.prompt_logprobs is None else self.answer.prompt_tokens
+        n_tokens = self.answer.prompt_tokens
+        return min(self.answer.request.n_rows, n_tokens) if self._params.prompt_logprobs is None else n_tokens
 
     def record(self, logits: NDArray[np.float32], position: int) -> None:
-        """Record a prompt token's log-probability, if requested, given raw logits, float32 (V,).
+        """Take the raw logits, float32 (V,), after `position` tokens of the prompt, if they are wanted.
 
-        Raises GenerationError for a NaN.
+        Raises GenerationError for a NaN, if log-probabilities are wanted.
         """
         answer, count = self.answer, self._params.prompt_logprobs
+        watch, n_rows = answer.request.watch, answer.request.n_rows
+        if watch is not None and position > answer.prompt_tokens - n_rows:
+            watch(logits)
         if count is not None:
-            answer.prompt_logprobs.append(logprob(logits, self.answer.prompt[position]))
-            answer.prompt_top_logprobs.append(_top_logprobs(logits, count))
+            logprob, top = log_probabilities(logits, answer.prompt[position], count)
+            answer.prompt_logprobs.append(logprob)
+            answer.prompt_top_logprobs.append(top)
 
     def sample(self, logits: NDArray[np.float32]) -> Iterator[Piece]:
         """Append a token sampled from raw logits, float32 (V,), and those that must follow it.
@@ -134,8 +138,7 @@ class Decoding:
         if token is None:
             token, k = self._sampled(logits), self._sampler.k
         if params.logprobs is not None:
-            self._logprob = logprob(logits, token)
-            self._top_logprobs = _top_logprobs(logits, params.logprobs)
+            self._logprob, self._top_logprobs = log_probabilities(logits, token, params.logprobs)
         yield self.append(token, k)
         if watch is None and params.logprobs is None:
             while self.answer.finish_reason is None and (token := self._forced()) is not None:
@@ -212,11 +215,17 @@ class Decoding:
         return row
 
 
-def _top_logprobs(logits: NDArray[np.float32], count: int) -> TopLogprobs:
-    """Return the most probable tokens with their log-probabilities."""
-    if count == 0:
-        return ()
-    ids, largest = TopK(count).candidates(logits)
-    first = float(kernels.log_probability(logits, int(ids[0])))
-    differences = largest.astype(np.float64) - largest[0]
-    return tuple(zip(ids.tolist(), (first + differences).tolist(), strict=True))
+def log_probabilities(logits: NDArray[np.float32], token: int, count: int) -> tuple[float, TopLogprobs]:
+    """Return a token's log-probability at temperature 1, and those of the `count` most probable tokens.
+
+    Raises:
+        GenerationError: A logit is NaN, or none is finite.
+    """
+    total = float(kernels.log_total(logits, scratch(logits.size).work))
+    if math.isnan(total):
+        raise GenerationError("the model's logits contain a NaN: its file is damaged")
+    top: TopLogprobs = ()
+    if count:
+        ids, largest = TopK(count).candidates(logits)
+        top = tuple(zip(ids.tolist(), (largest.astype(np.float64) - total).tolist(), strict=True))
+    return float(min(logits[token], _LARGEST)) - total, top

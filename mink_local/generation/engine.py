@@ -1,6 +1,6 @@
 """Continuous batching: any number of requests share the slots of one KV cache, one `llama_decode` per step.
 
-    answer = engine.submit(request)
+    engine.enqueue(engine.prepare(request))
     while not engine.idle:
         for answer, piece in engine.step():
             print(piece, end="")
@@ -18,9 +18,10 @@ While answers are being generated, prompts are prefilled in chunks small enough 
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,7 @@ from mink_local.llama.weights import Weights
 
 Step = list[tuple[Answer, Piece]]
 Group = list[Decoding]  # answers with the same prompt and the same tokens so far, in one slot
+Job = Callable[[], object]  # to be called while nothing is generated
 
 
 class Engine:
@@ -52,19 +54,20 @@ class Engine:
         self._weights = weights
         self._template = template
         self._buffers = SamplingBuffers(weights.n_vocab)
-        self._waiting: deque[Decoding] = deque()
+        self._waiting: deque[Decoding | Job] = deque()
+        self._bulk: deque[Decoding] = deque()  # waiting behind all others
         self._forked: list[Group] = []  # waiting for a slot
         self._budget = PromptBudget()
 
     def use(self, context: Context) -> None:
-        """Go on in another context; there must be nothing to generate."""
+        """Switch to another context. The engine must be idle."""
         self.context = context
         self.slots: list[Slot[Group]] = [Slot(context, seq_id) for seq_id in range(context.n_seq)]
 
     @property
     def idle(self) -> bool:
         """True if there is nothing to generate."""
-        return not (self._waiting or self._groups())
+        return not (self._waiting or self._bulk or self._groups())
 
     @property
     def n_busy(self) -> int:
@@ -74,30 +77,24 @@ class Engine:
     @property
     def n_waiting(self) -> int:
         """Number of requests waiting for a slot."""
-        return len(self._waiting)
+        waiting = list(self._waiting)  # another thread may ask
+        return sum(isinstance(each, Decoding) for each in waiting) + len(self._bulk)
 
-    def submit(self, request: Request, answer: Answer | None = None) -> Answer:
-        """Take a request; `step` generates its answer.
+    def prepare(self, request: Request, answer: Answer | None = None) -> Decoding:
+        """Tokenize a request and compile its constraints; pass the result to `enqueue`.
+
+        May be called from any thread, even during a step.
 
         Args:
             answer: The object to fill in; None creates one.
 
         Returns:
-            The answer, which grows with every step. If the prompt does not fit into the context, it is
-            already finished, with finish_reason "overflow".
+            The request with its answer, which grows with every step. If the prompt does not fit into the
+            context, it is already finished, with finish_reason "overflow".
 
         Raises:
             ValueError: The prompt, the constraints or the stop tokens do not suit the model.
             MinkError: The chat template refuses the messages.
-        """
-        decoding = self.prepare(request, answer)
-        self.enqueue(decoding)
-        return decoding.answer
-
-    def prepare(self, request: Request, answer: Answer | None = None) -> Decoding:
-        """Do the part of `submit` that needs no slot, tokens and constraints; pass the result to `enqueue`.
-
-        May be called from any thread, even during a step. Arguments and errors as for `submit`.
         """
         answer = answer or Answer(request)
         template, make = self._template, request.make_parser or partial(ToolParser, request.tools)
@@ -115,14 +112,22 @@ class Engine:
             template.stop(request.prompt),
             template.call_texts if has_calls else {},
         )
-        decoding.fit(self.context.n_ctx)
+        if not self._fits(decoding):
+            answer.finish_reason = "overflow"
         return decoding
 
-    def enqueue(self, decoding: Decoding) -> None:
-        """Take a prepared request unless its answer is already finished; see `submit`."""
-        if decoding.answer.finish_reason is None:
-            self._waiting.append(decoding)
-            self._admit()
+    def enqueue(self, *decodings: Decoding, bulk: bool = False) -> None:
+        """Take prepared requests, except those whose answer is already finished; `step` generates the others.
+
+        Args:
+            bulk: Whether they wait until no other request does.
+        """
+        queue: deque[Any] = self._bulk if bulk else self._waiting
+        queue += [decoding for decoding in decodings if decoding.answer.finish_reason is None]
+
+    def when_idle(self, job: Job) -> None:
+        """Have a function called when the answers before it have ended; requests after it wait for it."""
+        self._waiting.append(job)
 
     def cancel(self, answer: Answer) -> Step:
         """End one answer, with finish_reason "interrupted"; return its last piece unless it has ended."""
@@ -131,6 +136,7 @@ class Engine:
             return []
         piece = decoding.end("interrupted")
         self._waiting = deque(each for each in self._waiting if each is not decoding)
+        self._bulk = deque(each for each in self._bulk if each is not decoding)
         for group in self._groups():
             if decoding in group:
                 group.remove(decoding)
@@ -147,7 +153,8 @@ class Engine:
         """
         ended = self._end_started(error)
         ended += [(decoding.answer, _ended(decoding, error)) for decoding in self._decodings()]
-        self._waiting.clear()
+        self._waiting.clear()  # including jobs
+        self._bulk.clear()
         self._forked.clear()
         return ended
 
@@ -167,10 +174,13 @@ class Engine:
             the batch, all answers with a slot end that way.
         """
         self._resume()
-        self._admit()
+        overflown = self._admit()
         busy = self._compact()
         if not busy:
-            return []
+            return overflown
+        return overflown + self._step(busy)
+
+    def _step(self, busy: Sequence[Slot[Group]]) -> Step:
         began = time.perf_counter()
         n_growing = sum(len(slot.pending) for slot in busy if slot.is_growing)
         n_pending = sum(len(slot.pending) for slot in busy)
@@ -198,17 +208,23 @@ class Engine:
 
     def unevaluated(self, answer: Answer) -> int:
         """Return the number of prompt tokens not yet evaluated. May be called from any thread."""
-        pending = [
+        if answer.tokens or answer.finish_reason is not None:
+            return 0
+        of_slots = (
             len(slot.pending) for slot in self.slots if any(d.answer is answer for d in slot.job or ())
-        ]
-        return sum(pending) if not answer.tokens else 0
+        )
+        return next(of_slots, answer.prompt_tokens)  # without a slot, it waits for one
 
     def _groups(self) -> list[Group]:
         return [slot.job for slot in self.slots if slot.job] + self._forked
 
     def _decodings(self) -> Iterator[Decoding]:
         yield from (decoding for group in self._groups() for decoding in group)
-        yield from self._waiting
+        yield from (each for each in self._waiting if isinstance(each, Decoding))
+        yield from self._bulk
+
+    def _fits(self, decoding: Decoding) -> bool:
+        return decoding.answer.prompt_tokens < self.context.n_ctx
 
     def _end_started(self, error: Exception | None) -> Step:
         """End the answers with a slot."""
@@ -226,16 +242,34 @@ class Engine:
                 return
             slot.job = self._forked.pop(0)
 
-    def _admit(self) -> None:
-        """Give slots to waiting requests, in order.
+    def _admit(self) -> Step:
+        """Give slots to waiting requests, in order, and do the jobs whose turn it is.
 
-        A request that waits for a prefix stays first. Looking at all those behind it would take long.
+        A request that waits for a prefix stays first. Only the first few behind it are considered.
+
+        Returns:
+            The ends of answers that do not fit into the context: it may have changed since they were given.
         """
-        for decoding in list(islice(self._waiting, len(self.slots))):
-            if self._place(decoding):
-                self._waiting.remove(decoding)
-            elif self.n_busy == len(self.slots):
-                return
+        while self._waiting and not isinstance(job := self._waiting[0], Decoding):
+            if self._groups():
+                return []
+            self._waiting.popleft()
+            job()
+        ended = self._admit_from(self._waiting)
+        return ended if self._waiting else ended + self._admit_from(self._bulk)
+
+    def _admit_from(self, queue: deque[Any]) -> Step:
+        ended: Step = []
+        first = takewhile(lambda each: isinstance(each, Decoding), islice(queue, len(self.slots)))
+        for decoding in list(first):
+            if not self._fits(decoding):
+                ended.append((decoding.answer, decoding.end("overflow")))
+            elif not self._place(decoding):
+                if self.n_busy == len(self.slots):
+                    break
+                continue
+            queue.remove(decoding)
+        return ended
 
     def _place(self, decoding: Decoding) -> bool:
         """Give a request a slot, or a share of one; return False if it has to wait."""
@@ -246,13 +280,13 @@ class Engine:
             return False
         for slot in self.slots:
             if slot.job and _can_share(slot.job[0], decoding):
-                decoding.begin(0)
+                decoding.begin(0, self.context.n_ctx)
                 slot.job.append(decoding)
                 return True
         free = reserve(self.slots, decoding.answer.prompt, decoding.n_prompt_outputs)
         if free is None:
             return False
-        decoding.begin(len(free.pending))
+        decoding.begin(len(free.pending), self.context.n_ctx)
         free.job = [decoding]
         return True
 
@@ -284,13 +318,13 @@ class Engine:
         return self._sample(slot, logits)
 
     def _record(self, slot: Slot[Group], logits: NDArray[np.float32], position: int) -> Step:
-        """Record a prompt token's log-probabilities for the answers in a slot."""
+        """Give the logits after part of the prompt to the answers in a slot."""
         assert slot.job
         events: Step = []
         for decoding in slot.job.copy():
             try:
                 decoding.record(logits, position)
-            except GenerationError as error:
+            except Exception as error:  # also of `watch`
                 events.append((decoding.answer, decoding.end("error", error)))
                 slot.job.remove(decoding)
         if not slot.job:

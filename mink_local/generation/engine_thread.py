@@ -8,12 +8,11 @@ import atexit
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from mink_local.errors import GenerationError, MinkError, ModelError
 from mink_local.generation.answer import Answer, Piece
@@ -83,13 +82,13 @@ class _Job(Generic[T]):
 
 
 class EngineThread:
-    """Runs an engine, which nothing else may step from now on.
+    """Runs an engine; nothing else may step it.
 
     Commands come through a queue that is safe in signal handlers and finalizers.
 
     Attributes:
         failure: The error that has ended the thread, or None.
-        last_step: When the last step ended, or the first request after it came, as `time.monotonic`.
+        last_step: When the last step ended, or the first request after it arrived, as `time.monotonic`.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -98,8 +97,6 @@ class EngineThread:
         self._engine = engine
         self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._listeners: dict[Answer, Listener] = {}  # of the answers that have not ended
-        self._queue: deque[Decoding | _Job[Any]] = deque()
-        self._backlog: deque[Decoding] = deque()
         self._why_ending = ""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -112,14 +109,12 @@ class EngineThread:
         """Whether this is the calling thread."""
         return threading.current_thread() is self._thread
 
-    def generate(
-        self, decodings: Iterable[Decoding], listener: Listener, *, one_by_one: bool = False
-    ) -> None:
+    def generate(self, decodings: Iterable[Decoding], listener: Listener, *, bulk: bool = False) -> None:
         """Generate prepared answers, each after those that were given before.
 
         Args:
             listener: Receives their events.
-            one_by_one: Take each of them when no other request waits for a slot.
+            bulk: Whether they wait until no other request does.
 
         Raises:
             GenerationError: The thread has failed, or is the calling one.
@@ -128,8 +123,7 @@ class EngineThread:
         self.check()
         if not self._listeners:
             self.last_step = time.monotonic()
-        take = self._backlog.extend if one_by_one else self._queue.extend
-        self._commands.put(partial(self._take, list(decodings), listener, take))
+        self._commands.put(partial(self._take, list(decodings), listener, bulk))
 
     def cancel(self, answers: Iterable[Answer]) -> None:
         """End answers, with finish_reason "interrupted"; one that has ended stays as it is.
@@ -153,14 +147,15 @@ class EngineThread:
 
         Other errors as for `generate`.
         """
-        return self._result(_Job(function), lambda job: self._commands.put(job.run))
+        return self._result(function, self._commands.put)
 
     def call_when_idle(self, function: Callable[[], T]) -> T:
         """Call a function in the thread when the answers that were given before have ended.
 
         Those that are given later wait for it. Otherwise like `call`.
         """
-        return self._result(_Job(function), lambda job: self._commands.put(partial(self._queue.append, job)))
+        when_idle = self._engine.when_idle
+        return self._result(function, lambda job: self._commands.put(partial(when_idle, job)))
 
     def end(self, why: str, seconds: float | None = None) -> bool:
         """End all answers with an error, and the thread; return False if it does not end in time."""
@@ -189,10 +184,11 @@ class EngineThread:
             return ModelError(self._why_ending)
         return GenerationError("the model belongs to another process: load it after the fork")
 
-    def _result(self, job: _Job[T], give: Callable[[Any], object]) -> T:
-        """Give a job to the thread, and wait for its result."""
+    def _result(self, function: Callable[[], T], give: Callable[[Callable[[], object]], object]) -> T:
+        """Have a function called in the thread, and wait for its result."""
         self.check()
-        give(job)
+        job = _Job(function)
+        give(job.run)
         while not wait([job.result], _WAIT_SECONDS).done:
             if not self._thread.is_alive() and not job.result.done():
                 raise self._over()
@@ -204,7 +200,6 @@ class EngineThread:
         try:
             while not self._why_ending:
                 self._obey()
-                self._feed()
                 events = self._engine.step()
                 self.last_step = time.monotonic()
                 self._tell(events)
@@ -214,40 +209,14 @@ class EngineThread:
 
     def _obey(self) -> None:
         """Carry out the commands; wait for them while there is nothing to do."""
-        while not self._commands.empty() or self._is_idle:
+        while not self._commands.empty() or self._engine.idle:
             self._commands.get()()
             if self._why_ending:
                 return
 
-    @property
-    def _is_idle(self) -> bool:
-        return not (self._queue or self._backlog) and self._engine.idle
-
-    def _take(
-        self, decodings: Sequence[Decoding], listener: Listener, take: Callable[[Sequence[Decoding]], object]
-    ) -> None:
+    def _take(self, decodings: Sequence[Decoding], listener: Listener, bulk: bool) -> None:
         self._listeners |= {decoding.answer: listener for decoding in decodings}
-        take(decodings)
-
-    def _feed(self) -> None:
-        """Hand requests to the engine, and run the jobs whose turn it is."""
-        while self._queue:
-            first = self._queue[0]
-            if isinstance(first, Decoding):
-                self._enqueue(first)
-            elif self._engine.idle:
-                first.run()
-            else:
-                return
-            self._queue.popleft()
-        while self._backlog and not self._engine.n_waiting:
-            self._enqueue(self._backlog.popleft())
-
-    def _enqueue(self, decoding: Decoding) -> None:
-        decoding.fit(self._engine.context.n_ctx)  # it may have changed
-        if decoding.answer.finish_reason == "overflow":
-            self._tell([(decoding.answer, decoding.end("overflow"))])
-        self._engine.enqueue(decoding)
+        self._engine.enqueue(*decodings, bulk=bulk)
 
     def _tell(self, events: Sequence[Event]) -> None:
         """Pass events on to the listeners of their answers."""
@@ -264,30 +233,15 @@ class EngineThread:
         self._engine.context.interrupted = False
         for answer in answers:
             if answer in self._listeners:
-                self._tell(self._drop(answer) or self._engine.cancel(answer))
-
-    def _drop(self, answer: Answer) -> list[Event]:
-        """End an answer that the engine does not know yet; return its only event."""
-        for waiting in (self._queue, self._backlog):
-            for decoding in waiting:
-                if isinstance(decoding, Decoding) and decoding.answer is answer:
-                    waiting.remove(decoding)
-                    return [(answer, decoding.end("interrupted"))]
-        return []
+                self._tell(self._engine.cancel(answer))
 
     def _cancel_all(self) -> None:
         self._cancel(list(self._listeners))
 
     def _end_everything(self) -> None:
-        """Tell everybody who waits that the thread has ended."""
+        """Fail everything still pending."""
         while not self._commands.empty():
             with suppress(Exception):
                 self._commands.get()()
-        error = self._over()
-        for each in [*self._queue, *self._backlog]:
-            if isinstance(each, _Job):
-                each.result.set_exception(error)
-            else:
-                self._tell([(each.answer, each.end("error", error))])
-        self._tell(self._engine.cancel_all(error))
+        self._tell(self._engine.cancel_all(self._over()))
         self._engine.context.interrupted = False

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mink_local.errors import ContextOverflowError, GenerationError, ModelError
 from mink_local.files import replaced
 from mink_local.generation.answer import Answer, Piece
-from mink_local.generation.decoding import Decoding
+from mink_local.generation.decoding import Decoding, log_probabilities
 from mink_local.generation.engine import Engine
 from mink_local.generation.engine_thread import EngineThread, Event, Events
 from mink_local.generation.request import (
@@ -30,16 +30,15 @@ from mink_local.generation.request import (
     Tool,
     merged,
 )
-from mink_local.generation.slots import N_OUTPUTS, Continuation, RowReader, score
 from mink_local.generation.template import ChatTemplate
 from mink_local.generation.text import TextStream
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.context import Context
 from mink_local.llama.weights import Weights
-from mink_local.models.placement import Placed
 
 log = logging.getLogger("mink_local")
 
+_NEXT = SamplingParams(temperature=0.0, max_tokens=1)  # for a request that is made for its logits
 _AHEAD = 2  # requests per slot that `answer_all` takes ahead, so that no slot waits for its reader
 
 
@@ -52,7 +51,7 @@ class Model:
 
     Attributes:
         name: Name of the file.
-        placement: Where the layers are, and why; `str()` says it in words.
+        placement: Where the layers are and why, as text.
         weights: Tensors and vocabulary, read-only: n_vocab, n_ctx_train, on_gpu, chat_template, path, …
         chat_template: Jinja source of the chat template; None if the model has none.
         can_reason: Whether the chat template supports reasoning, `<think>…</think>` before an answer.
@@ -68,7 +67,7 @@ class Model:
         weights: Weights,
         context: Context,
         make_context: Callable[..., Context],
-        placement: Placed,
+        placement: str,
         template: ChatTemplate,
     ) -> None:
         self.name = name
@@ -190,13 +189,9 @@ class Model:
     ) -> NDArray[np.float32]:
         """Return the raw logits (V,) of the next token of an answer that begins with the tokens `prefix`."""
 
-        def evaluated() -> NDArray[np.float32]:
-            row = next(RowReader(self.engine.context, self.engine.slots)([(tokens, 1)]))
-            return row.logits.copy()
-
-        with self._open():
-            tokens = [*self.prompt_tokens(prompt, enable_thinking), *prefix]
-            return self.thread.call_when_idle(evaluated)
+        tokens = [*self.prompt_tokens(prompt, enable_thinking), *prefix]
+        ((_, (row,)),) = self.rows([(tokens, 1)])
+        return np.asarray(row)
 
     def chat(
         self,
@@ -361,7 +356,7 @@ class Model:
             waiting()
 
         def take() -> Iterator[Decoding]:
-            for index, request in islice(upcoming, 1 + (1 + _AHEAD) * self.n_parallel - len(given)):
+            for index, request in islice(upcoming, max(0, 1 + (1 + _AHEAD) * self.n_parallel - len(given))):
                 decoding = self.prepare(request, Answer(request, index))
                 given[decoding.answer] = decoding
                 if decoding.answer.finish_reason is None:
@@ -372,7 +367,7 @@ class Model:
         try:
             while True:
                 if self._n_interrupts == n_interrupts:
-                    self.thread.generate(take(), hear, one_by_one=True)
+                    self.thread.generate(take(), hear, bulk=True)
                 if not given:
                     return
                 answer = ended.get(wait)
@@ -382,39 +377,77 @@ class Model:
         finally:
             self.thread.cancel(given)
 
-    def logprobs(
-        self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], n_parallel: int | Literal["auto"] = "auto"
-    ) -> list[Continuation]:
-        """Compute the log-probabilities of continuations, each after its context.
+    def rows(
+        self, sequences: Iterable[tuple[Sequence[int], int]]
+    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Return the raw logits after the last tokens of each sequence, `n_parallel` sequences at a time.
+
+        Several rows per sequence are faster after a `reserve` with more `n_outputs`.
+
+        Args:
+            sequences: Token ids, and the number of rows, at least 1. A prefix shared by successive sequences
+                is evaluated once.
+
+        Returns:
+            An iterator over the sequences' indices and rows, float32 (rows, V), in order of completion.
+
+        Raises:
+            ContextOverflowError: A sequence leaves no room for another token.
+            GenerationError: llama.cpp fails or is interrupted, or a last row has a NaN.
+        """
+        found: dict[int, list[NDArray[np.float32]]] = {}
+
+        def requests() -> Iterator[Request]:
+            for i, (tokens, n_rows) in enumerate(sequences):
+                rows = found[i] = []
+                yield Request(tokens, _NEXT, watch=partial(_keep, rows), n_rows=n_rows)
+
+        answers = self._read(requests())
+        return ((answer.index, np.stack(found.pop(answer.index))) for answer in answers)
+
+    def logprobs(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
+        """Return the log-probabilities of continuations, each after its context.
 
         Args:
             pairs: Token ids of a context and of its continuation, at least one each. Common prefixes of
                 successive contexts are evaluated once.
-            n_parallel: Number of pairs evaluated at a time; "auto" chooses by free memory.
+
+        Returns:
+            For each pair, the log-probability of each token of the continuation, in nats, at temperature 1.
 
         Raises:
-            ContextOverflowError: A pair is longer than the context the model was trained on.
+            ContextOverflowError: A pair does not fit into the context.
             ValueError: A context or continuation is empty.
-            GenerationError: The logits contain a NaN, or llama.cpp fails.
+            GenerationError: The logits contain a NaN, or llama.cpp fails or is interrupted.
         """
-        longest = max((len(context) + len(continuation) for context, continuation in pairs), default=1)
-        with self.rows(longest, n_parallel, N_OUTPUTS) as rows:
-            return score(rows, pairs)
+        found: list[list[float]] = [[] for _ in pairs]
 
-    @contextlib.contextmanager
-    def rows(
-        self, n_ctx: int, n_parallel: int | Literal["auto"] = "auto", n_outputs: int = 0
-    ) -> Iterator[RowReader]:
-        """Allocate a KV cache to compute the logits of many sequences, and free it at the end of the block.
+        def requests() -> Iterator[Request]:
+            for (context, tokens), known in zip(pairs, found, strict=True):
+                watch = partial(_note_logprob, tokens, known)
+                yield Request([*context, *tokens[:-1]], _NEXT, watch=watch, n_rows=len(tokens))
 
-        Arguments and errors as for `reserve`.
-        """
-        with self._open():
-            context = self.thread.call(partial(self._make_context, n_ctx, n_parallel, n_outputs))
-            try:
-                yield RowReader(context, call=self.thread.call)
-            finally:
-                context.close()
+        for index, (context, tokens) in enumerate(pairs):
+            if not context or not tokens:
+                raise ValueError(f"pair {index} has an empty context or continuation")
+        for _ in self._read(requests()):
+            pass
+        return found
+
+    def _read(self, requests: Iterable[Request]) -> Iterator[Answer]:
+        """Return the answers to requests made for their logits; raise the error of one that fails."""
+        return self._successful(self.answer_all(requests), self._n_interrupts)
+
+    def _successful(self, answers: Iterator[Answer], n_interrupts: int) -> Iterator[Answer]:
+        for answer in answers:
+            if answer.finish_reason == "overflow":
+                raise ContextOverflowError(answer.prompt_tokens, self.n_ctx)
+            if answer.error is not None:
+                raise GenerationError(str(answer.error)) from answer.error
+            if answer.finish_reason != "interrupted":
+                yield answer
+        if self._n_interrupts != n_interrupts:
+            raise GenerationError("interrupted")
 
     def interrupt(self) -> None:
         """End all answers as soon as possible, with finish_reason "interrupted".
@@ -606,6 +639,15 @@ def _in_order(answers: Iterator[Answer]) -> Iterator[Answer]:
         while index in finished:
             yield finished.pop(index)
             index += 1
+
+
+def _keep(rows: list[NDArray[np.float32]], row: NDArray[np.float32]) -> None:
+    rows.append(row.copy())
+
+
+def _note_logprob(tokens: Sequence[int], known: list[float], row: NDArray[np.float32]) -> None:
+    """Append the log-probability of the first of `tokens` that is not known yet."""
+    known.append(log_probabilities(row, tokens[len(known)], 0)[0])
 
 
 def _conversation(prompt: Prompt) -> Prompt:

@@ -22,6 +22,7 @@ from mink_local.llama.weights import Weights
 
 # A C function that reads a flag, as bool (*)(void *): the length of a string of at most one character.
 _FLAG_IS_SET = LIBC.strlen
+_PAD = 256  # llama.cpp rounds the length of a sequence up to a multiple
 _SEAL = 32  # bytes of the checksum at the end of a saved sequence
 
 
@@ -71,7 +72,7 @@ class Context:
         params = C.llama_context_default_params()
         params.n_ctx = n_ctx * n_seq
         params.n_seq_max = n_seq
-        params.n_batch = params.n_ubatch = min(N_BATCH, params.n_ctx)
+        params.n_batch = params.n_ubatch = min(N_BATCH, -(-n_ctx // _PAD) * _PAD * n_seq)
         params.n_outputs_max = max(n_outputs, n_seq)
         params.n_threads = params.n_threads_batch = n_threads
         params.type_k = params.type_v = type_number

@@ -2,8 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
-from functools import wraps
 from typing import Any, TypeVar
 
 import click
@@ -19,7 +17,6 @@ from mink_local.llama.constants import (
     check_template_kwargs,
 )
 from mink_local.models.catalog import EMBEDDED, default_model, names_here, read_catalog
-from mink_local.models.placement import PlacementOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 AnyOption = TypeVar("AnyOption", bound=click.Option)
@@ -304,14 +301,8 @@ reasoning_budget_option = SharedOption(
 )
 
 
-def placement_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for where a model's layers go; the command gets them as `placement`."""
-
-    @wraps(command)
-    def placed(*arguments: Any, **given: Any) -> Any:
-        own = {field.name: given.pop(field.name) for field in fields(PlacementOptions)}
-        return command(*arguments, placement=PlacementOptions(**own), **given)
-
+def placement_options(command: Command) -> Command:
+    """Add the options for where a model's layers go; the command passes their values to `load_model`."""
     for option in (
         rpc_option,
         threads_option.replace("n_threads"),
@@ -321,5 +312,5 @@ def placement_options(command: Callable[..., Any]) -> Callable[..., Any]:
         n_cpu_moe_option,
         gpu_layers_option.replace("n_gpu_layers"),
     ):
-        option(placed)
-    return placed
+        command = option(command)
+    return command

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mink_local.checks import Range
 from mink_local.samplers import kernels
 
 Kernel = Callable[..., int]
@@ -19,7 +18,6 @@ Selector = Callable[[NDArray[np.float32]], int]
 LogitsProcessor = Callable[[Any, NDArray[np.float32]], NDArray[np.float32]]
 Order = Literal["temperature-first", "temperature-last"]
 
-_TEMPERATURES = Range(0, low_open=True)
 _LARGEST = np.finfo(np.float32).max
 
 
@@ -48,6 +46,13 @@ class _OfThread(threading.local):
 _of_thread = _OfThread()
 
 
+def scratch(n_vocab: int) -> Workspace:
+    """Return scratch arrays of the calling thread's own."""
+    if _of_thread.workspace.ids.size != n_vocab:
+        _of_thread.workspace = Workspace(n_vocab)
+    return _of_thread.workspace
+
+
 def _as_row(logits: ArrayLike) -> NDArray[np.float32]:
     row = np.asarray(logits, np.float32)
     if row.ndim != 1 or row.size == 0:
@@ -69,13 +74,25 @@ def number(
         exclusive: Whether the limits themselves are excluded.
         variant: Whether `str()` omits the field when it has its default.
     """
-    limits = Range(low, high, exclusive, exclusive, whole=isinstance(default, int))
-    return field(default=default, metadata={"range": limits, "variant": variant})
+    return field(default=default, metadata={"range": (low, high, exclusive), "variant": variant})
 
 
 def choice(default: Any, *others: Any, variant: bool = False) -> Any:
     """Return a dataclass field for one of several values."""
     return field(default=default, metadata={"choices": (default, *others), "variant": variant})
+
+
+def _check_number(
+    name: str, value: Any, default: Any, low: float, high: float = math.inf, exclusive: bool = False
+) -> None:
+    in_range = low < value < high if exclusive else low <= value <= high
+    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if in_range and math.isfinite(value) and (is_whole or isinstance(default, float)):
+        return
+    kind = "finite number" if isinstance(default, float) else "whole number"
+    above, below = ("above", "and below") if exclusive else ("from", "to")
+    limits = f"{above} {low}" if high == math.inf else f"{above} {low} {below} {high}"
+    raise ValueError(f"{name} must be a {kind} {limits}, not {value}")
 
 
 def _check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
@@ -145,7 +162,7 @@ class Sampler:
         for f in fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
             if "range" in f.metadata:
-                object.__setattr__(self, f.name, f.metadata["range"].check(f.name, value))
+                _check_number(f.name, value, f.default, *f.metadata["range"])
             if f.name == "order" or "choices" in f.metadata:
                 _check_choice(f.name, value, f.metadata.get("choices", get_args(Order)))
 
@@ -264,9 +281,7 @@ class Sampler:
     ) -> NDArray[np.int32]:
         """Return the candidates' ids, unordered, in an array that the next call overwrites."""
         _require_temperature(temperature)
-        if _of_thread.workspace.ids.size != row.size:
-            _of_thread.workspace = Workspace(row.size)
-        workspace = _of_thread.workspace
+        workspace = scratch(row.size)
         select = self.selector(temperature, workspace, random)
         k = select(row)
         if k == kernels.HAS_NAN:
@@ -300,7 +315,7 @@ def random_of(seed: int | None) -> Random:
 
 
 def _require_temperature(temperature: float) -> None:
-    _TEMPERATURES.check("temperature", temperature)
+    _check_number("temperature", temperature, 1.0, 0, exclusive=True)
 
 
 def _text(value: object) -> str:

@@ -398,21 +398,23 @@ def _deviation(logits, n, smallest, largest):
     return math.sqrt(max(squares / n - (total / n) * (total / n), 0.0))
 
 
-@compiled
-def log_probability(logits, token):
-    """Return the natural logarithm of a token's probability in softmax(logits), float64.
-
-    It is NaN if any logit is NaN or none is finite.
-    """
-    largest = -np.inf
+@_reordered_helper
+def _exp_sum(logits, largest, scale):
+    """Return the sum over a row of exp((logit - largest) / T)."""
+    total = 0.0
     for j in range(logits.size):
-        if np.isnan(logits[j]):
-            return np.nan
-        largest = max(largest, np.float64(logits[j]))
-    if largest == -np.inf:
-        return np.nan
-    total, _, _ = _exp_sums(logits, largest, _LOG2_E)
-    return np.float64(logits[token]) - largest - math.log(total)
+        total += _exp2(_exponent(logits[j], largest, scale))
+    return total
+
+
+@compiled
+def log_total(logits, work):
+    """Return log(sum(exp(logits))), float64: a logit minus this is its token's log-probability.
+
+    It is NaN if any logit is NaN or none is finite. `work` is scratch, as for the kernels.
+    """
+    n, _, largest = survey(logits, work)
+    return largest + math.log(_exp_sum(logits, largest, _LOG2_E)) if n > 0 else np.nan
 
 
 @helper

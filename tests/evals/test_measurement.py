@@ -15,6 +15,7 @@ import msgspec
 import pandas as pd
 import pytest
 
+from mink_local import load_model
 from mink_local.errors import GenerationError, ModelError, ReportError
 from mink_local.evals.coverage.measure import Walks
 from mink_local.evals.measurement import (
@@ -26,7 +27,6 @@ from mink_local.evals.measurement import (
 from mink_local.evals.report.report import Report
 from mink_local.evals.settings import sweep
 from mink_local.evals.store import ROWS, Store
-from mink_local.generation.model import Model
 from mink_local.samplers import SAMPLERS
 
 
@@ -173,13 +173,13 @@ def test_the_sweep_has_every_default_once_and_no_setting_twice() -> None:
         assert len({one.curve for one in defaults}) == len(defaults)
 
 
-def test_an_interrupt_while_a_model_loads_ends_its_first_rows(smollm2: Model, tiny_path: Path) -> None:
-    measurement = Walks(str(tiny_path))
+def test_an_interrupt_while_a_model_loads_ends_its_first_rows(tiny_path: Path) -> None:
+    measurement, model = Walks(str(tiny_path)), load_model(tiny_path, n_ctx=64, trust=True)
     with ExitStack() as opened:
-        reader = measurement.reader(opened, smollm2, [(8, "a text")])
-        assert [row.n_tokens for row in reader([([1, 2, 3], 1)])] == [3]
+        measurement.reserve(opened, model, [(8, "a text")])
+        assert len(list(measurement.logits_of(model, [1, 2, 3], 2))) == 2
     measurement.interrupt()
     with ExitStack() as opened:
-        reader = measurement.reader(opened, smollm2, [(8, "a text")])
+        measurement.reserve(opened, model, [(8, "a text")])
         with pytest.raises(GenerationError):
-            list(reader([([1, 2, 3], 1)]))
+            list(measurement.logits_of(model, [1, 2, 3], 1))

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mink_local.generation.answer import Answer
 from mink_local.generation.engine import Engine
 from mink_local.generation.model import Model
+from mink_local.generation.request import Request
 from mink_local.llama.context import Context, Segment
 
 
@@ -23,6 +25,13 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Segment, ...]]:
 
     monkeypatch.setattr(Context, "decode", watched)
     return batches
+
+
+def submit(engine: Engine, request: Request) -> Answer:
+    """Have a request answered."""
+    decoding = engine.prepare(request)
+    engine.enqueue(decoding)
+    return decoding.answer
 
 
 def run(engine: Engine, steps: int = 10_000) -> None:

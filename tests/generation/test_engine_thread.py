@@ -82,11 +82,11 @@ def test_ctrl_c_ends_an_answer_as_the_program_wants(model: Model) -> None:
 def test_a_job_waits_for_the_answers_before_it_and_not_for_those_after(model: Model) -> None:
     before = model.chat("Hi", max_tokens=50, **GREEDY)
     with ThreadPoolExecutor(1) as other:
-        job = other.submit(model.thread.call_when_idle, lambda: (before.finish_reason, model.engine.idle))
+        job = other.submit(model.thread.call_when_idle, lambda: (before.finish_reason, model.engine.n_busy))
         while not job.running():
             time.sleep(0.001)
         after = model.chat("Hi", max_tokens=50, **GREEDY)
-        assert job.result() == ("length", True)
+        assert job.result() == ("length", 0)
         assert after.read()
 
 
@@ -181,3 +181,20 @@ def _alone(model: Model) -> dict[tuple[str, int], str]:
                 [piece.token for piece in pieces[:n] if piece.token is not None]
             )
     return texts
+
+
+def test_a_context_that_shrinks_while_many_answers_are_read(model: Model) -> None:
+    answers = model.generate(["Hi"] * 20, max_tokens=3, **GREEDY)
+    next(answers)
+    model.reserve(256, 1)
+    assert len(list(answers)) == 19
+    model.reserve(512, 4)
+
+
+def test_the_prompt_of_a_reply_that_waits_is_unread(model: Model) -> None:
+    with held(model):
+        replies = [model.chat("Hi", max_tokens=1, **GREEDY) for _ in range(6)]
+        assert [reply.unread_tokens for reply in replies] == [reply.prompt_tokens for reply in replies]
+    for reply in replies:
+        reply.read()
+        assert reply.unread_tokens == 0

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mink_local import load_model
-from mink_local.errors import ContextOverflowError, GenerationError
+from mink_local.errors import ContextOverflowError, GenerationError, ModelError
 from mink_local.generation.answer import Answer
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request, SamplingParams
-from mink_local.generation.slots import N_OUTPUTS, RowReader, score
-from mink_local.llama.context import Context, Segment
-from mink_local.samplers import kernels
+from mink_local.generation.slots import N_OUTPUTS
+from mink_local.llama.context import Segment
+from mink_local.samplers import Workspace, kernels
 from tests.conftest import forget
-from tests.generation.conftest import logits_alone, run
+from tests.generation.conftest import logits_alone, run, submit
 
 TEXT = (
     "The lighthouse keeper walked down to the harbour every morning, whatever the weather, and counted the "
@@ -34,11 +34,10 @@ def plain(row: NDArray[np.float32], token: int) -> float:
     return float(logits[token] - logits.max() - np.log(np.exp(logits - logits.max()).sum()))
 
 
-def one_at_a_time(model: Model, context: list[int], continuation: list[int]) -> tuple[list[float], bool]:
+def one_at_a_time(model: Model, context: list[int], continuation: list[int]) -> list[float]:
     """Token by token, in a KV cache of its own."""
     rows = logits_alone(model, [*context, *continuation[:-1]], len(context) - 1)
-    logprobs = [plain(row, token) for row, token in zip(rows, continuation, strict=True)]
-    return logprobs, [int(row.argmax()) for row in rows] == continuation
+    return [plain(row, token) for row, token in zip(rows, continuation, strict=True)]
 
 
 def pair(model: Model, context: str, continuation: str) -> tuple[list[int], list[int]]:
@@ -53,10 +52,11 @@ def pair(model: Model, context: str, continuation: str) -> tuple[list[int], list
 def test_log_probability_is_the_definition(logits: list[float], place: int) -> None:
     row = np.array(logits, np.float32)
     token = place % row.size
+    total = kernels.log_total(row, Workspace(row.size).work)
     if np.isneginf(row).all():
-        assert np.isnan(kernels.log_probability(row, token))
+        assert np.isnan(total)
         return
-    assert kernels.log_probability(row, token) == pytest.approx(plain(row, token), rel=1e-11, abs=1e-11)
+    assert float(row[token]) - total == pytest.approx(plain(row, token), rel=1e-11, abs=1e-11)
 
 
 def n_tokens(batches: list[tuple[Segment, ...]]) -> int:
@@ -66,23 +66,20 @@ def n_tokens(batches: list[tuple[Segment, ...]]) -> int:
 @pytest.mark.parametrize("n_parallel", [1, 4])
 def test_continuations_are_scored_as_one_at_a_time(tiny_path: Path, n_parallel: int) -> None:
     """With shared and separate contexts, of one token and of hundreds."""
-    model = load_model(tiny_path, n_ctx=1024, trust=True)
+    model = load_model(tiny_path, n_ctx=1024, n_parallel=n_parallel, trust=True)
+    model.reserve(1024, n_parallel, N_OUTPUTS)
     pairs = [pair(model, "The capital of France is", f" {city}.") for city in ("Paris", "London", "a cat")]
     pairs += [pair(model, TEXT, "And then he went home.")]
     pairs += [pair(model, TEXT, " ".join([TEXT] * 4)), pair(model, "The", TEXT), pair(model, "1, 2,", " 3")]
     assert max(len(continuation) for _, continuation in pairs) > N_OUTPUTS
-    scored = model.logprobs(pairs, n_parallel)
-    assert [scored_one.index for scored_one in scored] == list(range(len(pairs)))
-    for (context, continuation), scored_one in zip(pairs, scored, strict=True):
-        expected, greedy = one_at_a_time(model, context, continuation)
+    for (context, continuation), found in zip(pairs, model.logprobs(pairs), strict=True):
         # llama.cpp's logits depend a little on what is evaluated together.
-        assert scored_one.logprobs == pytest.approx(expected, abs=0.05)
-        assert scored_one.is_greedy == greedy
+        assert found == pytest.approx(one_at_a_time(model, context, continuation), abs=0.05)
 
 
 def test_a_shared_context_is_evaluated_once(smollm2: Model, decoded: list[tuple[Segment, ...]]) -> None:
     choices = [pair(smollm2, TEXT * 3, f" {word}") for word in ("Boats", "Trees", "Nobody", "Everything")]
-    smollm2.logprobs(choices, 4)
+    forget(smollm2).logprobs(choices)
     assert n_tokens(decoded) < len(choices[0][0]) + sum(len(continuation) + 1 for _, continuation in choices)
 
 
@@ -92,7 +89,7 @@ def test_requests_that_cannot_be_scored(smollm2: Model, tiny: Callable[..., Path
         with pytest.raises(ValueError, match="pair 1"):
             smollm2.logprobs([([1], [2]), empty])
     with pytest.raises(ContextOverflowError):
-        score(RowReader(Context(smollm2.weights, 256, 1)), [([1] * 200, [2] * 300)])
+        smollm2.logprobs([([1] * 800, [2] * 300)])
     assert smollm2.logprobs([]) == []
     broken = load_model(str(tiny(scale=float("nan"))))
     with pytest.raises(GenerationError, match="NaN"):
@@ -107,36 +104,53 @@ def tiny_model(tiny_path: Path) -> Model:
     return load_model(tiny_path, n_ctx=64, trust=True)
 
 
-@pytest.mark.slow
 def test_rows_are_those_of_one_sequence_at_a_time(tiny_model: Model) -> None:
     """More sequences than slots, with a common prefix and without; then others in the same cache."""
+    tiny_model.reserve(64, 3, 8)
     prompt = tiny_model.prompt_tokens("Name one country in Africa.")
     first = [([*prompt, *range(300, 300 + n), 40 + n], 1 + n) for n in range(6)]
-    second = [([*prompt, 300, 301, 302, 7, 8], 2), ([9, 10, 11], 3)]
-    with tiny_model.rows(64, 3, 8) as rows:
-        found = [{row[:2]: row.logits.copy() for row in rows(batch)} for batch in (first, second)]
-    for batch, logits in zip((first, second), found, strict=True):
-        ends = {(i, len(tokens) - k) for i, (tokens, n_rows) in enumerate(batch) for k in range(n_rows)}
-        assert logits.keys() == ends
-        for (i, n_tokens), row in logits.items():
-            assert row == pytest.approx(tiny_model.logits(batch[i][0][:n_tokens]), abs=1e-2)
+    second = [([*prompt, 300, 301, 302, 7, 8], 2), ([9, 10, 11], 3), ([9], 5)]
+    for batch in (first, second):
+        found = dict(tiny_model.rows(batch))
+        assert sorted(found) == list(range(len(batch)))
+        for i, (tokens, n_rows) in enumerate(batch):
+            alone = logits_alone(tiny_model, tokens, max(0, len(tokens) - n_rows))
+            assert found[i] == pytest.approx(np.stack(alone), abs=1e-2)
+
+
+@pytest.mark.parametrize("n_read", [0, 1, 2])
+def test_rows_of_a_model_that_is_closed_meanwhile(tiny_path: Path, n_read: int) -> None:
+    """They end with an error; those that were read stay."""
+    with load_model(tiny_path, n_ctx=64, trust=True) as model:
+        rows = model.rows([([1, 2, 3], 2)] * 40)
+        read = [next(rows)[1] for _ in range(n_read)]
+    with pytest.raises((GenerationError, ModelError)):
+        list(rows)
+    assert [one.shape for one in read] == [(2, model.weights.n_vocab)] * n_read
+
+
+def test_interrupted_rows_are_not_taken_for_all(tiny_model: Model) -> None:
+    rows = tiny_model.rows([([1, 2, 3], 2)] * 40)
+    next(rows)
+    tiny_model.interrupt()
+    with pytest.raises(GenerationError):
+        list(rows)
 
 
 def test_a_prefix_of_an_earlier_call_is_not_evaluated_again(
     tiny_model: Model, decoded: list[tuple[Segment, ...]]
 ) -> None:
     prompt = list(range(1, 30))
-    with tiny_model.rows(64, 4) as rows:
-        list(rows([(prompt, 1)]))
-        list(rows(((*prompt, token), 1) for token in (3, 4, 5, 6)))
+    forget(tiny_model).reserve(64, 4)
+    list(tiny_model.rows([(prompt, 1)]))
+    list(tiny_model.rows(((*prompt, token), 1) for token in (3, 4, 5, 6)))
     assert n_tokens(decoded) == len(prompt) + 4
 
 
 def test_what_cannot_be_evaluated(tiny_model: Model) -> None:
-    with tiny_model.rows(64, 2) as rows:
-        with pytest.raises(ContextOverflowError):
-            list(rows([([1, 2], 1), ([1] * 300, 1)]))
-        assert len(list(rows([([1, 2], 1)]))) == 1, "the slots are free again"
+    with pytest.raises(ContextOverflowError):
+        list(tiny_model.rows([([1, 2], 1), ([1] * 300, 1)]))
+    assert len(list(tiny_model.rows([([1, 2], 1)]))) == 1, "the slots are free again"
 
 
 # Of the prompt: those of `Model.logprobs`, alone and beside other requests
@@ -161,8 +175,8 @@ def prompt(model: Model) -> list[int]:
 @pytest.fixture(scope="module")
 def expected(model: Model, prompt: list[int]) -> list[float]:
     """The result of `Model.logprobs` for every token but the first."""
-    (scored,) = model.logprobs([(prompt[:1], prompt[1:])], 1)
-    return scored.logprobs
+    (logprobs,) = model.logprobs([(prompt[:1], prompt[1:])])
+    return logprobs
 
 
 def request(prompt: Any, **options: Any) -> Request:
@@ -179,13 +193,13 @@ def assert_recorded(answer: Answer, expected: list[float], tolerance: float) -> 
 
 def test_alone_they_are_those_of_logprobs(model: Model, prompt: list[int], expected: list[float]) -> None:
     engine = forget(model).engine
-    answer = engine.submit(request(prompt, max_tokens=1, prompt_logprobs=2))
+    answer = submit(engine, request(prompt, max_tokens=1, prompt_logprobs=2))
     run(engine)
     assert_recorded(answer, expected, 1e-3)
     assert answer.evaluated_tokens == answer.prompt_tokens
     start = len(model.prompt_tokens(CONTEXT))
-    (scored,) = model.logprobs([(prompt[:start], prompt[start:])], 1)
-    assert sum(answer.prompt_logprobs[start:]) == pytest.approx(scored.total, abs=1e-3)  # type: ignore[arg-type]
+    (logprobs,) = model.logprobs([(prompt[:start], prompt[start:])])
+    assert answer.prompt_logprobs[start:] == pytest.approx(logprobs, abs=1e-3)
     assert answer.prompt_top_logprobs[0] == ()
     for token, logprob, top in zip(
         prompt[1:], answer.prompt_logprobs[1:], answer.prompt_top_logprobs[1:], strict=True
@@ -197,8 +211,8 @@ def test_alone_they_are_those_of_logprobs(model: Model, prompt: list[int], expec
 def test_they_need_no_context_of_their_own(prompt: list[int], expected: list[float]) -> None:
     """With one row of logits for each slot, a batch has only a few of the prompt's tokens."""
     model = load_model("smollm2-135m", n_ctx=512, n_parallel=3)
-    answer = model.engine.submit(request(prompt, max_tokens=4, prompt_logprobs=0))
-    plain = model.engine.submit(request(CONTEXT, max_tokens=20))
+    answer = submit(model.engine, request(prompt, max_tokens=4, prompt_logprobs=0))
+    plain = submit(model.engine, request(CONTEXT, max_tokens=20))
     run(model.engine)
     # llama.cpp's logits depend on what is evaluated together, a 4-bit model's more than others.
     assert_recorded(answer, expected, 0.6)
@@ -214,10 +228,10 @@ def test_beside_other_requests_and_after_them(model: Model, prompt: list[int], e
     """
     engine = forget(model).engine
     plain = request(prompt, max_tokens=8)
-    before = engine.submit(plain)
+    before = submit(engine, plain)
     run(engine)
-    recorded = [engine.submit(request(prompt, max_tokens=8, prompt_logprobs=0)) for _ in range(2)]
-    others = [engine.submit(plain), engine.submit(request(CONTEXT, max_tokens=30))]
+    recorded = [submit(engine, request(prompt, max_tokens=8, prompt_logprobs=0)) for _ in range(2)]
+    others = [submit(engine, plain), submit(engine, request(CONTEXT, max_tokens=30))]
     run(engine)
     for answer in recorded:
         assert_recorded(answer, expected, 0.6)
@@ -230,8 +244,8 @@ def test_a_row_with_a_nan_ends_one_answer(
     model: Model, prompt: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = forget(model).engine
-    with_them = engine.submit(request(prompt, max_tokens=5, prompt_logprobs=0))
-    sharing = engine.submit(request(prompt, max_tokens=5))
+    with_them = submit(engine, request(prompt, max_tokens=5, prompt_logprobs=0))
+    sharing = submit(engine, request(prompt, max_tokens=5))
     rows = count()
     logits = type(engine.context).logits
 

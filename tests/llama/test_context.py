@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from llama_cpp import llama_cpp as C
 
+from mink_local import load_model
 from mink_local.errors import GenerationError, ModelError
 from mink_local.llama.constants import KV_TYPES, MAX_SEED, N_SEQ_MAX, RANDOM_SEED
 from mink_local.llama.context import Context, Segment
@@ -153,3 +154,9 @@ def test_verbose_is_of_one_model(tiny_path: Path) -> None:
     before, _, after = run_python("-c", LOGS, tiny_path, "verbose").succeeded().stderr.partition("loud\n")
     assert "llama_model_loader" in before
     assert after == ""
+
+
+def test_a_context_of_a_token_takes_a_batch_of_all_sequences(tiny_path: Path) -> None:
+    with load_model(tiny_path, n_ctx=1, n_parallel=8, trust=True) as model:
+        answers = list(model.generate(["Hi"] * 9, max_tokens=3, temperature=0.0))
+    assert {(answer.n_tokens, answer.finish_reason) for answer in answers} == {(3, "length")}

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -142,11 +143,14 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
             (len(ids) + MOST_TOKENS, f"the prompt {prompt.id!r} with an answer")
             for (prompt, _), ids in zip(units, tokens, strict=True)
         ]
-        reader = self.reader(opened, model, lengths, self.session["parallel"])
+        self.reserve(opened, model, lengths, self.session["parallel"])
         for (prompt, settings), prompt_tokens in zip(units, tokens, strict=True):
             probabilities = TokenProbabilities(settings, model.weights.n_vocab)
             answers = AnswerSet(prompt.names)
-            found = walk(prompt_tokens, answers, vocabulary, probabilities, reader, *self._limits)
+            rows = partial(self.rows_of, model)
+            found = walk(
+                prompt_tokens, answers, vocabulary, probabilities, rows, model.n_parallel, *self._limits
+            )
             distinct = expected_distinct(found.answers)
             most = float(expected_distinct(np.full(len(answers), 1 / len(answers))))
             for i, setting in enumerate(settings):

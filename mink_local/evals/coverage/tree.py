@@ -5,7 +5,7 @@ candidates and their probabilities at every temperature. Tokens that make the an
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from mink_local.errors import GenerationError
 from mink_local.evals.coverage.answers import AnswerSet, Open, Step, decoded
 from mink_local.evals.settings import SamplerSetting, cuts
-from mink_local.generation.slots import RowReader
 from mink_local.llama.weights import Weights
 from mink_local.samplers import Workspace
 
@@ -161,7 +160,8 @@ def walk(
     answers: AnswerSet,
     vocabulary: Vocabulary,
     probabilities: TokenProbabilities,
-    rows: RowReader,
+    rows: Callable[[Iterable[tuple[Sequence[int], int]]], Iterable[tuple[int, NDArray[np.float32]]]],
+    n_parallel: int,
     most_rest: float,
     most_nodes: int,
 ) -> Distribution:
@@ -172,7 +172,8 @@ def walk(
 
     Args:
         prompt: Token ids of the prompt.
-        rows: Evaluates the prompt with up to `MOST_TOKENS` tokens of an answer.
+        rows: `Model.rows` of a model with room for the prompt and `MOST_TOKENS` tokens of an answer.
+        n_parallel: Number of sequences to give to `rows` at a time.
 
     Raises:
         GenerationError: A row of logits has a NaN, or llama.cpp fails.
@@ -187,10 +188,9 @@ def walk(
         largest = reach[:, found.rest > most_rest].max(axis=1, initial=0)
         if not largest.any():
             break
-        batch = _take(nodes, largest, min(rows.n_parallel, most_nodes - found.n_nodes))
-        for row in rows(([*prompt, *node.tokens], 1) for node in batch):
-            node = batch[row.sequence]
-            nodes += _expand(node, *continuations(node.state), probabilities, row.logits, found)
+        batch = _take(nodes, largest, min(n_parallel, most_nodes - found.n_nodes))
+        for i, (row,) in rows(([*prompt, *node.tokens], 1) for node in batch):
+            nodes += _expand(batch[i], *continuations(batch[i].state), probabilities, row, found)
         found.n_nodes += len(batch)
     return found
 

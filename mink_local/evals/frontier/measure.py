@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -189,13 +190,13 @@ class Frontier(SettingsMeasurement[TextSums, MeasuredText]):
             lengths = [
                 (len(tokens), text.name) for (text, _), (tokens, _) in zip(units, sequences, strict=True)
             ]
-            reader = self.reader(opened, one, lengths, 1, N_OUTPUTS)
-            streams.append(reader(sequence for sequence in sequences if sequence[1] > 0))
+            self.reserve(opened, one, lengths, 1, N_OUTPUTS)
+            streams.append(chain.from_iterable(self.logits_of(one, *sequence) for sequence in sequences))
         for (text, settings), (_, n_positions) in zip(units, sequences, strict=True):
             figures = PositionFigures(settings, n_vocab)
             for _ in range(n_positions):
                 row, reference_row = (next(stream) for stream in streams)
-                figures.add(row.logits, reference_row.logits)
+                figures.add(row, reference_row)
                 if self.interrupted:
                     return
             for setting, sums in zip(settings, figures.sums.tolist(), strict=True):

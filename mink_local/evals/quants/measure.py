@@ -25,7 +25,8 @@ from mink_local.evals.settings import RowMeasurement, described
 from mink_local.evals.store import Store
 from mink_local.evals.tasks.base import decoded_lines
 from mink_local.generation.loading import load_model
-from mink_local.generation.slots import N_OUTPUTS, RowReader
+from mink_local.generation.model import Model
+from mink_local.generation.slots import N_OUTPUTS
 from mink_local.llama.devices import gpus
 from mink_local.llama.weights import Weights
 from mink_local.models import trust
@@ -33,7 +34,6 @@ from mink_local.models.catalog import ModelFile
 from mink_local.models.gguf import Metadata, read_metadata, tensor_types
 from mink_local.models.info import tensors_by_type
 from mink_local.models.memory import Budget, choose_placement, memory_budget
-from mink_local.models.placement import PlacementOptions
 from mink_local.samplers import Sampler
 
 BUNDLED = Path(__file__).with_name("text.txt")  # written for mink-local, under its license
@@ -191,8 +191,8 @@ class Quants(RowMeasurement[ChunkRow]):
                 memory_budget(),
                 n_bytes=4 * n_scored(self._chunk) * self._n_common[name],
                 n_ctx=self._chunk + _N_ANSWER,
-                n_gpu_layers=self._placement.get("placement", PlacementOptions()).n_gpu_layers,
-                n_cpu_moe=self._placement.get("placement", PlacementOptions()).n_cpu_moe,
+                n_gpu_layers=self._placement.get("n_gpu_layers", "auto"),
+                n_cpu_moe=self._placement.get("n_cpu_moe"),
             )
             each = n_held or len(chunks)
             if n_held:
@@ -233,12 +233,11 @@ class Quants(RowMeasurement[ChunkRow]):
             load_model(str(file.path), n_ctx=256, kv_type=kv_type, **self._placement)
         )
         length = self._chunk + _N_ANSWER, "a --chunk with a short answer"
-        reader = self.reader(opened, model, [length], 1, n_outputs)
-        for _ in reader([(self._chunks[0][:_N_WARM], 1)]):
-            pass
+        self.reserve(opened, model, [length], 1, n_outputs)
+        list(model.rows([(self._chunks[0][:_N_WARM], 1)]))
         memory, load_seconds = memory_in_use() - before, time.perf_counter() - began
         for chunk in chunks:
-            yield evaluate(reader, self._chunks[chunk], model.weights.n_vocab, load_seconds, memory)
+            yield evaluate(model, self._chunks[chunk], load_seconds, memory)
             load_seconds = 0.0
 
     def _row(
@@ -370,31 +369,20 @@ class Evaluated:
     memory: int
 
 
-def evaluate(
-    reader: RowReader, tokens: Sequence[int], n_vocab: int, load_seconds: float = 0.0, memory: int = 0
-) -> Evaluated:
+def evaluate(model: Model, tokens: Sequence[int], load_seconds: float = 0.0, memory: int = 0) -> Evaluated:
     """Evaluate a chunk's second half and a short answer after it.
 
     Args:
-        reader: Reads a model's rows, with room for a chunk and a short answer.
+        model: Has room for a chunk and a short answer.
         tokens: The chunk.
-        n_vocab: Number of tokens in the model's vocabulary, V.
         load_seconds: Time it took to load the model for this chunk.
         memory: Bytes taken by the model.
     """
-    rows = np.empty((n_scored(len(tokens)), n_vocab), np.float32)
-    prompt_seconds = 0.0
-    stream = reader([(tokens[:-1], len(rows))])
-    for row in rows:
-        began = time.perf_counter()
-        found = next(stream)
-        prompt_seconds += time.perf_counter() - began
-        row[:] = found.logits
-    stream.close()  # type: ignore[attr-defined]
     began = time.perf_counter()
+    ((_, rows),) = model.rows([(tokens[:-1], n_scored(len(tokens)))])
+    prompt_seconds, began = time.perf_counter() - began, time.perf_counter()
     for n in range(_N_ANSWER):
-        for _ in reader([([*tokens, *tokens[1 : n + 1]], 1)]):
-            pass
+        list(model.rows([([*tokens, *tokens[1 : n + 1]], 1)]))
     return Evaluated(rows, prompt_seconds, time.perf_counter() - began, load_seconds, memory)
 
 

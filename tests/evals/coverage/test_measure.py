@@ -1,9 +1,7 @@
 """`mink-eval coverage`: its measures, its files, going on after a stop, and what it refuses."""
 
 import json
-import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,12 +116,9 @@ def test_ctrl_c_ends_a_walk(coverage: Coverage, tmp_path: Path, monkeypatch: pyt
     walked = []
 
     def stopped(*arguments: Any) -> Distribution:
-        context = arguments[4]._context
         walked.append(arguments)
         if len(walked) == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-            while not context.interrupted:
-                time.sleep(0.001)
+            signal.raise_signal(signal.SIGINT)
         return walk(*arguments)
 
     monkeypatch.setattr("mink_local.evals.coverage.measure.walk", stopped)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mink_local import load_model
 from mink_local.errors import GenerationError
 from mink_local.evals.coverage.answers import AnswerSet, Open
 from mink_local.evals.coverage.measure import standard_samplers
 from mink_local.evals.coverage.tree import Distribution, TokenProbabilities, Vocabulary, walk
 from mink_local.evals.settings import SamplerSetting
 from mink_local.generation.model import Model
-from mink_local.generation.slots import Row, RowReader
 from mink_local.samplers import Greedy, MinK, Sampler, TopK, TopP
 
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -37,25 +37,24 @@ Tokens = tuple[int, ...]
 
 @dataclass
 class KeptRows:
-    """Evaluates sequences as `rows` does, each once, and keeps its row."""
+    """Evaluates sequences as `model` does, each once, and keeps its row."""
 
-    rows: RowReader
+    model: Model
     kept: dict[Tokens, NDArray[np.float32]] = field(default_factory=dict)
 
-    @property
-    def n_parallel(self) -> int:
-        return self.rows.n_parallel
-
-    def __call__(self, sequences: Iterable[tuple[Sequence[int], int]]) -> Iterator[Row]:
+    def __call__(
+        self, sequences: Iterable[tuple[Sequence[int], int]]
+    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
         wanted = [tuple(tokens) for tokens, _ in sequences]
         missing = [tokens for tokens in wanted if tokens not in self.kept]
-        for row in self.rows((tokens, 1) for tokens in missing):
-            self.kept[missing[row.sequence]] = row.logits.copy()
+        for i, (row,) in self.model.rows((tokens, 1) for tokens in missing):
+            self.kept[missing[i]] = row
         for i, tokens in enumerate(wanted):
-            yield Row(i, len(tokens), self.kept[tokens].copy())
+            yield i, self.kept[tokens][None].copy()
 
     def row(self, tokens: Tokens) -> NDArray[np.float32]:
-        return next(self([(tokens, 1)])).logits
+        ((_, (row,)),) = self([(tokens, 1)])
+        return np.asarray(row)
 
 
 @dataclass(frozen=True)
@@ -69,14 +68,13 @@ class Tree:
 
     def walk(self, cells: Sequence[SamplerSetting], rest: float = REST, nodes: int = 3000) -> Distribution:
         probabilities = TokenProbabilities(cells, self.model.weights.n_vocab)
-        rows: RowReader = self.rows  # type: ignore[assignment]
-        return walk(self.prompt, ANSWERS, self.vocabulary, probabilities, rows, rest, nodes)
+        return walk(self.prompt, ANSWERS, self.vocabulary, probabilities, self.rows, 8, rest, nodes)
 
 
 @pytest.fixture(scope="module")
-def tree(smollm2: Model) -> Iterator[Tree]:
-    with smollm2.rows(128, 8) as rows:
-        yield Tree(smollm2, smollm2.prompt_tokens(PROMPT), KeptRows(rows), Vocabulary(smollm2.weights))
+def tree() -> Iterator[Tree]:
+    with load_model("smollm2-135m", n_ctx=128, n_parallel=8) as model:
+        yield Tree(model, model.prompt_tokens(PROMPT), KeptRows(model), Vocabulary(model.weights))
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +139,7 @@ def test_more_nodes_only_take_from_what_is_not_explored(tree: Tree, found: Distr
 
 def test_every_node_is_evaluated_once_for_all_methods(tree: Tree) -> None:
     cells = CELLS[3:9]
-    rows = KeptRows(tree.rows.rows)
+    rows = KeptRows(tree.model)
     together = replace(tree, rows=rows).walk(cells)
     assert together.n_nodes == len(rows.kept)
     assert together.n_nodes < sum(tree.walk([cell]).n_nodes for cell in cells)

@@ -97,9 +97,9 @@ def test_the_positions_are_those_of_the_answer(tiny_path: Path) -> None:
         assert plain.sequence(model, model) == (tokens[:-1], len(tokens) - 1)
         sequence, n_positions = answer.sequence(model, model)
         figures, expected = (PositionFigures(settings, model.weights.n_vocab) for _ in range(2))
-        with model.rows(len(sequence), 1, 8) as rows:
-            for row in rows([(sequence, n_positions)]):
-                figures.add(row.logits, row.logits)
+        for _, rows in model.rows([(sequence, n_positions)]):
+            for row in rows:
+                figures.add(row, row)
         for i in range(n_positions):
             logits = model.logits([{"role": "user", "content": "Name a river."}], tokens[:i])
             expected.add(logits, logits)

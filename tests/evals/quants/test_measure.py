@@ -100,8 +100,8 @@ def divergence(base: Model, file: Model, tokens: list[int]) -> Divergence:
     """The figures of one chunk."""
 
     def evaluated(model: Model) -> NDArray[np.float32]:
-        with model.rows(CHUNK + 16, 1, 128) as rows:
-            return evaluate(rows, tokens, model.weights.n_vocab).rows
+        model.reserve(CHUNK + 32, 1, 128)
+        return evaluate(model, tokens).rows
 
     sets = CandidateSets([MinK()], base.weights.n_vocab)
     return compare(evaluated(base), evaluated(file), tokens, sets)
