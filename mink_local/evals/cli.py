@@ -156,7 +156,7 @@ def _model_files(names: Sequence[str]) -> "list[ModelFile]":
     by_name: dict[str, ModelFile] = {}
     for file in map(resolve, names):
         if by_name.setdefault(file.name, file).path != file.path:
-            longer = replace(file, name=f"{file.path.absolute().parent.name}/{file.name}")
+            longer = replace(file, name=f"{file.path.absolute().parent.name}/{file.name}", sha256=None)
             if by_name.setdefault(longer.name, longer).path != file.path:
                 raise click.BadParameter(f"two models are named {longer.name}: rename one.")
     return list(by_name.values())
@@ -802,7 +802,7 @@ def judge_command(
     from mink_local.evals.judge.noise import noise_of
     from mink_local.evals.judge.report import BOTH_ORDERS, PAPER
     from mink_local.evals.measurement import carry_out
-    from mink_local.evals.run.recorded_run import read_run
+    from mink_local.evals.run.records import read_run
 
     _, addresses = _split([judge])
     run_ = read_run(folder)

@@ -87,8 +87,7 @@ class Results:
     @cached_property
     def rows(self) -> Rows[Any]:
         """The measurement's rows. Raises ReportError if none is usable."""
-        rows: Rows[Any] = Rows()
-        rows.read(self.folder / self.kind.rows, self.kind.row_type)
+        rows = self.kind.recorded(self.folder, self.manifest)
         if not rows.by_key:
             why = f": {rows.problems[0]}" if rows.problems else " yet"
             raise ReportError(f"{self.folder} contains no {self.kind.noun}{why}")
@@ -107,7 +106,7 @@ class Measurement(ABC, Generic[R]):
         measures: Name of the command, recorded in the manifest.
         noun: What rows are called, in the plural.
         row_type: Type of a row: a dataclass or msgspec struct with a `key`.
-        rows: Name of the file that holds the rows.
+        file: Name of the file that holds the rows.
         revision: Incremented when a version computes different numbers, which must not mix with old ones.
         settings: What the rows depend on; see `store`.
         interrupted: True after `interrupt`.
@@ -116,7 +115,7 @@ class Measurement(ABC, Generic[R]):
     measures: ClassVar[str]
     noun: ClassVar[str]
     row_type: ClassVar[type[Any]]
-    rows: ClassVar[str] = ROWS
+    file: ClassVar[str] = ROWS
     revision: ClassVar[int] = 1
 
     settings: Mapping[str, Any]
@@ -148,8 +147,14 @@ class Measurement(ABC, Generic[R]):
         report_on(results)
 
     def prepare(self, store: Store[R]) -> None:
-        """Read the folder's rows, and do anything else that must happen before `plan`."""
-        store.read(self.row_type)
+        """Do what must happen before rows are read, such as noting other settings. Raises RunError."""
+
+    @classmethod
+    def recorded(cls, folder: Path, manifest: Mapping[str, Any]) -> Rows[R]:  # noqa: ARG003
+        """Return the rows in a folder, without lines that are unusable."""
+        rows = Rows[R]()
+        rows.read(folder / cls.file, cls.row_type)
+        return rows
 
     def upgrade(self, manifest: dict[str, Any]) -> None:
         """Update an earlier version's manifest in place."""
@@ -175,10 +180,11 @@ def fill(measurement: Measurement[Any], folder: Path, *, quiet: bool = False) ->
         measurement.measures,
         measurement.settings,
         revision=measurement.revision,
-        rows=measurement.rows,
+        rows=measurement.file,
         upgrade=measurement.upgrade,
     ) as store:
         measurement.prepare(store)
+        store.read(measurement.recorded)
         keys = list(dict.fromkeys(measurement.plan()))
         try:
             _measure(measurement, keys, store, quiet)

@@ -1,9 +1,10 @@
 """A measurement's folder: a lock, a manifest, rows as JSON lines, and atomically replaced files.
 
 `Store.append` passes a line to the OS before it returns: a killed process loses only the rows being measured.
-A partial line, left by a kill or a full disk, is removed when the folder is next opened.
+A partial line, left by a kill or a full disk, is removed when measuring next begins.
 
-The manifest has one rule: what is added is measured, what is changed is refused. Settings are nested dicts.
+The manifest has one rule: what is added is measured, what is changed is refused. It is written with the first
+row, so that a start that fails or is refused changes nothing. Settings are nested dicts.
 New dicts, such as another model, are added; a changed value is refused, because it would mix rows that cannot
 be compared. A missing value is None, in the settings and in the manifest.
 """
@@ -13,7 +14,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,16 +24,15 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
-from filelock import FileLock, Timeout
 
 from mink_local.errors import RunError
-from mink_local.files import read_record, write_atomic
+from mink_local.files import locked, read_record, write_atomic
 from mink_local.version import __version__
 
 MANIFEST, ROWS = "manifest.json", "rows.jsonl"
 FORMAT = 1
-PLACES = ("path", "data")  # file locations on this machine: they may change, and reports omit them
-_MAY_CHANGE = (*PLACES, "data_sha256")  # questions are compared one by one
+_PLACES = ("path", "data")  # file locations on this machine: they may change, and reports omit them
+_MAY_CHANGE = (*_PLACES, "data_sha256")  # questions are compared one by one
 _LOCK = ".lock"
 _NOTHING: tuple[Any, ...] = (None, [])  # what is not given
 _SYNC_SECONDS = 1.0  # rows this recent may be lost in a power failure; a kill loses none
@@ -152,8 +152,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def public(value: Any) -> Any:
     """Return a manifest, or part of one, without file locations on this machine."""
     if isinstance(value, dict):
-        return {key: public(part) for key, part in value.items() if key not in PLACES}
+        return {key: public(part) for key, part in value.items() if not _is(_PLACES, key, part)}
     return [public(part) for part in value] if isinstance(value, list) else value
+
+
+def _is(names: Sequence[str], key: str, value: Any) -> bool:
+    """Return whether an entry is one of `names`, and not that of a task or model that has such a name."""
+    return key in names and isinstance(value, str)
 
 
 class Store(Generic[R]):
@@ -170,7 +175,7 @@ class Store(Generic[R]):
         upgrade: Updates an earlier version's manifest in place.
 
     Attributes:
-        manifest: Content of the manifest.
+        manifest: Content of the manifest, which is on disk after `save`.
         found: Recorded rows, after `read`.
 
     Raises:
@@ -190,12 +195,14 @@ class Store(Generic[R]):
     ) -> None:
         self.folder, self.found = folder, Rows[R]()
         self._path = folder / rows
+        self._stream: FileIO | None = None
+        self._unwritten: dict[Path, str | bytes] = {}
         self._synced = time.monotonic()
         with ExitStack() as opened, as_run_error(folder):
             folder.mkdir(parents=True, exist_ok=True)
             try:
-                opened.enter_context(FileLock(folder / _LOCK, timeout=0, thread_local=False).acquire())
-            except Timeout:
+                opened.enter_context(locked(folder / _LOCK, timeout=0))
+            except TimeoutError:
                 raise RunError(
                     f"another mink-eval is writing to {folder}: wait for it, or use another folder"
                 ) from None
@@ -210,9 +217,6 @@ class Store(Generic[R]):
                 self.agree({"revision": revision, **settings}, learned=is_new)
             except (KeyError, TypeError, AttributeError):
                 raise RunError(f"{folder / MANIFEST} is damaged: choose another --out") from None
-            with as_run_error(self._path):
-                self._stream = opened.enter_context(self._path.open("ab", buffering=0))
-                _mend(self._stream, self._path)
             self._opened = opened.pop_all()
 
     def __enter__(self) -> "Store[R]":
@@ -222,37 +226,48 @@ class Store(Generic[R]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with as_run_error(self._path), self._opened:
-            os.fsync(self._stream.fileno())
+            if error is None:
+                self.save()
+            if self._stream:
+                os.fsync(self._stream.fileno())
 
-    def read(
-        self, kind: type[R], check: Callable[[R], str | None] = lambda _: None, others: Iterable[Path] = ()
-    ) -> None:
-        """Read the recorded rows; see `Rows.read`.
-
-        Args:
-            kind: The type of a row.
-            check: Returns why a row does not belong to the measurement, or None.
-            others: Further files with rows.
-        """
-        for path in dict.fromkeys([self._path, *others]):
-            self.found.read(path, kind, check)
+    def read(self, read: Callable[[Path, Mapping[str, Any]], Rows[R]]) -> None:
+        """Read the recorded rows, given the folder and the manifest, after removing a partial line."""
+        if self._path.exists():
+            with as_run_error(self._path), self._path.open("ab", buffering=0) as stream:
+                _mend(stream, self._path)
+        self.found = read(self.folder, self.manifest)
         if self.found.left_out:
             log.warning("%s: %s", self.folder, self.found.left_out)
 
     def append(self, row: R) -> None:
-        """Append a row. Raises RunError on failure, in which case the file is unchanged."""
-        size = os.fstat(self._stream.fileno()).st_size
+        """Append a row, after all that is not saved. Raises RunError on failure; the rows are unchanged."""
+        self.save()
         with as_run_error(self._path):
+            stream = self._stream or self._opened.enter_context(self._path.open("ab", buffering=0))
+            self._stream = stream
+            size = os.fstat(stream.fileno()).st_size
             try:
-                _write_all(self._stream, to_line(row))
+                _write_all(stream, to_line(row))
                 if time.monotonic() - self._synced > _SYNC_SECONDS:
-                    os.fsync(self._stream.fileno())
+                    os.fsync(stream.fileno())
                     self._synced = time.monotonic()
             except OSError:
                 with suppress(OSError):
-                    self._stream.truncate(size)
+                    stream.truncate(size)
                 raise
         self.found.by_key[row.key] = row
+
+    def save(self) -> None:
+        """Write the manifest, and the files to `keep`, as far as they have changed. Raises RunError."""
+        while self._unwritten:
+            path = next(iter(self._unwritten))
+            write_file(path, self._unwritten[path])
+            del self._unwritten[path]
+
+    def keep(self, name: str, content: str | bytes) -> None:
+        """Write a file with the next row, or when measuring ends."""
+        self._unwritten[self.folder / name] = content
 
     def agree(self, settings: Mapping[str, Any], *, learned: bool = False) -> None:
         """Add settings to the manifest.
@@ -274,9 +289,9 @@ class Store(Generic[R]):
         self.note(**merged)
 
     def note(self, **values: Any) -> None:
-        """Write values to the manifest that may change."""
+        """Set values in the manifest that may change."""
         self.manifest |= values
-        write_file(self.folder / MANIFEST, json.dumps(self.manifest, indent=1) + "\n")
+        self.keep(MANIFEST, json.dumps(self.manifest, indent=1) + "\n")
 
     def begin_session(self, **environment: Any) -> None:
         """Record a session's environment, and warn if versions differ from those of the first session.
@@ -309,7 +324,9 @@ class Store(Generic[R]):
             return manifest
         there = [path.name for path in self.folder.iterdir() if not path.name.startswith(".")]
         if there:
-            raise RunError(f"{self.folder} has {there[0]} but no {MANIFEST}: choose a new folder with --out")
+            raise RunError(
+                f"{self.folder} is not a mink-eval folder (it contains {there[0]}): choose a new --out"
+            )
         return {"format": FORMAT, "measures": measures, "versions": versions(), "sessions": []}
 
 
@@ -325,7 +342,7 @@ def _merged(
     for key, value in now.items():
         here, was = (*path, key), then.get(key)
         is_new = key not in then and (learned or isinstance(value, Mapping))
-        if is_new or key in _MAY_CHANGE or was == value or (was in _NOTHING and value in _NOTHING):
+        if is_new or _is(_MAY_CHANGE, key, value) or was == value or (was in _NOTHING and value in _NOTHING):
             merged[key] = value
         elif isinstance(value, Mapping):
             merged[key] = _merged(then[key], value, here, differences, learned)

@@ -4,6 +4,8 @@ import importlib.metadata
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 
 from mink_local.errors import RunError
 from mink_local.evals import store as module
-from mink_local.evals.store import MANIFEST, ROWS, Store, read_manifest
+from mink_local.evals.store import MANIFEST, ROWS, Rows, Store, public, read_manifest
 from tests.support.records import disk_of
 
 SETTINGS: dict[str, Any] = {"seed": 0, "stop": [], "models": {"tiny": {"path": "/a/tiny", "sha256": "aa"}}}
@@ -29,8 +31,14 @@ class Number(msgspec.Struct, frozen=True):
 
 def opened(folder: Path, revision: int = 1, **changes: Any) -> Store[Number]:
     store = Store[Number](folder, "numbers", SETTINGS | changes, revision=revision)
-    store.read(Number)
+    store.read(read)
     return store
+
+
+def read(folder: Path, _: object, check: Callable[[Number], str | None] = lambda _: None) -> Rows[Number]:
+    rows = Rows[Number]()
+    rows.read(folder / ROWS, Number, check)
+    return rows
 
 
 def write(folder: Path, *names: str) -> None:
@@ -72,7 +80,7 @@ def test_damaged_lines_are_all_named_and_left_out(tmp_path: Path, caplog: pytest
         stream.write(b'\xff\n[]\n{"name": "c"}\n{"name": "d", "value": true}\n{"name": "a", "value": 3}\n\n')
         stream.write(b'{"name": "e", "value": NaN}\n' + b"[" * 100_000 + b"\n")
     with Store[Number](tmp_path, "numbers", SETTINGS) as store:
-        store.read(Number, lambda row: "b is bad" if row.name == "b" else None)
+        store.read(partial(read, check=lambda row: "b is bad" if row.name == "b" else None))
         assert store.found.by_key == {name: Number(name, len(name)) for name in names}
         assert store.found.files == {ROWS: 3}
         numbers = [problem.partition(":")[0] for problem in store.found.problems]
@@ -91,13 +99,49 @@ def test_what_is_added_is_kept(tmp_path: Path) -> None:
         store.agree({"models": {"tiny": {"template": "cc"}}}, learned=True)
         store.note(command="mink-eval numbers")
     with opened(tmp_path, models=moved):
-        manifest = read_manifest(tmp_path)
+        pass
+    manifest = read_manifest(tmp_path)
     assert manifest["models"] == {"tiny": {**moved["tiny"], "template": "cc"}, **other}
     assert [manifest[name] for name in ("ctx", "command", "measures")] == [
         None,
         "mink-eval numbers",
         "numbers",
     ]
+
+
+@pytest.mark.parametrize("name", ["path", "data", "data_sha256"])
+def test_a_model_may_have_the_name_of_a_setting(tmp_path: Path, name: str) -> None:
+    write(tmp_path, "a")
+    settings = {name: {"sha256": "aa", "path": "/a"}}
+    with opened(tmp_path, models=settings):
+        pass
+    assert public(read_manifest(tmp_path))["models"] == {"tiny": {"sha256": "aa"}, name: {"sha256": "aa"}}
+    with pytest.raises(RunError, match=f"models {name} sha256"):
+        opened(tmp_path, models={name: {"sha256": "bb"}})
+
+
+def fail(folder: Path, error: BaseException, **changes: Any) -> None:
+    with opened(folder, **changes) as store:
+        store.keep("questions.jsonl", "[]")
+        store.begin_session(threads=1)
+        raise error
+
+
+def test_a_start_without_a_row_binds_nobody(tmp_path: Path) -> None:
+    """Whether it fails, is refused or is interrupted before the first one."""
+    for error in (RunError("no"), KeyboardInterrupt()):
+        with pytest.raises(type(error)):
+            fail(tmp_path, error, seed=1)
+        assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    with opened(tmp_path, seed=2) as store:
+        store.keep("questions.jsonl", "[]")
+        store.append(Number("a", 1))
+        assert {path.name for path in tmp_path.iterdir()} == {".lock", MANIFEST, ROWS, "questions.jsonl"}
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for changes in ({"ctx": 3}, {"models": {"more": {"sha256": "cc"}}}):
+        with pytest.raises(RunError):
+            fail(tmp_path, RunError("it cannot be loaded"), seed=2, **changes)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_what_is_changed_is_refused_and_every_change_is_named(tmp_path: Path) -> None:

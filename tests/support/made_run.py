@@ -11,6 +11,7 @@ from typing import Any
 
 from mink_local.evals.run.records import methods
 from mink_local.evals.tasks import TASKS, Question, score
+from mink_local.samplers import Sampler, parse
 
 SAMPLERS = (
     "min-k:tau=3",
@@ -53,7 +54,8 @@ def write_run(
     folder.mkdir(parents=True, exist_ok=True)
     questions = [_question(task, number, rng) for task in tasks for number in range(n_questions)]
     _write(folder / "questions.jsonl", questions)
-    wanted = list(product(models, methods(samplers, temperatures, repeats, greedy=False)))
+    chosen = methods(list(map(parse, samplers)), temperatures, repeats, greedy=False)
+    wanted = list(product(models, chosen))
     records = (_record(question, model, *method, rng) for question in questions for model, method in wanted)
     _write(folder / "records.jsonl", records)
     return folder
@@ -98,9 +100,9 @@ def _question(task: str, number: int, rng: random.Random) -> dict[str, Any]:
 
 
 def _record(
-    question: dict[str, Any], model: str, sampler: str, temperature: float, repeat: int, rng: random.Random
+    question: dict[str, Any], model: str, method: Sampler, temperature: float, repeat: int, rng: random.Random
 ) -> dict[str, Any]:
-    finish_reason = rng.choice(["stop", "stop", "stop", "length"])
+    sampler, finish_reason = str(method), rng.choice(["stop", "stop", "stop", "length"])
     response = " ".join(rng.choices([*WORDS.split(), *NOISE], k=rng.randint(20, 80)))
     if finish_reason == "stop":
         response += f"\n\n{_ending(question, rng)}"
@@ -114,7 +116,7 @@ def _record(
         "task": question["task"],
         "sampler": sampler,
         "temperature": temperature,
-        "order": next((o for o in ("temperature-first", "temperature-last") if o in sampler), None),
+        "order": method.order,
         "repeat": repeat,
         "question_id": question["question_id"],
         "prompt_sha256": sha256(question["prompt"].encode()).hexdigest(),

@@ -14,7 +14,7 @@ from mink_local.errors import DataError, ModelError
 from mink_local.evals.frontier.report import report
 from mink_local.evals.frontier.sums import PositionFigures
 from mink_local.evals.inputs import file_sha256
-from mink_local.evals.run.recorded_run import read_run
+from mink_local.evals.run.records import read_run
 from mink_local.evals.settings import SamplerSetting, SettingsMeasurement, sweep
 from mink_local.evals.store import Store
 from mink_local.evals.tasks.base import decoded_lines
@@ -173,7 +173,6 @@ class Frontier(SettingsMeasurement[TextSums, MeasuredText]):
         self._wanted = list(wanted)
 
     def prepare(self, store: Store[TextSums]) -> None:
-        super().prepare(store)
         store.note(wanted=self._wanted)
 
     def measure_units(

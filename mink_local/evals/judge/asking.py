@@ -107,7 +107,7 @@ class Judging(Measurement[Row], Generic[Unit, Row]):
         verdict: The field of a row with what the judge says; None if nothing is readable.
     """
 
-    noun, rows = "judgements", "judgements.jsonl"
+    noun, file = "judgements", "judgements.jsonl"
     verdict: ClassVar[str]
 
     def __init__(self, judge: Answerer, items: Iterable[tuple[Unit, Row]]) -> None:
@@ -183,7 +183,7 @@ class Judging(Measurement[Row], Generic[Unit, Row]):
         if missing > MOST_MISSING:
             raise JudgeError(
                 f'{percent(missing)}% of what the judge was shown has no readable judgement: see "raw" in '
-                f"{results.folder / self.rows}, and try another judge"
+                f"{results.folder / self.file}, and try another judge"
             )
 
 

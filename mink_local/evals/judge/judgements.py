@@ -11,8 +11,7 @@ from mink_local.errors import ReportError
 from mink_local.evals.answering import Answerer
 from mink_local.evals.judge.asking import Judged, Judging, Key, Prompt, mark_of
 from mink_local.evals.judge.report import BOTH_ORDERS, PAPER, missing_share, report_judgements
-from mink_local.evals.run.recorded_run import RecordedRun
-from mink_local.evals.run.records import Response
+from mink_local.evals.run.records import RecordedRun, Response
 from mink_local.evals.tasks.base import without_reasoning
 
 SCHEMA = {

@@ -16,8 +16,7 @@ from mink_local.errors import ReportError
 from mink_local.evals.answering import Answerer
 from mink_local.evals.judge.asking import ATTEMPTS, Judged, Judging, Key, Prompt, mark_of
 from mink_local.evals.judge.report import COHERENT, report_noise
-from mink_local.evals.run.recorded_run import RecordedRun
-from mink_local.evals.run.records import Response, ResponseKey
+from mink_local.evals.run.records import RecordedRun, Response, ResponseKey
 from mink_local.evals.store import Store
 from mink_local.evals.tasks.base import without_reasoning
 
@@ -142,7 +141,6 @@ class Noise(Judging[JudgedText, Collapse]):
         self._against = against
 
     def prepare(self, store: Store[Collapse]) -> None:
-        super().prepare(store)
         store.note(against=self._against)
 
     def prompt(self, unit: JudgedText, row: Collapse) -> Prompt:

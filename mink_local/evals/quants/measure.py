@@ -159,7 +159,6 @@ class Quants(RowMeasurement[ChunkRow]):
         return described(file) | ({} if kv_type == DEFAULT_KV_TYPE else {"kv_type": kv_type})
 
     def prepare(self, store: Store[ChunkRow]) -> None:
-        super().prepare(store)
         for name, file in self._files.items():
             trust.check(file)
             self._metadata[name] = read_metadata(file.path)

@@ -20,7 +20,7 @@ from mink_local.evals.figures import COLOURS, FILLED, GREY, Picture
 from mink_local.evals.measurement import Results
 from mink_local.evals.quants.divergence import Divergence
 from mink_local.evals.report.report import Part, Report, Section
-from mink_local.evals.run.recorded_run import RecordedRun, read_run, rescore
+from mink_local.evals.run.records import RecordedRun, read_run, rescore
 from mink_local.evals.run.report import HOW_TO_READ, pack, run_sections, settings_table
 from mink_local.evals.run.summary import Baseline, summarise
 from mink_local.evals.stats import Interval, few_clusters, mean, mean_ratio

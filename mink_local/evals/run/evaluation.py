@@ -22,16 +22,18 @@ from mink_local.evals.run.questions import AskedTask, ask, locate
 from mink_local.evals.run.records import (
     QUESTIONS,
     RECORDS,
-    RecordCheck,
-    RecordedQuestion,
     Response,
     ResponseKey,
+    Wanted,
     methods,
-    record_files,
+    read_questions,
+    read_responses,
+    read_run,
+    rescore,
 )
 from mink_local.evals.run.workers import Cluster, Worker
 from mink_local.evals.stats import what_can_be_found
-from mink_local.evals.store import Rows, Store, to_line, write_file
+from mink_local.evals.store import Rows, Store, to_line
 from mink_local.evals.tasks.base import Task
 from mink_local.evals.tasks.own import OwnTask
 from mink_local.models import trust
@@ -65,7 +67,7 @@ class Run(Measurement[Response]):
         placement: Options of `load_model`.
     """
 
-    measures, noun, row_type, rows = "run", "responses", Response, RECORDS
+    measures, noun, row_type, file = "run", "responses", Response, RECORDS
 
     def __init__(
         self,
@@ -116,20 +118,20 @@ class Run(Measurement[Response]):
             FileAnswerer, ctx=ctx, n_parallel=n_parallel, repeatable=True, placement=placement
         )
         self._answering: Worker | Cluster | None = None
-        names = [str(sampler) for sampler in samplers]
-        wanted = methods(names, temperatures, repeats, greedy)
-        self._keys = [
-            ResponseKey(model.name, task, *method, question_id)
+        wanted = methods(samplers, temperatures, repeats, greedy)
+        every = (
+            Wanted(model.name, task, *method, question)
             for model, (task, asked) in product(models, self._tasks.items())
-            for question_id, method in product(asked.questions, wanted)
-        ]
+            for question, method in product(asked.questions.values(), wanted)
+        )
+        self._wanted = {one.key: one for one in every}
         n_columns = max(1, len({temperature for _, temperature, _ in wanted if temperature}))
         n_samplers = len({sampler for sampler, *_ in wanted})
         # of a family that Holm's correction covers: samplers, or else models
         self._n_comparisons = n_columns * ((n_samplers - 1) or (len(models) - 1))
         self._grid = {
             "models": [model.name for model in models],
-            "samplers": names,
+            "samplers": [str(sampler) for sampler in samplers],
             "temperatures": list(temperatures),
             "repeats": repeats,
             "limit": limit,
@@ -156,16 +158,14 @@ class Run(Measurement[Response]):
                     task["rule"] = "question"
 
     def prepare(self, store: Store[Response]) -> None:
-        """Record the questions and the wanted responses, against which a report counts."""
+        """Note the questions and the wanted responses, against which a report counts."""
+        known = read_questions(store.folder)
         path = store.folder / QUESTIONS
-        known: Rows[RecordedQuestion] = Rows()
-        known.read(path, RecordedQuestion)
         if known.left_out:
             raise RunError(f"{path} is damaged: {known.left_out} Choose another --out")
-        n_before = len(known.by_key)
         for name, asked in self._tasks.items():
-            recorded = [RecordedQuestion.of(name, question) for question in asked.questions.values()]
-            changed = [one.question_id for one in recorded if known.by_key.setdefault(one.key, one) != one]
+            questions = asked.questions.values()
+            changed = [one.id for one in questions if known.by_key.setdefault(one.key, one) != one]
             if changed:
                 named = ", ".join(changed[:_SHOWN]) + ", …" * (len(changed) > _SHOWN)
                 raise RunError(
@@ -173,15 +173,17 @@ class Run(Measurement[Response]):
                     "answer; add questions at the end of the file, or choose another --out"
                 )
         lines = b"".join(map(to_line, known.by_key.values()))
-        if len(known.by_key) > n_before:
-            write_file(path, lines)
-        self._say_what_can_be_found()
         grids = store.manifest.get("asked", [])
         store.note(
             questions_sha256=hashlib.sha256(lines).hexdigest(),
             asked=grids if self._grid in grids else [*grids, self._grid],
         )
-        store.read(Response, RecordCheck(store.manifest, known.by_key.values()), record_files(store.folder))
+        store.keep(QUESTIONS, lines)
+        self._say_what_can_be_found()
+
+    @classmethod
+    def recorded(cls, folder: Path, manifest: Mapping[str, Any]) -> Rows[Response]:
+        return read_responses(folder, manifest)
 
     def _say_what_can_be_found(self) -> None:
         for name, asked in self._tasks.items():
@@ -190,12 +192,12 @@ class Run(Measurement[Response]):
                 print(f"{name}: {what_can_be_found(n, self._n_comparisons)}")
 
     def plan(self) -> Sequence[ResponseKey]:
-        return self._keys
+        return list(self._wanted)
 
     def measure(self, keys: Sequence[ResponseKey], store: Store[Response]) -> Generator[Response, None, None]:
         self._began = time.monotonic()
         for model in self._models:
-            left = [key for key in keys if key.model == model.name]
+            left = [self._wanted[key] for key in keys if key.model == model.name]
             if not left:
                 continue
             with closing(self._start(self._answerer(model))) as self._answering:
@@ -251,11 +253,10 @@ class Run(Measurement[Response]):
             print(f"{self._n_new:,} responses with a total of {self._n_tokens:,} tokens in {took}.")
         folder = str(results.folder)
         quoted = list2cmdline([folder]) if os.name == "nt" else shlex.quote(folder)
-        print(f"All {len(self._keys):,} responses are in {folder}. Next: mink-eval report {quoted}")
+        print(f"All {len(self._wanted):,} responses are in {folder}. Next: mink-eval report {quoted}")
 
     @staticmethod
     def report(results: Results) -> "Report":
-        from mink_local.evals.run.recorded_run import read_run, rescore
         from mink_local.evals.run.report import run_report  # a run need not wait for its libraries
 
         return run_report(rescore(read_run(results.folder)), results.against)

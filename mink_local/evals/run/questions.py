@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from msgspec.structs import replace
 from platformdirs import user_cache_path
 
 from mink_local.errors import DataError
@@ -89,7 +90,7 @@ def ask(
         raise DataError(f"{file} has no questions besides those used for --shots")
     return AskedTask(
         task,
-        {question.id: question for question in left},
+        {question.id: replace(question, worked="") for question in left},
         max_tokens or task.max_tokens,
         tuple((example.prompt, example.worked) for example in examples),
         stop,

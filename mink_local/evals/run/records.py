@@ -1,26 +1,33 @@
-"""The files of a run: its manifest, its questions, and its records with one response per line."""
+"""The files of a run: its manifest, its questions, and its records with one response per line.
+
+They are read however the run ended.
+"""
 
 import hashlib
 import json
+import multiprocessing
+import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from mink_local.cli import NO_TEXT
-from mink_local.evals.store import MANIFEST, as_run_error
-from mink_local.evals.tasks.base import Question, Verdict
+from mink_local.errors import ReportError
+from mink_local.evals.store import MANIFEST, Rows, as_run_error, public, read_manifest, to_line
+from mink_local.evals.tables import count, listed
+from mink_local.evals.tasks import recorded_task
+from mink_local.evals.tasks.base import SCORER, Name, Question, Task, Verdict, score
+from mink_local.files import sha256_of
 from mink_local.llama.constants import MAX_SEED
+from mink_local.samplers import Greedy, Sampler
 
 QUESTIONS, RECORDS = "questions.jsonl", "records.jsonl"
 
-# Names are printed to terminals and in tables.
-Name = Annotated[str, msgspec.Meta(pattern=rf"\A[^{NO_TEXT}]*\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 
@@ -34,6 +41,22 @@ class ResponseKey(NamedTuple):
     temperature: float
     repeat: int
     question_id: str
+
+
+class Wanted(NamedTuple):
+    """A response to generate."""
+
+    model: str
+    task: str
+    sampler: Sampler
+    temperature: float
+    repeat: int
+    question: Question
+
+    @property
+    def key(self) -> ResponseKey:
+        """The key of the response."""
+        return ResponseKey(*self[:2], str(self.sampler), *self[3:5], self.question.id)
 
 
 @dataclass(frozen=True)
@@ -51,6 +74,7 @@ class Response:
         finish_reason: "stop", "length" (truncated) or "overflow" (the prompt did not fit into the context).
         k: Number of candidates at every step; 0 where a token was forced.
         thoughts_cut: Whether the reasoning was ended by its budget.
+        scored: What the verdicts are of; see `mark_of`. Empty if version 0.2.0 or another program wrote them.
         prompt_sha256: SHA-256 of the user's message, as UTF-8.
         seconds: Time from getting a slot to the end.
     """
@@ -73,6 +97,7 @@ class Response:
     prompt_tokens: Count = 0
     seconds: Amount = 0.0
     thoughts_cut: bool = False
+    scored: str = ""
 
     def __post_init__(self) -> None:
         if (self.strict is None) != (self.flexible is None):
@@ -83,34 +108,13 @@ class Response:
         return self.flexible is None
 
     @property
-    def key(self) -> ResponseKey:
-        return ResponseKey(*(getattr(self, name) for name in ResponseKey._fields))
-
-
-@dataclass(frozen=True)
-class RecordedQuestion:
-    """A question of a run: one line of `questions.jsonl`, which makes the report independent of the data."""
-
-    task: Name
-    question_id: Name
-    prompt: str
-    gold: str
-    choices: list[str]
-    order: list[int]
-
-    @classmethod
-    def of(cls, task: str, question: Question) -> "RecordedQuestion":
-        return cls(
-            task, question.id, question.prompt, question.gold, list(question.choices), list(question.order)
-        )
-
-    @property
-    def key(self) -> tuple[str, str]:
+    def question(self) -> tuple[str, str]:
+        """The key of its question."""
         return self.task, self.question_id
 
     @property
-    def question(self) -> Question:
-        return Question(self.question_id, self.prompt, self.gold, tuple(self.choices), tuple(self.order))
+    def key(self) -> ResponseKey:
+        return ResponseKey(*(getattr(self, name) for name in ResponseKey._fields))
 
 
 class _TaskSettings(msgspec.Struct):
@@ -126,22 +130,25 @@ class RunManifest(msgspec.Struct):
     sessions: list[dict[str, Any]] = []
 
 
+def known_parts(manifest: Mapping[str, Any]) -> RunManifest | None:
+    """Return the parts of a manifest that are relied on; None if it is missing or damaged."""
+    try:
+        return msgspec.convert(manifest, RunManifest)
+    except msgspec.ValidationError:
+        return None
+
+
 class RecordCheck:
     """Tells why a response does not belong to a run: `check(response)` returns a text or None.
 
     Args:
         manifest: The run's manifest; if missing or damaged, only the prompts are compared.
         questions: The run's questions.
-
-    Attributes:
-        manifest: The manifest's known parts; None if it is missing or damaged.
     """
 
-    def __init__(self, manifest: Mapping[str, Any], questions: Iterable[RecordedQuestion]) -> None:
+    def __init__(self, manifest: Mapping[str, Any], questions: Iterable[Question]) -> None:
         self._prompts = {question.key: prompt_sha256(question.prompt) for question in questions}
-        self.manifest: RunManifest | None = None
-        with suppress(msgspec.ValidationError):
-            self.manifest = msgspec.convert(manifest, RunManifest)
+        self._manifest = known_parts(manifest)
 
     def __call__(self, response: Response) -> str | None:
         prompt = self._prompts.get((response.task, response.question_id))
@@ -149,7 +156,7 @@ class RecordCheck:
             return f"question {response.question_id} of {response.task} is not in {QUESTIONS}"
         if response.prompt_sha256 not in ("", prompt):
             return f"question {response.question_id} of {response.task} has a different prompt in {QUESTIONS}"
-        return self._misfit(response, self.manifest) if self.manifest else None
+        return self._misfit(response, self._manifest) if self._manifest else None
 
     def _misfit(self, response: Response, manifest: RunManifest) -> str | None:
         if response.model not in manifest.models:
@@ -166,18 +173,18 @@ class RecordCheck:
 
 
 def methods(
-    samplers: Sequence[str], temperatures: Sequence[float], repeats: int, greedy: bool = True
-) -> list[tuple[str, float, int]]:
+    samplers: Sequence[Sampler], temperatures: Sequence[float], repeats: int, greedy: bool = True
+) -> list[tuple[Sampler, float, int]]:
     """Return sampler, temperature and repeat of every response wanted for a question.
 
     Greedy gives the same response at every temperature and repeat, as does every sampler at temperature 0:
-    all of these are ("greedy", 0.0, 0). It is the baseline that samplers have to beat, so it is always
+    all of these are (Greedy(), 0.0, 0). It is the baseline that samplers have to beat, so it is always
     included, unless `greedy` is False.
     """
     every = list(dict.fromkeys(product(samplers, map(float, temperatures), range(repeats))))
-    sampled = [method for method in every if method[0] != "greedy" and method[1]]
-    once = [("greedy", 0.0, 0)] if greedy or len(sampled) < len(every) else []
-    return [*once, *sampled]
+    sampled = [method for method in every if method[0] != Greedy() and method[1]]
+    once: list[tuple[Sampler, float, int]] = [(Greedy(), 0.0, 0)]
+    return [*(once if greedy or len(sampled) < len(every) else []), *sampled]
 
 
 def prompt_sha256(prompt: str) -> str:
@@ -203,3 +210,141 @@ def record_files(folder: Path) -> list[Path]:
             if any(b'"response"' in line for line in stream):
                 found.append(path)
     return found
+
+
+SCORINGS = ("flexible", "strict")
+CHUNK = 500  # responses scored in one go; fewer are not worth another process
+
+
+@dataclass
+class RecordedRun:
+    """The questions and responses of a run.
+
+    Attributes:
+        questions: Questions by task and id.
+        manifest: Settings of the run, without this machine's folders; empty if damaged.
+        problems: A sentence for every line that was skipped, with its file and number.
+        notes: Caveats to read before the numbers.
+    """
+
+    questions: dict[tuple[str, str], Question]
+    responses: list[Response]
+    manifest: dict[str, Any]
+    problems: list[str]
+    notes: list[str]
+
+    def first_questions(self, limit: int | None) -> set[tuple[str, str]]:
+        """Return the task and id of the first questions of each task; of all without a limit."""
+        by_task: dict[str, list[tuple[str, str]]] = {}
+        for task, question_id in self.questions:
+            by_task.setdefault(task, []).append((task, question_id))
+        return {key for keys in by_task.values() for key in keys[:limit]}
+
+
+def read_questions(folder: Path) -> Rows[Question]:
+    """Return the questions in a folder, without lines that are unusable."""
+    questions = Rows[Question]()
+    questions.read(folder / QUESTIONS, Question)
+    return questions
+
+
+def read_responses(folder: Path, manifest: Mapping[str, Any]) -> Rows[Response]:
+    """Return the responses in a folder, without lines that are unusable.
+
+    A line is unusable if it cannot be parsed, or if its prompt, seed, model or length shows that it belongs
+    to another run. If two responses have the same key, the first counts. Raises RunError if a file cannot be
+    read.
+    """
+    questions = read_questions(folder)
+    found = Rows[Response](problems=questions.problems)
+    check = RecordCheck(manifest, questions.by_key.values())
+    for file in record_files(folder):
+        found.read(file, Response, check)
+    return found
+
+
+def read_run(folder: Path) -> RecordedRun:
+    """Return the questions and responses in a folder. Raises ReportError if there are none."""
+    path, manifest = folder / QUESTIONS, read_manifest(folder)
+    if not path.exists():
+        raise ReportError(f"{folder} contains no {QUESTIONS}: give the --out folder of a mink-eval run")
+    found = read_responses(folder, manifest)
+    if not found.by_key:
+        why = found.problems[0] if found.problems else "repeat the mink-eval run command"
+        raise ReportError(f"{folder} contains no responses: {why}")
+    notes = [
+        *filter(None, [found.left_out]),
+        *(f"{count(n, 'response')} from {name}." for name, n in found.files.items() if n and name != RECORDS),
+    ]
+    if manifest.get("questions_sha256") not in (None, sha256_of(path)):
+        notes.append(f"{QUESTIONS} was modified after the run: its answers may have changed.")
+    questions: Mapping[Any, Question] = read_questions(folder).by_key
+    described = public(manifest) if known_parts(manifest) else {}
+    return RecordedRun(dict(questions), list(found.by_key.values()), described, found.problems, notes)
+
+
+def mark_of(question: Question, response: Response) -> str:
+    """Return a hash of all that verdicts are made of, the scorers' version, and the verdicts.
+
+    It changes with any of these, so that only what a response has not been scored by is scored again, and
+    verdicts that were edited are found.
+    """
+    parts = (response.response, response.finish_reason, response.strict, response.flexible)
+    return hashlib.sha256(to_line([SCORER, question, *parts])).hexdigest()[:16]
+
+
+def rescore(run: RecordedRun) -> RecordedRun:
+    """Return the run with all responses scored by this version's tasks, with notes on changed verdicts.
+
+    What has been is not scored again. Scoring uses several processes, because answers to MATH500 can take
+    long. Responses to tasks unknown to this version keep their verdicts. The records on disk do not change.
+    """
+    stale = {
+        i: response
+        for i, response in enumerate(run.responses)
+        if not response.open_ended and response.scored != mark_of(run.questions[response.question], response)
+    }
+    rules = {name: settings.get("rule") for name, settings in run.manifest.get("tasks", {}).items()}
+    names = sorted({response.task for response in stale.values()})
+    tasks = {name: recorded_task(name, rules.get(name)) for name in names}
+    given = [(one, run.questions[one.question], tasks[one.task]) for one in stale.values()]
+    workers = min(-(-len(given) // CHUNK), os.cpu_count() or 1, 61)  # Windows allows at most 61
+    if workers <= 1:
+        again = list(map(_rescored, given))
+    else:
+        context = multiprocessing.get_context("spawn")  # a fork would copy locks held by threads
+        with ProcessPoolExecutor(workers, mp_context=context) as pool:
+            again = list(pool.map(_rescored, given, chunksize=CHUNK))
+    notes = [*run.notes, *_notes(tasks, list(stale.values()), again, len(run.responses))]
+    responses = list((dict(enumerate(run.responses)) | dict(zip(stale, again, strict=True))).values())
+    return replace(run, responses=responses, notes=notes)
+
+
+def _rescored(given: tuple[Response, Question, Task | None]) -> Response:
+    response, question, task = given
+    return with_verdicts(response, question, task) if task else response
+
+
+def with_verdicts(response: Response, question: Question, task: Task) -> Response:
+    """Return a response with this version's verdicts, unless its task is open-ended."""
+    if task.open_ended:
+        return response
+    strict, flexible = score(task, question, response.response, response.finish_reason)
+    return replace(response, strict=strict, flexible=flexible)
+
+
+def _notes(
+    tasks: Mapping[str, Task | None], recorded: list[Response], again: list[Response], total: int
+) -> Iterator[str]:
+    """Yield which tasks this version does not know, and how many verdicts of the total have changed."""
+    unknown = [name for name, task in tasks.items() if task is None]
+    if unknown:
+        yield f"Task unknown to this version: {listed(unknown)}; the recorded verdicts are shown."
+    pairs = list(zip(recorded, again, strict=True))
+    changed = {name: sum(getattr(a, name) != getattr(b, name) for a, b in pairs) for name in SCORINGS}
+    if any(changed.values()):
+        numbers = listed(f"{n} {scoring}" for scoring, n in changed.items())
+        yield (
+            f"{numbers} of {total} recorded verdicts differ from this version's, which are shown: they come "
+            "from another version of mink-eval, or were edited."
+        )

@@ -10,7 +10,7 @@ import pandas as pd
 from mink_local.cli import command_line_text
 from mink_local.evals.report.report import Report, Section
 from mink_local.evals.run.plots import pictures
-from mink_local.evals.run.recorded_run import RecordedRun
+from mink_local.evals.run.records import RecordedRun
 from mink_local.evals.run.summary import (
     CELL,
     GROUP,

@@ -15,7 +15,7 @@ import pandas as pd
 
 from mink_local.errors import ReportError
 from mink_local.evals.measurement import frame
-from mink_local.evals.run.recorded_run import SCORINGS, RecordedRun
+from mink_local.evals.run.records import SCORINGS, RecordedRun
 from mink_local.evals.stats import ALPHA, holm, paired_test, share
 from mink_local.samplers import SAMPLERS, MinK, Sampler, default_samplers, parse
 

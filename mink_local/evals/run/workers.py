@@ -16,11 +16,17 @@ from mink_local.errors import GenerationError, MinkError, RunError
 from mink_local.evals.answering import Answered, Answerer, FileAnswerer, Session
 from mink_local.evals.inputs import file_sha256
 from mink_local.evals.run.questions import AskedTask
-from mink_local.evals.run.records import Response, ResponseKey, prompt_sha256, seed_of
-from mink_local.evals.tasks.base import score
+from mink_local.evals.run.records import (
+    Response,
+    ResponseKey,
+    Wanted,
+    mark_of,
+    prompt_sha256,
+    seed_of,
+    with_verdicts,
+)
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.models.catalog import resolve
-from mink_local.samplers import parse
 
 _LOSSES = 3  # this many Ray workers lost with no response in between end the run
 _CONNECT_SECONDS = 10.0
@@ -44,20 +50,19 @@ class Worker:
         self._interrupted = False
         self._task = ""  # the one there is room for
 
-    def answer(self, keys: Sequence[ResponseKey]) -> Iterator[Response | Session]:
+    def answer(self, wanted: Sequence[Wanted]) -> Iterator[Response | Session]:
         """Yield responses in order of completion, and every new session before its responses.
 
         Generation continues while a response is scored and written.
 
         Args:
-            keys: The wanted responses; those to a question are consecutive, so that its prompt is evaluated
-                once.
+            wanted: Responses; those to a question are consecutive, so that its prompt is evaluated once.
 
         Raises:
             GenerationError: The model cannot answer a question.
             MinkError: The model cannot be loaded, or its server fails.
         """
-        for task, group in groupby(keys, lambda key: key.task):
+        for task, group in groupby(wanted, lambda one: one.task):
             members = list(group)
             if self._interrupted:
                 return
@@ -77,34 +82,35 @@ class Worker:
         """Free the model."""
         self._answerer.close()
 
-    def _all_of(self, task: str, like: ResponseKey) -> Iterator[Request]:
-        return (self._request(like._replace(question_id=one)) for one in self._tasks[task].questions)
+    def _all_of(self, task: str, like: Wanted) -> Iterator[Request]:
+        questions = self._tasks[task].questions.values()
+        return (self._request(like._replace(question=question)) for question in questions)
 
-    def _request(self, key: ResponseKey) -> Request:
-        asked = self._tasks[key.task]
+    def _request(self, wanted: Wanted) -> Request:
+        asked = self._tasks[wanted.task]
         params = SamplingParams(
-            sampler=parse(key.sampler),
-            temperature=key.temperature,
+            sampler=wanted.sampler,
+            temperature=wanted.temperature,
             max_tokens=asked.max_tokens,
-            seed=seed_of(self._seed, key.task, key.question_id, key.repeat),
+            seed=self._seed_of(wanted),
             stop=asked.stop,
             reasoning_budget=asked.reasoning_budget,
         )
-        return Request(asked.messages(asked.questions[key.question_id]), params)
+        return Request(asked.messages(wanted.question), params)
 
-    def _response(self, key: ResponseKey, answer: Answered) -> Response:
+    def _seed_of(self, wanted: Wanted) -> int:
+        return seed_of(self._seed, *wanted.question.key, wanted.repeat)
+
+    def _response(self, wanted: Wanted, answer: Answered) -> Response:
         """Return the scored response. Raises GenerationError if there is no answer."""
+        question = wanted.question
         if answer.finish_reason == "error":
-            where = f"question {key.question_id} of {key.task} with {key.model}"
+            where = f"question {question.id} of {wanted.task} with {wanted.model}"
             raise GenerationError(f"{where}: {answer.error}")
-        task = self._tasks[key.task].task
-        question = self._tasks[key.task].questions[key.question_id]
-        scored = None if task.open_ended else score(task, question, answer.text, answer.finish_reason)
-        strict, flexible = scored or (None, None)
-        return Response(
-            **key._asdict(),
-            order=parse(key.sampler).order,
-            seed=seed_of(self._seed, key.task, key.question_id, key.repeat),
+        response = Response(
+            **wanted.key._asdict(),
+            order=wanted.sampler.order,
+            seed=self._seed_of(wanted),
             prompt_sha256=prompt_sha256(question.prompt),
             prompt_tokens=answer.prompt_tokens,
             response=answer.text,
@@ -113,16 +119,19 @@ class Worker:
             k=list(answer.k),
             thoughts_cut=answer.reasoning_cut,
             seconds=round(answer.seconds, 3),
-            strict=strict,
-            flexible=flexible,
+            strict=None,
+            flexible=None,
         )
+        response = with_verdicts(response, question, self._tasks[wanted.task].task)
+        return replace(response, scored=mark_of(question, response))
 
 
 class Cluster:
     """Workers of a Ray cluster: one per GPU, or several on CPUs. Ray decides where they run.
 
-    Workers get chunks of keys, large ones first, and stream their responses to this process, the only one
-    that writes. When a worker is lost, its unanswered keys are reassigned and another worker is started.
+    Workers get chunks of what is wanted, large ones first, and stream their responses to this process, the
+    only one that writes. When a worker is lost, what it has not answered is reassigned and another worker is
+    started.
 
     The arguments are those of `Worker`; the answerer is a file of the same name on all machines.
     """
@@ -140,21 +149,21 @@ class Cluster:
         file = replace(answerer, sha256=file_sha256(resolve(answerer.file).path))
         actor: Any = ray.remote(Worker).options(**resources)
         self._start = partial(actor.remote, file, ray.put(dict(tasks)), seed)
-        self._todo: deque[ResponseKey] = deque()
-        # by Ray's iterator over its responses: a worker and the keys it has yet to answer
-        self._busy: dict[Any, tuple[Any, dict[ResponseKey, None]]] = {}
+        self._todo: deque[Wanted] = deque()
+        # by Ray's iterator over its responses: a worker and what it has yet to answer
+        self._busy: dict[Any, tuple[Any, dict[ResponseKey, Wanted]]] = {}
         self._workers: list[Any] = []
         self._losses = 0
         self._interrupted = False
 
-    def answer(self, keys: Sequence[ResponseKey]) -> Iterator[Response | Session]:
+    def answer(self, wanted: Sequence[Wanted]) -> Iterator[Response | Session]:
         """Yield responses and sessions; see `Worker.answer`.
 
         Raises:
             MinkError: A worker raised it.
             RunError: Too many workers were lost.
         """
-        self._todo.extend(keys)
+        self._todo.extend(wanted)
         for _ in range(self._n_workers):
             self._start_worker()
         while self._busy and not self._interrupted:
@@ -178,7 +187,7 @@ class Cluster:
             self._hand_out(self._workers[-1])
 
     def _receive(
-        self, responses: Any, worker: Any, left: dict[ResponseKey, None]
+        self, responses: Any, worker: Any, left: dict[ResponseKey, Wanted]
     ) -> Response | Session | None:
         """Return a worker's next item; None if it was lost or has sent its last response."""
         try:
@@ -189,7 +198,7 @@ class Cluster:
                 raise error.cause from None
             raise RunError(f"a worker failed: {error.cause!r}") from None
         except self._ray.exceptions.RayError as error:
-            self._replace(left, _first_line(error))
+            self._replace(left.values(), _first_line(error))
             return None
         if found is None:
             self._hand_out(worker)
@@ -208,12 +217,12 @@ class Cluster:
         """
         if self._todo:
             n = math.ceil(len(self._todo) / (2 * self._n_workers))
-            keys = [self._todo.popleft() for _ in range(n)]
-            responses = worker.answer.options(num_returns="streaming").remote(keys)
-            self._busy[responses] = worker, dict.fromkeys(keys)
+            chunk = [self._todo.popleft() for _ in range(n)]
+            responses = worker.answer.options(num_returns="streaming").remote(chunk)
+            self._busy[responses] = worker, {wanted.key: wanted for wanted in chunk}
 
-    def _replace(self, left: Iterable[ResponseKey], reason: str) -> None:
-        """Replace a lost worker and reassign the keys it left.
+    def _replace(self, left: Iterable[Wanted], reason: str) -> None:
+        """Replace a lost worker and reassign what it left.
 
         Raises RunError if too many workers are lost.
         """

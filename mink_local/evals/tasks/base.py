@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
+from mink_local.cli import NO_TEXT
 from mink_local.errors import DataError
 from mink_local.evals.tasks.statements import Statement, statements
 
@@ -20,6 +21,8 @@ Row = TypeVar("Row")
 Item = TypeVar("Item")
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 """A field with non-blank text."""
+Name = Annotated[str, msgspec.Meta(pattern=rf"\A[^{NO_TEXT}]*\Z")]
+"""A field that is printed to terminals and in tables."""
 
 SCORER = 2
 """The scorers' version, raised with every change of a verdict: 1 is that of mink-local 0.1.0 and 0.2.0."""
@@ -59,9 +62,8 @@ class OwnCopy:
     how: ClassVar[str] = "needs your own copy: --data FILE"
 
 
-@dataclass(frozen=True)
-class Question:
-    """A question as given to a model.
+class Question(msgspec.Struct, frozen=True, omit_defaults=True, rename={"id": "question_id"}):
+    """A question as given to a model, and a line of a run's `questions.jsonl`.
 
     Attributes:
         id: The data's own id, or the row's index from 0: stable, and unique within the task.
@@ -69,15 +71,21 @@ class Question:
         gold: The right answer ("18", "B", "\\frac{1}{2}"); empty if the question is open-ended.
         choices: The options of a multiple-choice question, in the order shown.
         order: The i-th option shown is option `order[i]` in the file; empty if options are not shuffled.
-        worked: The worked answer, for few-shot prompts; empty if the data has none.
+        worked: The worked answer, for few-shot prompts; empty if the data has none, and in a run's files.
+        task: Name of the task.
     """
 
-    id: str
+    id: Name
     prompt: str
     gold: str
     choices: tuple[str, ...] = ()
     order: tuple[int, ...] = ()
     worked: str = ""
+    task: Name = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.task, self.id
 
 
 @dataclass(frozen=True)
@@ -163,7 +171,7 @@ class Task(ABC):
 
         def question(row: Any, number: int) -> Question:
             found = self.question(row, seed)
-            return replace(found, id=found.id or str(number))
+            return msgspec.structs.replace(found, id=found.id or str(number), task=self.name)
 
         return read_each_once(path, self.rows(path), question)
 

@@ -14,7 +14,7 @@ from scipy import stats
 from mink_local.errors import ReportError
 from mink_local.evals.judge.judgements import response_pairs, samplers_of
 from mink_local.evals.judge.report import BOTH_ORDERS, CELL, PAPER, win_rates
-from mink_local.evals.run.recorded_run import read_run
+from mink_local.evals.run.records import read_run
 from mink_local.evals.stats import ALPHA
 from tests.support.made_run import write_run
 

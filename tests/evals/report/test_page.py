@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mink_local.evals.report.report import page as page_of
-from mink_local.evals.run.recorded_run import read_run
+from mink_local.evals.run.records import read_run
 from mink_local.evals.run.report import run_report
 from tests.support.browser import Browser
 from tests.support.made_run import write_run

@@ -8,7 +8,7 @@ import pytest
 
 from mink_local.evals.figures import GREY, look
 from mink_local.evals.run import plots
-from mink_local.evals.run.recorded_run import read_run
+from mink_local.evals.run.records import read_run
 from mink_local.evals.run.summary import Summary, summarise
 from tests.support.made_run import change, judge, write_run
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from mink_local.evals.run.recorded_run import read_run, rescore
+from mink_local.evals.run.records import mark_of, read_run, rescore
 from mink_local.evals.tasks import Verdict
 from tests.support.made_run import records, write_run
 
@@ -79,3 +80,18 @@ def test_an_unknown_task_keeps_its_verdicts(tmp_path: Path) -> None:
     again = rescore(run)
     assert again.responses == [known, unknown]
     assert "gsm9k" in again.notes[0]
+
+
+def test_only_what_these_scorers_have_not_scored_is_scored_again(tmp_path: Path) -> None:
+    """And what was edited since: a verdict, a text, or the answer of a question."""
+    run = read_run(write_run(tmp_path, tasks=("gsm8k",), n_questions=1))
+    plain, question = rescore(run).responses[0], run.questions["gsm8k", "0"]
+    marked = replace(plain, flexible=Verdict("nonsense", correct=True))  # what these scorers would not say
+    marked = replace(marked, scored=mark_of(question, marked))
+    run.responses = [marked, replace(marked, strict=marked.flexible), replace(marked, scored="")]
+    again = rescore(run)
+    assert again.responses[0] == marked
+    assert [one.flexible for one in again.responses[1:]] == [plain.flexible] * 2
+    assert again.notes[-1].startswith("2 flexible and 1 strict of 3 ")
+    run.questions[question.key] = msgspec.structs.replace(question, gold="9")
+    assert rescore(run).responses[0].flexible != marked.flexible

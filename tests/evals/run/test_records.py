@@ -10,7 +10,6 @@ import pytest
 from mink_local.evals.run.records import (
     RECORDS,
     RecordCheck,
-    RecordedQuestion,
     Response,
     methods,
     prompt_sha256,
@@ -20,6 +19,7 @@ from mink_local.evals.run.records import (
 from mink_local.evals.store import Rows, to_line
 from mink_local.evals.tasks.base import Question
 from mink_local.llama.constants import MAX_SEED
+from mink_local.samplers import parse
 from tests.support.records import FOUR, RESPONSE
 
 # As mink-eval 0.1 wrote it: its records must stay readable.
@@ -39,7 +39,7 @@ def read(path: Path, *lines: bytes) -> Rows[Response]:
 
 
 def test_stored_runs_are_read_and_continued_in_their_format(tmp_path: Path) -> None:
-    assert to_line(RESPONSE) == OLD_LINE.removesuffix(b"}\n") + b',"thoughts_cut":false}\n'
+    assert to_line(RESPONSE) == OLD_LINE.removesuffix(b"}\n") + b',"thoughts_cut":false,"scored":""}\n'
     assert read(tmp_path / RECORDS, OLD_LINE).by_key == {RESPONSE.key: RESPONSE}
 
 
@@ -81,7 +81,7 @@ def test_an_open_ended_response_has_no_verdicts(tmp_path: Path) -> None:
     line = json.loads(OLD_LINE) | {"strict": None, "flexible": None}
     (found,) = read(tmp_path / RECORDS, json.dumps(line).encode()).by_key.values()
     assert found.open_ended
-    assert json.loads(to_line(found)) == line
+    assert json.loads(to_line(found)) == line | {"thoughts_cut": False, "scored": ""}
 
 
 def test_every_jsonl_with_responses_is_a_record_file(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ FITS = replace(RESPONSE, seed=seed_of(7, "gsm8k", "7", 0), prompt_sha256=prompt_
     ],
 )
 def test_responses_of_another_run_are_told(changes: dict[str, Any], why: str | None) -> None:
-    question = RecordedQuestion.of("gsm8k", Question("7", PROMPT, "2"))
+    question = Question("7", PROMPT, "2", task="gsm8k")
     response = replace(FITS, **changes)
     said = RecordCheck(MANIFEST, [question])(response)
     assert (said is None) == (why is None)
@@ -163,4 +163,5 @@ def test_greedy_is_wanted_once(
     greedy: bool,
     wanted: list[tuple[str, float, int]],
 ) -> None:
-    assert methods(samplers, temperatures, repeats, greedy) == wanted
+    found = methods(list(map(parse, samplers)), temperatures, repeats, greedy)
+    assert found == [(parse(name), *rest) for name, *rest in wanted]

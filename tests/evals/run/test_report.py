@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mink_local.evals.report.report import Report, markdown
-from mink_local.evals.run.recorded_run import read_run
+from mink_local.evals.run.records import read_run
 from mink_local.evals.run.report import run_report, settings_table
 from mink_local.evals.run.summary import summarise
 from mink_local.evals.tables import Table, percent

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mink_local.errors import DataError
 from mink_local.evals.run.questions import AskedTask, ask
@@ -50,7 +51,7 @@ def test_worked_answers_end_as_they_are_scored(name: str) -> None:
     path = shared(f"data/{name}_test.jsonl")
     settings = asked(name, path, shots=20)
     first, rest = TASKS[name].read(path, 0)[:20], TASKS[name].read(path, 0)[20:]
-    assert list(settings.questions.values()) == rest
+    assert list(settings.questions.values()) == [replace(one, worked="") for one in rest]
     for question, (prompt, worked) in zip(first, settings.shots, strict=True):
         assert prompt == question.prompt
         assert "<<" not in worked

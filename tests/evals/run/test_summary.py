@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mink_local.evals.run.recorded_run import read_run
+from mink_local.evals.run.records import read_run
 from mink_local.evals.run.summary import (
     Summary,
     attempt_sizes,

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from mink_local.evals.run import recorded_run
-from mink_local.evals.run.recorded_run import read_run, rescore
-from tests.support.made_run import change, judge, records, write_run
+from mink_local.evals.run import records
+from mink_local.evals.run.records import read_run, rescore
+from tests.support.made_run import change, judge, write_run
+from tests.support.made_run import records as lines_of
 from tests.support.mink_eval import MinkEval
 from tests.support.python import Finished, run_python
 
@@ -71,7 +72,7 @@ def test_a_run_has_one_report_with_every_file(tmp_path: Path, mink_eval: MinkEva
     ("samplers", "edit"),
     [
         ((MIN_K,), {"k": []}),
-        (("$\\frac{:p=_1",), {"temperature": 0}),
+        ((MIN_K,), {"sampler": "$\\frac{:p=_1", "temperature": 0}),
         ((MIN_K, "greedy"), {"response": "", "finish_reason": "overflow"}),
         ((MIN_K,), {"k": [], "strict": None, "flexible": None}),
     ],
@@ -82,8 +83,9 @@ def test_the_least_that_a_run_can_be(
     """One question, one temperature, no candidates, nothing to compare with, a name that is no sampler's."""
     write_run(tmp_path, **SMALL | {"samplers": samplers, "n_questions": 1})
     result = mink_eval("report", change(tmp_path, lambda r: r.update(edit)))
-    assert samplers[0] in result.succeeded().stdout
-    assert rows(tmp_path)[0]["sampler"] == samplers[0]
+    name = edit.get("sampler", samplers[0])
+    assert name in result.succeeded().stdout
+    assert rows(tmp_path)[0]["sampler"] == name
 
 
 def printed(result: Finished) -> str:
@@ -105,7 +107,7 @@ def test_verdicts_are_judged_again_and_those_that_differ_are_counted(
     assert int(differ[1]) > 0
     assert differ[0] in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
     assert (tmp_path / "records.jsonl").read_bytes() == before
-    monkeypatch.setattr(recorded_run, "CHUNK", 3)  # of 10 responses, which other processes judge then
+    monkeypatch.setattr(records, "CHUNK", 3)  # of 10 responses, which other processes judge then
     assert rescore(read_run(tmp_path)).responses == recorded
     [row] = [r for r in rows(tmp_path) if (r["sampler"], r["scoring"]) == (SIGMA, "strict")]
     right = [bool(r.strict and r.strict.correct) for r in recorded if r.sampler == SIGMA]
@@ -114,7 +116,7 @@ def test_verdicts_are_judged_again_and_those_that_differ_are_counted(
 
 def test_lines_left_out_are_named(tmp_path: Path, mink_eval: MinkEval) -> None:
     path = write_run(tmp_path, **SMALL) / "records.jsonl"
-    n = len(records(tmp_path))
+    n = len(lines_of(tmp_path))
     first = path.read_bytes().splitlines()[0]
     with path.open("ab") as stream:
         stream.write(b"[" * 100_000 + b'\n\xff\xfe\n[]\n"text"\n\n' + first + b"\n" + first[:-30])
