@@ -1,7 +1,6 @@
 """`mink-chat`: a conversation with a GGUF model in the terminal, or one answer to one prompt."""
 
 import logging
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,11 +37,6 @@ comes from. A conversation keeps its sampling settings and its model.
 The table [prompts] of the file names system prompts for --prompt-name:
   [prompts]
   editor = "Correct spelling and grammar. Keep everything else."
-
-\b
-Faster one-shots: set MINK_URL to a running mink-serve, such as
-http://127.0.0.1:8080. It answers prompts (not conversations), and no model is
-loaded. The key in MINK_API_KEY is sent along.
 
 \b
 What this program does not do: images, tools and MCP, retrieval. llm, oterm
@@ -209,11 +203,6 @@ def cli(
             raise click.UsageError("the prompt is empty.")
         if as_json and prompt is None:
             raise click.UsageError("--json needs a prompt.")
-        url = os.environ.get("MINK_URL")
-        if url and prompt is not None and not continued and resume is None:
-            from mink_local.chat import remote
-
-            return remote.answer(ctx, url, prompt, files, as_json)
         from mink_local.chat.startup import Startup
 
         startup = Startup(ctx, "" if continued else resume, is_chat=prompt is None, files=files)
