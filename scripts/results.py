@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from mink_local.chat.commands.settings import ADVICE
+from mink_local.chat.commands.set_show import ADVICE
 from mink_local.errors import MinkError
 from mink_local.evals.cli import MEASUREMENTS
 from mink_local.evals.measurement import Results

@@ -1,5 +1,7 @@
 """The state of a running chat: what commands and the loop work on."""
 
+from typing import NamedTuple
+
 from mink_local.chat.attachments import Attachment, before_message
 from mink_local.chat.conversation.session import AnswerStream, Session
 from mink_local.chat.conversation.store import StoredMessage
@@ -12,13 +14,27 @@ from mink_local.generation.sampling_step import compared_with
 from mink_local.interrupts import on_interrupt
 
 
+class Offer(NamedTuple):
+    """A message that the next input line begins with; its files are sent with it.
+
+    Attributes:
+        note: What Enter does, for the user.
+        replaces: The message replaces the last one.
+        is_meant: It looks like a command; sent once more, it is a message.
+    """
+
+    message: StoredMessage = StoredMessage("user")
+    note: str = ""
+    replaces: bool = False
+    is_meant: bool = False
+
+
 class Chat:
     """A session, the screen that shows it, and the line that messages are typed into.
 
     Attributes:
         attached: Files for the next message.
-        offered: The message that the next input line begins with; its files are sent with it.
-        replaces: The next message replaces the last one.
+        offered: What the next input line begins with.
         comparison: The last `Comparison` of /compare, if there is one.
         leaving: The chat ends after this command.
         is_stopped: The answer that comes next is interrupted before its first token.
@@ -29,8 +45,7 @@ class Chat:
         self.screen = screen
         self.line = line
         self.attached: list[Attachment] = []
-        self.offered: StoredMessage | None = None
-        self.replaces = False
+        self.offered: Offer | None = None
         self.comparison: object = None
         self.leaving = False
         self.is_stopped = False
@@ -46,7 +61,7 @@ class Chat:
     def confirm(self, question: str) -> None:
         """Raise MinkError unless a question is answered with yes."""
         self.note(f"({question} y or n)")
-        if self.line.read().strip().casefold() not in ("y", "yes"):
+        if self.line.answer().strip().casefold() not in ("y", "yes"):
             raise MinkError("nothing was changed")
 
     def ask(self, text: str, files: str = "", replaces: bool = False) -> None:
@@ -64,11 +79,8 @@ class Chat:
             self.show(answer)
         finally:
             if answer is None or self.session.branch[-1:] != [answer.message]:
-                self.offered, self.replaces = (
-                    StoredMessage("user", files + text, attached=len(files)),
-                    replaces,
-                )
-                self.note("(your message is not answered: Enter sends it again)")
+                message = StoredMessage("user", files + text, attached=len(files))
+                self.offered = Offer(message, "no answer: Enter sends your message again", replaces)
 
     def show(self, answer: AnswerStream) -> None:
         """Show an answer while it is generated, then its figures."""
@@ -82,7 +94,7 @@ class Chat:
                 if self.is_stopped:
                     answer.reply.interrupt()
                 is_compiling = compiling(settings.params.effective_sampler)
-                show_answer(self.screen, answer.message, answer.pieces, is_compiling, "; /think shows it")
+                show_answer(self.screen, answer.message, answer.pieces, is_compiling, "; /reasoning shows it")
                 compiling(*compared_with(settings.sampler))  # for /explain and /compare
         finally:
             hotter = max(2.0, 2 * answer.message.parts[-1].temperature)

@@ -1,4 +1,4 @@
-"""The loop of the chat: reads a line, and runs a command or has the model answer it.
+"""The commands, and the loop of the chat: reads a line, and runs a command or has the model answer it.
 
 Help, documentation and completion come from the table of commands.
 """
@@ -7,7 +7,7 @@ import contextlib
 import re
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from inspect import getdoc
 from typing import NamedTuple
@@ -16,14 +16,12 @@ import click
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 
-from mink_local.chat.attachments import Attachment
-from mink_local.chat.chat import Chat
-from mink_local.chat.commands import answers, compare, completion, conversations, explain, settings
+from mink_local.chat.chat import Chat, Offer
+from mink_local.chat.commands import answers, compare, completion, conversations, explain, set_show
 from mink_local.chat.commands.completion import Completions
-from mink_local.chat.conversation.session import Session
 from mink_local.chat.conversation.store import StoredMessage
-from mink_local.chat.terminal.input import NOT_KEPT, PROMPT, PlainLine, QuietTerminal
-from mink_local.chat.terminal.screen import Screen, counted
+from mink_local.chat.terminal.input import NOT_KEPT, PROMPT
+from mink_local.chat.terminal.screen import counted, one_line
 from mink_local.cli import did_you_mean
 from mink_local.errors import MinkError
 from mink_local.interrupts import on_interrupt
@@ -65,12 +63,12 @@ def help_(chat: Chat, argument: str) -> None:
     /help advice: which settings suit prose, code and mathematics, and the figures behind them.
     """
     if argument == "advice":
-        settings.show_advice(chat.screen)
+        set_show.show_advice(chat.screen)
     elif argument:
         chat.screen.show(f"/{find(argument).usage}\n{find(argument).details}")
     else:
         groups = {title: [(f"/{one.name}", one.about) for one in group] for title, group in _GROUPS.items()}
-        settings.show_groups(chat.screen, groups)
+        set_show.show_groups(chat.screen, groups)
         chat.note(
             'Enter sends, Alt-Enter begins a line, """ begins and ends a block, Tab completes, Ctrl-R '
             "searches, Ctrl-C stops an answer, Ctrl-D leaves."
@@ -89,17 +87,16 @@ def _complete_help(_: Chat, text: str) -> Completions:
 def _setting(usage: str, about: str) -> Command:
     """Return the command that changes the setting of its name."""
     key = usage.split()[0]
-    return Command(usage, about, settings.setting_command(key, about), partial(completion.values, key))
+    return Command(usage, about, set_show.setting_command(key, about), partial(completion.values, key))
 
 
 _GROUPS = {
     "Settings": (
         _setting("temp [T]", "Set the temperature"),
         _setting("sampler [NAME[:OPTION=…]]", "Set the sampler"),
-        Command("system [TEXT]", "Set the system prompt", settings.system),
-        Command("creative", "More varied prose", settings.creative),
-        Command("set SETTING VALUE", "Change any setting", settings.set_, completion.settings),
-        Command("show [SETTING]", "Show the settings", settings.show, completion.settings),
+        Command("system [TEXT]", "Set the system prompt", set_show.system),
+        Command("set SETTING VALUE", "Change any setting", set_show.set_, completion.settings),
+        Command("show [SETTING]", "Show the settings", set_show.show, completion.settings),
         _setting("model [NAME|PATH]", "Continue with another model"),
     ),
     "Answers": (
@@ -110,7 +107,7 @@ _GROUPS = {
         Command("edit", "Change the last message", answers.edit),
         Command("continue", "Continue a cut-off answer", answers.continue_),
         Command("copy", "Copy the last answer", answers.copy),
-        Command("think [on|off|show|line]", "Show or switch reasoning", answers.think, completion.thinking),
+        Command("reasoning [on|off|show|line]", "Show or switch it", answers.reasoning, completion.reasoning),
     ),
     "Chats": (
         Command("file [PATH …]", "Attach text files", answers.file, completion.files),
@@ -132,7 +129,15 @@ _GROUPS = {
     ),
 }
 COMMANDS = {command.name: command for group in _GROUPS.values() for command in group}
-_ALIASES = {"quit": "exit", "bye": "exit", "q": "exit", "?": "help", "new": "clear", "retry": "regen"}
+_ALIASES = {
+    "quit": "exit",
+    "bye": "exit",
+    "q": "exit",
+    "?": "help",
+    "new": "clear",
+    "retry": "regen",
+    "think": "reasoning",
+}
 
 
 def find(word: str) -> Command:
@@ -168,46 +173,17 @@ class CommandCompleter(Completer):
             yield from found.complete(self._chat, argument)
 
 
-def chat(
-    session: Session,
-    screen: Screen,
-    terminal: QuietTerminal,
-    unanswered: StoredMessage | None,
-    attached: Sequence[Attachment] = (),
-) -> None:
-    """Chat until the user leaves.
-
-    Args:
-        unanswered: The last message of a conversation that goes on, if it was never answered.
-        attached: Files for the first message.
-    """
-    chat = Chat(session, screen, PlainLine(terminal))
-    chat.attached += attached
-    if screen.has_line_input:
-        from mink_local.chat.terminal.editor import EditedLine
-
-        chat.line = EditedLine(terminal, screen, session.settings["store"], CommandCompleter(chat))
-    if session.conversation is not None:
-        conversations.recall(chat)
-        chat.offered = unanswered
-    run(chat)
-
-
 def run(chat: Chat) -> None:
     """Answer messages until the end of the input or /exit."""
-    noted = ""
+    told = ""
     with on_interrupt(chat.stop):
         while not chat.leaving:
-            offered, replaces = chat.offered or StoredMessage("user"), chat.replaces
-            chat.offered, chat.replaces = None, False
-            if (problem := chat.session.flush()) != noted:
-                noted = problem
-                chat.note(f"(not kept so far: {problem})" if problem else "(all messages are kept again)")
-            if offered.files:
-                chat.note(f"(this message has {counted(offered.attached, 'character')} of attached files)")
-            prompt = NOT_KEPT if problem else PROMPT
+            if (problem := chat.session.flush()) != told:
+                told = problem
+                chat.note(f"(not saved yet: {problem})" if problem else "(everything is saved again)")
+            offer = _offered(chat)
             try:
-                text = chat.line.read(offered.typed, prompt)
+                text = _read(chat, offer, NOT_KEPT if problem else PROMPT)
             except EOFError:
                 chat.screen.show("")
                 return
@@ -216,23 +192,47 @@ def run(chat: Chat) -> None:
                 continue
             chat.is_stopped = False
             if text.strip():
-                _handle(chat, text, offered.files, replaces)
+                _handle(chat, text, offer)
 
 
-def _handle(chat: Chat, text: str, files: str, replaces: bool) -> None:
-    """Run a command, or send a message with files before it; say what went wrong."""
+def _offered(chat: Chat) -> Offer:
+    """Return what the next line begins with: nothing, if that would be joined to what is typed already."""
+    offer = chat.offered or Offer()
+    if not offer.replaces and chat.line.keys_wait():
+        return Offer()
+    chat.offered = None
+    return offer
+
+
+def _read(chat: Chat, offer: Offer, prompt: str) -> str:
+    """Return a line. If it cannot begin with what is offered, Enter alone sends that."""
+    message = offer.message
+    if message.files:
+        chat.note(f"(its attached files, {counted(message.attached, 'character')}, are sent along)")
+    if chat.line.can_begin_with(message.typed):
+        if offer.note:
+            chat.note(f"({offer.note})")
+        return chat.line.read(message.typed, prompt)
+    chat.note(f"({offer.note or 'Enter sends it'}: {one_line(message.typed, chat.screen.width // 2)})")
+    return chat.line.read("", prompt) or message.typed
+
+
+def _handle(chat: Chat, text: str, offer: Offer) -> None:
+    """Run a command, or send a message; say what went wrong."""
     try:
         word = text.split(maxsplit=1)[0]
+        is_meant = offer.is_meant and text.strip() == offer.message.typed
         if text.rstrip() in _LEAVING:
             chat.leaving = True
-        elif text.startswith("/") and _is_command(word):
+        elif text.startswith("/") and _is_command(word) and not is_meant:
             try:
                 command = find(word)
             except MinkError as error:
-                raise MinkError(f"{error} To send it as a message, begin with a space") from None
+                chat.offered = chat.offered or Offer(StoredMessage("user", text.strip()), is_meant=True)
+                raise MinkError(f"{error} Enter sends it as a message") from None
             _call(command, chat, text[len(word) :].strip())
         else:
-            chat.ask(text.strip(), files, replaces)
+            chat.ask(text.strip(), offer.message.files, offer.replaces)
     except (MinkError, OSError, click.ClickException) as error:
         chat.note(f"({str(error).removesuffix('.')})")
     except (click.Abort, KeyboardInterrupt, EOFError):  # of a question that a command asks
@@ -243,7 +243,7 @@ def _handle(chat: Chat, text: str, files: str, replaces: bool) -> None:
 
 def _is_command(word: str) -> bool:
     """Return whether a word that begins with a slash is meant as a command: /usr/bin is not."""
-    return word[1:].isalpha() or word[1:] in _ALIASES
+    return re.fullmatch(r"/([a-zA-Z][\w-]*([=:].*)?|\?)", word) is not None
 
 
 def _call(command: Command, chat: Chat, argument: str) -> None:

@@ -189,7 +189,7 @@ SETTINGS: tuple[Setting, ...] = (
         help="Use the system prompt of this name from the table [prompts] of the configuration file.",
     ),
     _sampling(
-        "--think/--no-think",
+        "--reasoning/--no-reasoning",
         default=None,
         show_default="the model's",
         help="Turn reasoning on or off, if the chat template has a switch for it.",
@@ -254,9 +254,8 @@ SETTINGS: tuple[Setting, ...] = (
         "the output is not a terminal.",
     ),
     _screen(
-        "--thoughts",
-        type=click.Choice(["show", "line"]),
-        default="show",
+        "--show-reasoning/--no-show-reasoning",
+        default=True,
         help="Show the reasoning, or one line with its length.",
     ),
     _screen("--status/--no-status", default=True, help="Print figures after every answer."),
@@ -277,6 +276,7 @@ SETTINGS: tuple[Setting, ...] = (
     template_kwargs_option.build(_rare),
 )
 BY_KEY = {setting.key: setting for setting in SETTINGS}
+_FORMER_KEYS = {"think": "reasoning"}  # that conversations have been stored with
 # What a conversation keeps besides its system prompt.
 _KEPT = [
     setting
@@ -284,13 +284,7 @@ _KEPT = [
     if setting.group in ("Sampling", CONSTRAINTS) and setting.key not in ("system", "prompt-name")
 ]
 _TABLES = ("chat", "prompts")  # of the TOML file
-_OTHER_VARIABLES = ("MINK_CONFIG", "MINK_URL", "MINK_API_KEY")
-# Settings of earlier versions that a file may still have, and what there is instead.
-_GONE = {
-    "heat": "/heat colours the last answer",
-    "keys": "the input line has Emacs keys",
-    "sampling": "tokens are always sampled on the CPU",
-}
+_OTHER_VARIABLES = ("MINK_CONFIG",)
 
 
 def config_path() -> Path:
@@ -341,9 +335,7 @@ def _texts(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _ignored_keys(path: Path, table: Mapping[str, Any]) -> Iterator[str]:
     for key in table:
-        if key in _GONE:
-            yield f"{path}: the setting {key} is gone: {_GONE[key]}"
-        elif key.replace("_", "-") not in BY_KEY:
+        if key.replace("_", "-") not in BY_KEY:
             hint = did_you_mean(key, BY_KEY) or ": mink-chat --help lists them"
             yield f"{path}: there is no setting {key!r} in [chat]{hint}"
 
@@ -354,8 +346,7 @@ def ignored(ctx: click.Context) -> Iterator[str]:
     known = [*(str(setting.envvar) for setting in SETTINGS), *_OTHER_VARIABLES]
     for name in sorted(os.environ):
         if name.startswith("MINK_") and name not in known:
-            gone = _GONE.get(name.removeprefix("MINK_").lower())
-            yield f"there is no setting {name}{f': {gone}' if gone else did_you_mean(name, known)}"
+            yield f"there is no setting {name}{did_you_mean(name, known)}"
 
 
 class Settings:
@@ -402,6 +393,7 @@ class Settings:
 
         The command line overrides them.
         """
+        kept = {_FORMER_KEYS.get(key, key): text for key, text in kept.items()}
         for setting, value, origin in self._at_start:
             if setting.key in kept and origin not in (COMMAND_LINE, _CREATIVE):
                 try:

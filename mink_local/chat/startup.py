@@ -20,7 +20,7 @@ from mink_local.chat.conversation.store import (
     default_path,
 )
 from mink_local.chat.settings import DEFAULT, Settings
-from mink_local.chat.terminal.input import QuietTerminal
+from mink_local.chat.terminal.input import PlainLine, QuietTerminal
 from mink_local.chat.terminal.screen import Screen
 from mink_local.errors import MinkError, ModelNotFoundError
 from mink_local.files import size_in_words
@@ -31,6 +31,7 @@ from mink_local.models.catalog import EMBEDDED, resolve
 _TOY = f"{EMBEDDED} is a toy: it makes things up, and high temperatures need a better model"
 
 if TYPE_CHECKING:
+    from mink_local.chat.chat import Chat
     from mink_local.chat.conversation.session import Session
 
 
@@ -66,7 +67,7 @@ class Startup:
         self._files = files
         self.settings = settings = Settings(ctx)
         settings.check(is_new=settings.given)
-        self.screen = Screen(settings["plain"], settings["thoughts"])
+        self.screen = Screen(settings["plain"], settings["show_reasoning"])
         is_kept = resumed is not None or (is_chat and settings["store"])
         self._store = ConversationStore(default_path() if is_kept else None)
         self._conversation = None if resumed is None else self._store.find(resumed)
@@ -100,24 +101,47 @@ class Startup:
         with QuietTerminal(marks_pastes=self.screen.has_line_input) as terminal:
             session = self._session(terminal)
             from mink_local.chat.kernels import compiling
-            from mink_local.chat.loop import chat
-            from mink_local.samplers.compile import CACHE
+            from mink_local.chat.loop import run
 
             compiling(self.settings.params.effective_sampler)
-            self._note_model(session, is_named=True)
-            self.screen.note(f"{self.settings.sampler}, temperature {self.settings['temp']:g}")
-            if self.settings["model"] == EMBEDDED:
-                self.screen.note(f"({_TOY}. {_better_model()})")
-            try:
-                self._store.open()  # to say that it cannot be before there is a conversation to lose
-            except StoreError as error:
-                self.screen.note(f"(nothing is kept: {error})")
-            if CACHE is None and "NUMBA_CACHE_DIR" not in os.environ:
-                folder = user_cache_path("mink-local")
-                self.screen.note(f"(every start compiles the sampler again: {folder} is not writable)")
-            self.screen.note("/help lists the commands, Ctrl-D leaves.")
-            chat(session, self.screen, terminal, self._unanswered, self._attached(session))
+            self._begin(session)
+            run(self._chat(session, terminal))
             session.end()
+
+    def _begin(self, session: "Session") -> None:
+        """Say what answers, and what is not as it should be."""
+        from mink_local.samplers.compile import CACHE
+
+        self._note_model(session, is_named=True)
+        self.screen.note(f"{self.settings.sampler}, temperature {self.settings['temp']:g}")
+        if self.settings["model"] == EMBEDDED:
+            self.screen.note(f"({_TOY}. {_better_model()})")
+        try:
+            self._store.open()  # to say that it cannot be before there is a conversation to lose
+        except StoreError as error:
+            self.screen.note(f"(this chat won't be saved: {error})")
+        if CACHE is None and "NUMBA_CACHE_DIR" not in os.environ:
+            folder = user_cache_path("mink-local")
+            self.screen.note(f"(every start compiles the sampler again: {folder} is not writable)")
+        self.screen.note("/help lists the commands, Ctrl-D leaves.")
+
+    def _chat(self, session: "Session", terminal: QuietTerminal) -> "Chat":
+        """Return the chat, with the files for the first message, or the end of the conversation on screen."""
+        from mink_local.chat.chat import Chat, Offer
+        from mink_local.chat.commands import conversations
+
+        chat = Chat(session, self.screen, PlainLine(terminal))
+        chat.attached += self._attached(session)
+        if self.screen.has_line_input:
+            from mink_local.chat.loop import CommandCompleter
+            from mink_local.chat.terminal.editor import EditedLine
+
+            chat.line = EditedLine(terminal, self.screen, self.settings["store"], CommandCompleter(chat))
+        if session.conversation is not None:
+            conversations.recall(chat)
+        if self._unanswered:
+            chat.offered = Offer(self._unanswered, "Enter sends it")
+        return chat
 
     def _offer_model(self) -> None:
         """At the first start in a terminal, ask whether to use a better model than the embedded one."""

@@ -124,6 +124,18 @@ class Typist:
         self.offered = default
         return self._lines.pop(0) or default
 
+    def answer(self) -> str:
+        """Return the next line."""
+        return self.read()
+
+    def keys_wait(self) -> bool:
+        """Each line is typed when it is read."""
+        return False
+
+    def can_begin_with(self, text: str) -> bool:  # noqa: ARG002
+        """Whatever it is."""
+        return True
+
     def forget(self, messages: Collection[str]) -> None:
         """There is no history."""
 
@@ -172,5 +184,5 @@ def thinker(tiny: Callable[..., Path]) -> tuple[str, ...]:
     """Options that have a model with Qwen3's template reason, by a grammar."""
     path = tiny(template=shared("vocab/Qwen-Qwen3-0.6B.jinja").read_text(encoding="utf-8"))
     grammar = path.with_suffix(".gbnf")
-    grammar.write_text('root ::= "<think>\\nTwo and two.\\n\\nFour?\\n</think>\\n\\nIt is **four**."')
+    grammar.write_text('root ::= "<think>\\nTwo and two.\\n\\nFour?\\n</reasoning>\\n\\nIt is **four**."')
     return ("--model", str(path), "--grammar", str(grammar), "--temp", "0")

@@ -92,7 +92,7 @@ def test_todays_settings_change_nothing(smollm2: Model) -> None:
     steps = ask(chat, "Where do you live?")
     before = shown(steps)
     assert any(row[0] != 1 for row in before)
-    change(chat, sampler="top-p", temp="2", repeat_penalty="1.3", logit_bias="504=-inf", think="off")
+    change(chat, sampler="top-p", temp="2", repeat_penalty="1.3", logit_bias="504=-inf", reasoning="off")
     change(chat, max_tokens="300")
     chat.set_system("Answer in French.", "here")
     chat._start = 2

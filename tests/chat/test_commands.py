@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mink_local.chat.commands.conversations import show_conversations
-from mink_local.chat.commands.settings import ADVICE
+from mink_local.chat.commands.set_show import ADVICE
 from mink_local.chat.conversation.store import ConversationStore, StoredMessage
 from mink_local.chat.loop import COMMANDS
 from mink_local.chat.settings import BY_KEY, SETTINGS
@@ -43,8 +43,8 @@ def questions(typed: Typist) -> list[str]:
         (["/sampler min-k:floor=2"], "floor", "2"),
         (["/sampler min-p:p=0.2"], "sampler", "min-p:p=0.2,order=temperature-first"),
         (["/sampler min-p:p=0.2", "/set sampler default"], "sampler", "min-k:tau=3"),
-        (["/think line"], "thoughts", "line"),
-        (["/think off"], "think", "off"),
+        (["/reasoning line"], "show-reasoning", "off"),
+        (["/reasoning off"], "reasoning", "off"),
     ],
 )
 def test_settings_change(typist: Begin, lines: list[str], key: str, shown: str) -> None:
@@ -63,7 +63,7 @@ def test_settings_change(typist: Begin, lines: list[str], key: str, shown: str) 
         ("/set max-token 1", ["'max-token'", "max-tokens?"]),
         ("/set", ["/set SETTING VALUE"]),
         ("/set store off", ["--store", "MINK_STORE"]),
-        ("/think foo", ["'foo'"]),
+        ("/reasoning foo", ["'foo'"]),
         ("/show parrot", ["'parrot'"]),
         ("/parrot", ["/parrot", "/help"]),
         ("/regn", ["/regn", "/regen?"]),
@@ -79,7 +79,6 @@ def test_settings_change(typist: Begin, lines: list[str], key: str, shown: str) 
         ("/undo x", ["'x'"]),
         ("/clear everything", ["/clear"]),
         ("/continue x", ["/continue"]),
-        ("/creative wow", ["/creative"]),
         ("/heat x", ["/heat"]),
         ("/redo", ["nothing"]),
         ("/file /no/such", ["/no/such"]),

@@ -17,8 +17,8 @@ def store() -> ConversationStore:
     store = ConversationStore()
     [user] = converse(store, "Say hi 日本語", system="Be brief.")
     info = SamplingInfo("parrot", "min-k:tau=3", 5.0, 7)
-    thinking = "They want a greeting."
-    answer = StoredMessage("assistant", "**Hi!**", None, thinking, [info], finish_reason="stop", k=[2, 1])
+    reasoning = "They want a greeting."
+    answer = StoredMessage("assistant", "**Hi!**", None, reasoning, [info], finish_reason="stop", k=[2, 1])
     add(store, StoredMessage("assistant", "Another"), user.id)
     add(store, answer, user.id)
     store.rename(1, "birds")
@@ -38,7 +38,7 @@ def test_json(store: ConversationStore, tmp_path: Path) -> None:
     export(store, store.find(), tmp_path / "b.json")
     whole = json.loads((tmp_path / "b.json").read_text(encoding="utf-8"))
     answer = whole["messages"][1]
-    assert (answer["content"], answer["thinking"]) == ("**Hi!**", "They want a greeting.")
+    assert (answer["content"], answer["reasoning"]) == ("**Hi!**", "They want a greeting.")
     how = {"model": "parrot", "sampler": "min-k:tau=3", "temperature": 5.0, "seed": 7}
     assert {**answer["how"], **how} == answer["how"]
     assert answer["outcome"]["k"] == [2, 1]

@@ -1,6 +1,6 @@
 """Random commands, interrupts and kills: what was typed, begun and set can be reached again."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -11,12 +11,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from mink_local.chat.chat import Chat
+from mink_local.chat.chat import Chat, Offer
 from mink_local.chat.conversation.session import AnswerStream, Branch, Session
 from mink_local.chat.conversation.store import ConversationStore
 from mink_local.chat.loop import run
 from mink_local.chat.settings import BY_KEY, Settings
-from mink_local.chat.terminal.input import PROMPT
+from mink_local.chat.terminal.input import PROMPT, PlainLine, QuietTerminal
 from mink_local.chat.terminal.screen import Screen
 from mink_local.errors import MinkError
 from mink_local.generation.answer import Piece
@@ -29,7 +29,7 @@ SET = {
     "sampler": ["top-k:k=5", "min-k:tau=1,floor=2"],
     "floor": ["0.5", "1.25"],
     "repeat-penalty": ["1.5"],
-    "think": ["on", "off"],
+    "reasoning": ["on", "off"],
     "logit-bias": ["5=-inf 6=1.5"],
 }
 STAGES = ("no", "prompt", "text", "kill at the prompt", "kill in the text")
@@ -83,10 +83,11 @@ class Stopped(Session):
         return stream
 
 
-class Line:
+class Line(PlainLine):
     """An input line of one text, which sends it, or what the line begins with."""
 
     def __init__(self) -> None:
+        super().__init__(QuietTerminal())
         self.text: str | None = None
 
     def read(self, default: str = "", prompt: str = PROMPT) -> str:  # noqa: ARG002
@@ -94,9 +95,6 @@ class Line:
         if text is None:
             raise EOFError
         return text or default
-
-    def forget(self, messages: Collection[str]) -> None:
-        pass
 
 
 class Person(RuleBasedStateMachine):
@@ -122,7 +120,8 @@ class Person(RuleBasedStateMachine):
         self.chat = Chat(self.session, Screen(), Line())
         with suppress(MinkError):
             if arguments != (None,):
-                self.chat.offered = self.session.load(store.find())
+                unanswered = self.session.load(store.find())
+                self.chat.offered = Offer(unanswered) if unanswered else None
         self.arguments = arguments
         self.settings_are_those_shown()
 
@@ -141,7 +140,7 @@ class Person(RuleBasedStateMachine):
 
     def say(self, text: str, stage: str = "no") -> None:
         self.session.stage, self.chat.line.text = stage, text  # type: ignore[attr-defined]
-        offered = self.chat.offered.typed if self.chat.offered else ""
+        offered = self.chat.offered.message.typed if self.chat.offered else ""
         if not text.startswith("/") and (text or offered):
             self.typed.add(text or offered)
         try:

@@ -165,24 +165,31 @@ def test_many_turns_in_a_small_context(tiny: Callable[..., Path]) -> None:
     assert evaluated < 60
 
 
-def test_a_file_of_version_0_1_is_read(smollm2: Model, tmp_path: Path) -> None:
-    """Written by 0.1: answers that were continued, forked, and cut off while they were continued."""
+def test_a_file_of_version_0_2_is_read(smollm2: Model, tmp_path: Path) -> None:
+    """With answers that were continued, forked, and cut off by a kill; their reasoning; and settings."""
     with contextlib.closing(sqlite3.connect(tmp_path / "c.db")) as db:
         db.executescript((Path(__file__).parent / "data" / "conversations.sql").read_text(encoding="utf-8"))
     store = ConversationStore(tmp_path / "c.db")
     chat = new_session(smollm2, store=store)
     assert chat.load(store.find("fruit")) is None
-    assert chat.settings["system"] == "Be brief."
-    before = said(chat)
-    assert before[0] == "Name a fruit."
-    assert before[1].endswith("iconic and more")  # the answer, and a piece of its continuation
-    continued, other, cut_off = chat.alternatives()
+    assert (chat.settings["system"], chat.settings["reasoning"], chat.settings["seed"]) == (
+        "Be brief.",
+        False,
+        3,
+    )
+    assert said(chat)[::2] == ["Name a fruit.", "notes.txt:\n```\nA leek.\n```\n\nAnd a vegetable."]
+    cut_off = chat.branch[-1]
+    assert (cut_off.content, cut_off.reasoning, cut_off.finish_reason) == ("A le", "Hm.", None)
+    assert chat.branch[2].typed == "And a vegetable."
+    chat.go_to(chat.branch[:2])
+    first, continued, forked = chat.alternatives()
     assert [part.first_token for part in continued.parts] == [0, 6]
-    assert AnswerSteps(chat, continued).step(7).k == 1
-    assert (other.k[:2], other.finish_reason) == ([2, 3], "length")
-    assert cut_off.finish_reason is None
+    assert [part.reasoning for part in continued.parts] == [False, False]
+    assert continued.content.startswith(first.content)
+    assert (forked.chosen, forked.reasoning, forked.finish_reason) == ([1], "A pear is a fruit.", "length")
+    assert AnswerSteps(chat, forked).step(2).k == 1
     list(chat.extend().pieces())
-    assert said(chat)[-1].startswith(before[1])
+    assert said(chat)[-1].startswith(forked.content)
     assert store.find().id == 1
 
 

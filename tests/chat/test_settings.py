@@ -12,7 +12,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from mink_local.chat.cli import cli
-from mink_local.chat.commands.settings import ADVICE
+from mink_local.chat.commands.set_show import ADVICE
 from mink_local.chat.settings import BY_KEY, SETTINGS, Setting, Settings, config_path, ignored
 from mink_local.samplers import Greedy, MinK
 from tests.chat.conftest import MinkChat, context
@@ -40,9 +40,9 @@ def test_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings()["logit_bias"] == ((5, 1.0),)
     assert settings()["plain"] is True
     monkeypatch.setenv("MINK_TEMP", "3")
-    monkeypatch.setenv("MINK_THINK", "0")
+    monkeypatch.setenv("MINK_REASONING", "0")
     assert (settings()["temp"], settings().sources["temp"]) == (3.0, "MINK_TEMP")
-    assert settings()["think"] is False
+    assert settings()["reasoning"] is False
     given = settings("-t", "4", "--rich")
     assert (given["temp"], given.sources["temp"], given["plain"]) == (4.0, "command line", False)
     assert given.sources["max_tokens"] == str(path)
@@ -150,7 +150,7 @@ def test_help_names_everything() -> None:
         (("--sampler", "top-"), "top-n-sigma"),
         (("--model", "smol"), "smollm2-135m"),
         (("--max",), "--max-tokens"),
-        (("--thoughts", "l"), "line"),
+        (("--show-r",), "--show-reasoning"),
     ],
 )
 def test_completion(words: tuple[str, ...], completion: str) -> None:
@@ -193,19 +193,6 @@ def test_a_variable_that_is_no_setting_is_told(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("MINK_TMEP")
     monkeypatch.setenv("MINK_TEMP", "3")
     assert [*ignored(context())] == []
-
-
-def test_a_setting_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the rest of an old file holds."""
-    monkeypatch.setenv("MINK_SAMPLING", "host")
-    path = write_config("[chat]\nheat = true\nkeys = 'vi'\nsampling = 'backend'\ntemp = 2\n")
-    heat, keys, sampling, variable = ignored(context())
-    assert [word for word in (str(path), "heat", "/heat") if word not in heat] == []
-    assert "keys" in keys
-    assert "sampling" in sampling
-    assert "MINK_SAMPLING" in variable
-    assert "CPU" in variable
-    assert settings()["temp"] == 2
 
 
 def test_named_prompts() -> None:

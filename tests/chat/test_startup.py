@@ -232,9 +232,9 @@ def test_reasoning_is_not_part_of_the_answer(mink_chat: MinkChat, thinker: tuple
     result = mink_chat("2 + 2?", *thinker)
     assert result.stdout == "It is **four**.\n"
     assert "4 words" in result.stderr
-    assert "/think" not in result.stderr  # there is no chat
+    assert "/reasoning" not in result.stderr  # there is no chat
     answer = json.loads(mink_chat("2 + 2?", *thinker, "--json").stdout)
-    assert (answer["text"], answer["thinking"]) == ("It is **four**.", "Two and two.\n\nFour?")
+    assert (answer["text"], answer["reasoning"]) == ("It is **four**.", "Two and two.\n\nFour?")
 
 
 def test_a_chat_is_kept_unless_that_is_not_wanted(mink_chat: MinkChat, own_files: Path) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -29,12 +29,6 @@ from tests.chat.conftest import converse, locked
 INFO = SamplingInfo("model", "min-k:tau=3", 5.0, 7)
 
 
-def without_settings(path: Path) -> None:
-    """Change a file to what earlier versions wrote."""
-    with closing(sqlite3.connect(path)) as db:
-        db.execute("ALTER TABLE conversation DROP COLUMN settings")
-
-
 def begin(store: ConversationStore, *branch: StoredMessage) -> int:
     """Store a new conversation; return its id."""
     return store.save(None, branch, "model", "Be brief.")
@@ -50,7 +44,7 @@ def test_a_message_grows_by_pieces_and_is_folded(tmp_path: Path) -> None:
         answer.add(reasoning, content)
         store.append(1, answer, reasoning, content)
     assert other.branch(answer.id) == [user, replace(answer, parts=[INFO])]
-    assert (answer.thinking, answer.content, answer.finish_reason) == ("Well", "Hi 😀", None)
+    assert (answer.reasoning, answer.content, answer.finish_reason) == ("Well", "Hi 😀", None)
     answer.finish_reason, answer.tokens, answer.k, answer.seconds = "stop", [1, 2], [3, 1, 1], 0.5
     answer.is_kept = False
     store.save(1, [user, answer], "model", "Be brief.")
@@ -62,19 +56,8 @@ def test_a_message_grows_by_pieces_and_is_folded(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-def test_a_file_without_settings_is_read_and_gets_them(tmp_path: Path) -> None:
-    """As earlier versions wrote it."""
-    path = tmp_path / "c.db"
-    converse(ConversationStore(path), "one", "a")
-    without_settings(path)
-    store = ConversationStore(path)
-    assert (store.find().settings, store.find().title) == ({}, "one")
-    store.save(1, store.branch(2), "model", None, {"temp": "5", "seed": None})
-    assert ConversationStore(path).find().settings == {"temp": "5", "seed": None}
-
-
 def test_a_deleted_text_is_in_no_file(tmp_path: Path) -> None:
-    """Nor are the pieces that an answer grew by, or what an earlier version deleted."""
+    """Nor are the pieces that an answer grew by."""
     store = ConversationStore(tmp_path / "c.db")
     answer = StoredMessage("assistant")
     number = begin(store, StoredMessage("user", "a pelican " * 2000), answer)
@@ -82,16 +65,9 @@ def test_a_deleted_text_is_in_no_file(tmp_path: Path) -> None:
     answer.add("", "an ostrich")
     answer.is_kept, answer.finish_reason = False, "stop"
     store.save(number, store.branch(answer.id), "model", None)
-    converse(store, "a robin")
-    with closing(sqlite3.connect(tmp_path / "c.db")) as db:
-        db.execute("PRAGMA secure_delete = OFF")
-        db.executescript("ALTER TABLE conversation DROP COLUMN settings; PRAGMA foreign_keys = ON")
-        db.execute("DELETE FROM message WHERE content = 'a robin'")
-        db.commit()
-    store = ConversationStore(tmp_path / "c.db")
     store.delete(number)
     found = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
-    assert [word for word in (b"pelican", b"ostrich", b"robin") if word in found] == []
+    assert [word for word in (b"pelican", b"ostrich") if word in found] == []
 
 
 def test_branches() -> None:
@@ -148,14 +124,12 @@ def elsewhere() -> Iterator[Path]:
 
 
 @pytest.mark.posix
-@pytest.mark.parametrize("change", [lambda _: None, without_settings], ids=["", "of an earlier version"])
-def test_a_file_that_can_only_be_read(elsewhere: Path, change: Callable[[Path], None]) -> None:
+def test_a_file_that_can_only_be_read(elsewhere: Path) -> None:
     """It is listed and read; what is new stays with the message that could not be stored."""
     path = elsewhere / "c.db"
     store = ConversationStore(path)
     converse(store, "Hello")
     store.close()
-    change(path)
     path.chmod(0o444)
     elsewhere.chmod(0o555)
     if os.getuid() == 0:

@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,20 +86,18 @@ main()
 
 
 def test_what_is_typed_while_the_model_loads(opened: Open, tmp_path: Path) -> None:
-    """It is unseen until the first input lines, each of which begins with a line; nothing runs on its own."""
+    """It is unseen until it is read: what Enter ended is sent, the rest begins the next line."""
     gate = tmp_path / "gate"
     terminal = opened("--temp", "0", "-n", "5", program=["-c", WAITS_TO_LOAD, str(gate)], waits=False)
     terminal.until_shown("smollm2-135m …")
-    terminal.send("Say hello.\rpleas\x7fse\x1b[D\r")
+    terminal.send("Say hello.\rpleas\x7fse\x1b[Dx")
     terminal.settle()
     assert "hello" not in terminal.text
     gate.touch()
-    terminal.until_shown("\n> Say hello.$")
-    assert terminal.text.count("hello") == 1
-    assert "5 tokens" in terminal.say("")
-    terminal.until_shown("\n> please$")
-    terminal.say(" do")
-    assert "please do" in terminal.say("/undo")
+    terminal.until_shown("\n> pleasxe$")
+    assert terminal.text.count("Say hello") == 1
+    assert terminal.text.count("5 tokens") == 1
+    terminal.press("\x03")
     assert terminal.leave() == 0
 
 
@@ -183,61 +180,62 @@ def test_the_editor(opened: Open, tmp_path: Path) -> None:
     assert "Name a fruit." in terminal.say("/undo")
 
 
-def test_what_is_typed_during_an_answer(opened: Open) -> None:
-    """It is unseen until the next input lines, which it fills one by one; pasted lines fill one together."""
-    terminal = opened("--temp", "5", "--seed", "3")
+@pytest.mark.parametrize("plain", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_what_is_typed_during_an_answer(opened: Open, plain: bool) -> None:
+    """It is unseen until the answer ends; then what Enter ended runs, in order, and the rest is there."""
+    terminal = opened("--temp", "5", "--seed", "3", *(["--plain"] if plain else []), plain=plain)
     terminal.send("Tell me a very long story about a dragon.\r")
     terminal.until(lambda: terminal.text.lower().count("dragon") > 2)
-    terminal.send("/exit\rsecond questiom\x7fn\r")
-    terminal.send("\x1b[200~pasted\rlines\x1b[201~")
+    terminal.send("/set max-tokens 4\r/temp 0\rSay hellp\x7fo.\r/tem")
     terminal.settle()
-    assert "second" not in terminal.text
-    assert "(interrupted)" in terminal.press("\x03")
-    terminal.until_shown("\n> /exit$")
-    terminal.press("\x03")
-    terminal.until_shown("\n> second question$")
-    terminal.press("\x03")
-    terminal.until_shown("\n> pasted\n  lines$")
-    assert "^C" not in terminal.text
+    assert "hello" not in terminal.text
+    terminal.send("\x03")
+    terminal.until_shown("\n> /tem")
+    shown = terminal.text
+    places = [
+        shown.index(word)
+        for word in ("interrupted", "max-tokens is 4", "temp is 0", "> Say hello.", "4 tokens")
+    ]
+    assert places == sorted(places)
+    assert "temp is 3" in terminal.say("p 3")
+
+
+def test_a_paste_during_an_answer_is_one_message(opened: Open) -> None:
+    """Also one that the terminal cannot hold."""
+    terminal = opened("--temp", "0", "-n", "30")
+    terminal.send("Tell me a very long story about a dragon.\r")
+    terminal.until(lambda: "dragon" in terminal.text.partition("about a dragon")[2])
+    terminal.send("\x1b[200~" + "some words\r" * 1000 + "end\x1b[201~")
+    terminal.until_shown("\n  end$")
+    assert terminal.text.count("tokens/s") == 1
     terminal.press("\x03")
     assert terminal.leave() == 0
 
 
-READS_LATE = """
-import sys
-from select import select
-from mink_local.chat.terminal.input import QuietTerminal
-with QuietTerminal() as terminal:
-    print("quiet", flush=True)
-    select([sys.stdin], [], [], 60)
-    with terminal.reading("") as begun:
-        print(f"{len(begun.split())} words", flush=True)
-"""
-
-
-def test_a_paste_that_the_terminal_cannot_hold() -> None:
-    program = pexpect.spawn(sys.executable, ["-c", READS_LATE], encoding="utf-8", timeout=60)
-    with contextlib.closing(program):
-        program.expect_exact("quiet")
-        paste = "\x1b[200~" + "some words\r" * 2000 + "\x1b[201~"
-        threading.Thread(target=program.send, args=[paste]).start()
-        program.expect_exact("4000 words")
-
-
-@pytest.mark.slow
-def test_what_is_typed_during_a_plain_answer(opened: Open) -> None:
-    terminal = opened("--temp", "5", "--seed", "3", "--plain", plain=True)
-    terminal.send("Tell me a very long story about a dragon.\r")
-    terminal.until(lambda: terminal.text.lower().count("dragon") > 2)
-    terminal.send("second question\r")
+@pytest.mark.parametrize("plain", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_what_is_typed_ahead_answers_no_question(opened: Open, plain: bool) -> None:
+    """It is read after the question."""
+    terminal = opened("--temp", "0", "-n", "2", *(["--plain"] if plain else []), plain=plain)
+    terminal.say("Say hello.")
+    terminal.send("/delete 1\ry\r/temp 2\r")
+    terminal.until_shown("y or n.*\n>")
     terminal.settle()
-    assert "second question" not in terminal.text
-    terminal.send("\x03")
-    terminal.until_shown("\n> second question$")
-    assert terminal.text.count("tokens/s") == 1
-    terminal.say("?")
-    terminal.send("/edit\r")
-    terminal.until_shown(r"\n> second question\?$")
+    assert "temp is 2" not in terminal.text
+    terminal.send("n\r")
+    terminal.until_shown("temp is 2")
+    assert "nothing was changed" in terminal.text
+    assert "> y\n" in terminal.text
+    assert "1 is deleted" not in terminal.text
+    assert "Say hello." in terminal.say("/history")
+
+
+@pytest.mark.parametrize("plain", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_what_is_typed_ahead_is_not_joined_to_what_was_refused(opened: Open, plain: bool) -> None:
+    terminal = opened("--ctx", "256", "-n", "2", "--temp", "0", *(["--plain"] if plain else []), plain=plain)
+    terminal.send("word " * 300 + "\r/set max-tokens 3\r/frobnicate\r/temp 2\r")
+    terminal.until_shown("temp is 2")
+    assert "max-tokens is 3," in terminal.text
+    terminal.until_shown("Enter sends .*\n>$")  # the first message, which is too long to be on the line
 
 
 @pytest.mark.slow
@@ -379,12 +377,12 @@ def test_reasoning(opened: Open, thinker: tuple[str, ...], tmp_path: Path) -> No
     shown = terminal.say("2 + 2?")
     assert "Four?\n\nIt is four." in shown
     assert "\x1b[2;3mTwo" in terminal.raw
-    terminal.say("/think line")
+    terminal.say("/reasoning line")
     folded = terminal.say("And again?")
     assert "4 words" in folded
     assert "Two and two" not in folded
-    assert "Two and two." in terminal.say("/think")
-    assert "(think is off" in terminal.say("/think off")
+    assert "Two and two." in terminal.say("/reasoning")
+    assert "(reasoning is off" in terminal.say("/reasoning off")
     messages = exported(terminal, tmp_path)["messages"]
     assert [message["content"] for message in messages] == [
         "2 + 2?", "It is **four**.", "And again?", "It is **four**.",

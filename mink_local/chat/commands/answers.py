@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from mink_local.chat.attachments import Attachment, matching
-from mink_local.chat.chat import Chat
-from mink_local.chat.commands.settings import change_setting
+from mink_local.chat.chat import Chat, Offer
+from mink_local.chat.commands.set_show import change_setting
 from mink_local.chat.conversation.store import StoredMessage
 from mink_local.chat.settings import BY_KEY
 from mink_local.chat.terminal.screen import beginnings, counted, one_line
@@ -57,7 +57,7 @@ def _list(chat: Chat, versions: Sequence[Sequence[StoredMessage]]) -> None:
 def _show_turn(chat: Chat, unanswered: StoredMessage | None) -> None:
     """Show the end of the branch, or have the input line begin with a message that was never answered."""
     if unanswered:
-        chat.offered = unanswered
+        chat.offered = Offer(unanswered, "never answered: Enter sends it")
         return
     message, answer = chat.session.branch[-2:]
     chat.note(f"> {one_line(message.typed, chat.screen.width - 2)}")
@@ -85,7 +85,7 @@ def edit(chat: Chat, _: str) -> None:
     Ctrl-X Ctrl-E opens $EDITOR. The old message is kept with its answers: /pick goes back to them.
     """
     chat.session.last_answer()
-    chat.offered, chat.replaces = chat.session.branch[-2], True
+    chat.offered = Offer(chat.session.branch[-2], replaces=True)
     editor = ", Ctrl-X Ctrl-E opens an editor" if chat.screen.has_line_input else ""
     chat.note(f"(Enter sends the changed message{editor}, Ctrl-C leaves it as it was)")
 
@@ -115,17 +115,14 @@ def copy(chat: Chat, _: str) -> None:
     chat.note(f"(copied {counted(len(text), 'character')}, if your terminal supports OSC 52)")
 
 
-def think(chat: Chat, argument: str) -> None:
+def reasoning(chat: Chat, argument: str) -> None:
     """Show the reasoning of the last answer. on, off: turn reasoning on or off.
 
     show, line: show the reasoning of later answers, or one line with its length.
     """
     if argument in ("show", "line"):
-        change_setting(chat, "thoughts", argument)
+        change_setting(chat, "show-reasoning", "on" if argument == "show" else "off")
     elif argument:
-        change_setting(chat, "think", argument)
-        model = chat.session.model
-        if not model.has_thinking_switch:
-            chat.note(f"(the chat template of {model.name} has no switch for reasoning: nothing changes)")
+        change_setting(chat, "reasoning", argument)
     else:
-        chat.screen.text(chat.session.last_answer().thinking or "(there is no reasoning)")
+        chat.screen.text(chat.session.last_answer().reasoning or "(there is no reasoning)")

@@ -63,7 +63,7 @@ class Comparison:
         self.samplers = [CommonNumbers(sampler, seed) for sampler in samplers]
         self.answers: list[Answer | None] = [None] * len(samplers)
         params = replace(session.settings.params, temperature=temperature)
-        prompt = session.model.prompt_tokens(self.prompt, session.settings["think"])
+        prompt = session.model.prompt_tokens(self.prompt, session.settings["reasoning"])
         self._n_prompt = len(prompt)
         self.info = session.sampling_info(params, seed, prompt, self.prompt, len(branch) + bool(text))
         self.conversation = session.conversation
@@ -87,7 +87,7 @@ class Comparison:
         max_tokens = settings["max_tokens"] or _LONGEST
         params = replace(session.settings.params, temperature=self.info.temperature, max_tokens=max_tokens)
         requests = [
-            Request(self.prompt, replace(params, sampler=sampler), settings["think"])
+            Request(self.prompt, replace(params, sampler=sampler), settings["reasoning"])
             for sampler in self.samplers
         ]
         model.reserve(min(before, self._n_prompt + max_tokens), len(requests))
@@ -109,18 +109,10 @@ class Comparison:
         if answer is None or not answer.tokens:
             raise MinkError(f"answer {number} is empty")
         session.check_unchanged()
-        taken = StoredMessage(
-            "assistant",
-            answer.content,
-            thinking=answer.reasoning,
-            parts=[replace(self.info, sampler=str(sampler))],
-            finish_reason=answer.finish_reason,
-            tokens=answer.tokens,
-            k=sampler.k,
-            prompt_tokens=answer.prompt_tokens,
-            evaluated_tokens=answer.evaluated_tokens,
-            seconds=answer.seconds,
-        )
+        taken = StoredMessage("assistant", parts=[replace(self.info, sampler=str(sampler))])
+        taken.add(answer.reasoning, answer.content)
+        taken.end(answer, answer.seconds)
+        taken.k = sampler.k
         session.go_to([*self._branch, taken])
         self.conversation = session.conversation
 

@@ -57,8 +57,8 @@ def values(key: str, chat: Chat, text: str) -> Completions:
     return starting_with(text, {**names, "default": "reset it"})
 
 
-def thinking(_: Chat, text: str) -> Completions:
-    """Complete what /think takes."""
+def reasoning(_: Chat, text: str) -> Completions:
+    """Complete what /reasoning takes."""
     return starting_with(text, ("on", "off", "default", "show", "line"))
 
 

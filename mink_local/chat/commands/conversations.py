@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mink_local.chat.attachments import unquoted
-from mink_local.chat.chat import Chat
+from mink_local.chat.chat import Chat, Offer
 from mink_local.chat.conversation import cache
 from mink_local.chat.conversation.export import export as write_export
 from mink_local.chat.conversation.store import Conversation, ConversationStore, StoredMessage
@@ -49,7 +49,8 @@ def load(chat: Chat, argument: str) -> None:
     """Continue a conversation by its name or number, which /list shows."""
     conversation = chat.session.store.find(argument)
     _leave(chat)
-    chat.offered = chat.session.load(conversation)
+    unanswered = chat.session.load(conversation)
+    chat.offered = Offer(unanswered, "never answered: Enter sends it") if unanswered else None
     chat.attached.clear()
     recall(chat)
 
@@ -69,7 +70,8 @@ def delete(chat: Chat, argument: str) -> None:
     chat.line.forget(messages)
     if conversation.id == chat.session.conversation:
         chat.session.clear()
-    cache.forget(conversation.id)
+    if chat.session.store.is_on_disk:
+        cache.forget(conversation.id)
     chat.note(f"({argument} is deleted)")
 
 

@@ -32,6 +32,7 @@ _HERE, _FORK, _DIM = "reverse", "underline", "dim"
 _PRINTED = 12  # candidates, where there is no full screen
 _NUMBER, _NAME = 8, 16  # columns of a number, and of the name of a sampler
 _WIDEST = 64  # columns of the candidates
+_CONSTANT = ("greedy", "top-k")  # samplers that keep as many candidates at every step
 
 _Number = TypeVar("_Number", int, float)
 _Fork = tuple[int, int]  # the index of a token, and the id of the one to go on from instead
@@ -393,6 +394,8 @@ def _cuts(step: SamplingStep) -> list[Text]:
     titles = ("keeps", "T first") if step.temperature != 1 else ("keeps",)
     lines = [Text(f"{'sampler':<{_NAME}}" + "".join(f"{title:>{_NUMBER}}" for title in titles), _DIM)]
     for name, *numbers in step.cuts:
+        if name in _CONSTANT and name != step.sampler.name:
+            continue
         shown = (f"{'' if k is None else f'{k:,}':>{_NUMBER}}" for k in numbers[: len(titles)])
         lines.append(Text(f"{name:<{_NAME}}" + "".join(shown)))
     return lines

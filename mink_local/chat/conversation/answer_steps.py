@@ -84,7 +84,6 @@ class AnswerSteps:
         remarks.append(f"{step.sampler} keeps {step.k:,} of {len(step.ids):,} tokens.")
         if isinstance(step.sampler.members[-1], AdaptiveP | DynamicTemperature):
             remarks.append(f"What {step.sampler.members[-1].name} does to their probabilities is not shown.")
-        remarks.append(f"Surprise {step.surprise:.1f} bits, entropy {step.entropy:.1f} bits.")
         return remarks
 
     def _prompt(self, part: SamplingInfo) -> tuple[list[int], ConstrainedRows | None]:
@@ -92,7 +91,7 @@ class AnswerSteps:
         if part.first_token not in self._prompts:
             self._require_model(part, "this part of the answer")
             messages = as_messages(part.system, self._branch[part.first_message :])
-            prompt = self.model.prompt_tokens(messages, part.thinking)
+            prompt = self.model.prompt_tokens(messages, part.reasoning)
             if prompt_digest(prompt) != part.prompt:
                 raise MinkError(
                     "the prompt of this answer cannot be rebuilt: the chat template has changed, or contains "
@@ -100,8 +99,8 @@ class AnswerSteps:
                 )
             rows = None
             if part.constraints:
-                may_reason = self.model.can_reason and part.thinking is not False
-                opens = self.model.opens_reasoning(messages, part.thinking)
+                may_reason = self.model.can_reason and part.reasoning is not False
+                opens = self.model.opens_reasoning(messages, part.reasoning)
                 state: ReasoningState = "reasoning" if opens else "start" if may_reason else "text"
                 constraints = _constraints(part.constraints)
                 rows = ConstrainedRows(

@@ -35,8 +35,8 @@ def as_markdown(store: ConversationStore, conversation: Conversation) -> str:
             parts.append(f"## User\n\n{message.content}")
             continue
         parts.append(f"## {message.parts[0].model if message.parts else 'Assistant'}")
-        if message.thinking:
-            parts.append(f"<details><summary>Reasoning</summary>\n\n{message.thinking}\n\n</details>")
+        if message.reasoning:
+            parts.append(f"<details><summary>Reasoning</summary>\n\n{message.reasoning}\n\n</details>")
         parts.append(message.content)
         for how in message.parts[:1]:
             parts.append(f"*{how.sampler}, temperature {how.temperature:g}, seed {how.seed}*")
@@ -68,7 +68,7 @@ def answer_as_json(answer: StoredMessage) -> str:
         "temperature": how.temperature,
         "seed": how.seed,
         "text": answer.content,
-        "thinking": answer.thinking,
+        "reasoning": answer.reasoning,
         "finish_reason": answer.finish_reason,
         "prompt_tokens": answer.prompt_tokens,
         "evaluated_tokens": answer.evaluated_tokens,

@@ -47,7 +47,7 @@ def as_messages(system: str | None, branch: Sequence[StoredMessage]) -> Messages
 
 
 def drop_oldest_turns(
-    messages: Messages, model: Model, max_tokens: int | None, thinking: bool | None
+    messages: Messages, model: Model, max_tokens: int | None, reasoning: bool | None
 ) -> Messages:
     """Return messages that leave space in the context for an answer, at most a quarter of it.
 
@@ -57,7 +57,7 @@ def drop_oldest_turns(
     """
 
     def fits(messages: Messages, n_tokens: int) -> bool:
-        return len(model.prompt_tokens(messages, thinking)) <= n_tokens
+        return len(model.prompt_tokens(messages, reasoning)) <= n_tokens
 
     reserved = model.n_ctx // 4 if max_tokens is None else min(max_tokens, model.n_ctx // 4)
     if not messages or fits(messages, model.n_ctx - reserved):
@@ -195,7 +195,7 @@ class Session:
         last = self.last_answer()
         if last.finish_reason == "stop":
             raise MinkError("the last answer is finished: there is nothing to continue")
-        beginning = replace(self._tokens_of(last), content=last.content, thinking=last.thinking)
+        beginning = replace(self._tokens_of(last), content=last.content, reasoning=last.reasoning)
         return self._answer(self.branch[:-1], self.settings.params, beginning)
 
     def fork(self, at: int, token: int) -> "AnswerStream":
@@ -280,7 +280,9 @@ class Session:
         A text is one more message of the user.
         """
         messages = self.messages(branch) + ([{"role": "user", "content": text}] if text else [])
-        return drop_oldest_turns(messages, self.model, self.settings["max_tokens"], self.settings["think"])
+        return drop_oldest_turns(
+            messages, self.model, self.settings["max_tokens"], self.settings["reasoning"]
+        )
 
     def messages(self, branch: Sequence[StoredMessage]) -> Messages:
         """Return the messages that the context holds, before space is made for an answer."""
@@ -291,8 +293,8 @@ class Session:
         if answer.tokens and answer.parts and answer.parts[-1].model == self.model.name:
             return answer.tokens
         messages = self.prompt(self.branch[:-1])
-        opened = self.model.opens_reasoning(messages, self.settings["think"])
-        return self.model.tokenize(joined(answer.thinking, answer.content, opened))
+        opened = self.model.opens_reasoning(messages, self.settings["reasoning"])
+        return self.model.tokenize(joined(answer.reasoning, answer.content, opened))
 
     def _tokens_of(self, answer: StoredMessage) -> StoredMessage:
         """Return a new answer that begins with the tokens of another, and has no text yet."""
@@ -323,7 +325,7 @@ class Session:
             first_token=first_token,
             first_message=n_messages - sum(message["role"] != "system" for message in messages),
             system=self.settings["system"],
-            thinking=self.settings["think"],
+            reasoning=self.settings["reasoning"],
             constraints=_given(params.constraints or Constraints()),
             prompt=prompt_digest(prompt),
         )
@@ -408,10 +410,10 @@ class Session:
             answer: What it begins with; see `AnswerStream`.
         """
         answer = answer or StoredMessage("assistant")
-        think = self.settings["think"]
         try:
             messages = self.prompt(branch)
-            reply = self.model.chat(messages, params, enable_thinking=think, prefix=answer.tokens)
+            reasons = self.settings["reasoning"]
+            reply = self.model.chat(messages, params, enable_thinking=reasons, prefix=answer.tokens)
         except ValueError as error:  # a setting that does not suit this model: a grammar, a token id
             self.go_to(self.branch)
             raise click.UsageError(f"{error}.") from None
@@ -446,6 +448,7 @@ class AnswerStream:
         self._session = session
         self._branch = branch
         self._has_text = False
+        self._began = time.perf_counter()
         self._guard = LoopGuard() if session.settings["loop_guard"] else None
 
     def pieces(self, waiting: Callable[[int], None] = lambda _: None) -> Generator[Piece, None, None]:
@@ -454,18 +457,17 @@ class AnswerStream:
         Args:
             waiting: Called now and then while none comes, with the number of unread tokens of the prompt.
         """
-        began, reply, message = time.perf_counter(), self.reply, self.message
-        unseen = [] if message.content or message.thinking else [reply.prefix]
+        reply, message = self.reply, self.message
+        unseen = [] if message.content or message.reasoning else [reply.prefix]
         try:
             with on_interrupt(reply.interrupt):
                 for piece in reply.pieces(lambda: waiting(reply.unread_tokens)):
-                    message.first_token_s = message.first_token_s or time.perf_counter() - began
+                    message.first_token_s = message.first_token_s or time.perf_counter() - self._began
                     if self._guard and piece.token is not None and self._guard.feed(piece.token, piece):
                         reply.interrupt()
                     yield from map(self._stored, filter(_has_text, [*unseen, piece]))
                     unseen = []
         finally:
-            message.seconds = time.perf_counter() - began
             reply.interrupt()  # the screen may have failed
             with suppress(GenerationError):
                 reply.read()
@@ -478,15 +480,11 @@ class AnswerStream:
 
     def _finish(self) -> None:
         message, reply, guard = self.message, self.reply, self._guard
-        message.finish_reason = reply.finish_reason
+        n_before = len(message.tokens)
+        message.end(reply, time.perf_counter() - self._began)
         if guard and guard.since is not None and reply.finish_reason == "interrupted":
             message.finish_reason, message.repeated = "repetition", guard.repeated
-            message.repeats_since = len(message.tokens) + guard.since
-        message.tokens += reply.tokens
-        message.k += reply.k
-        message.prompt_tokens = reply.prompt_tokens
-        message.evaluated_tokens = reply.evaluated_tokens
-        message.is_kept = False
+            message.repeats_since = n_before + guard.since
         self._session.go_to(self._branch if self._has_text else self._session.branch)
 
 

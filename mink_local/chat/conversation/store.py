@@ -10,14 +10,16 @@ Messages know whether the store has them: what cannot be stored now is stored wi
 """
 
 import json
+import logging
 import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_origin, get_type_hints
 
 from platformdirs import user_data_path
 
@@ -28,8 +30,13 @@ from mink_local.files import private_file, private_folder
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
+    from mink_local.generation.answer import Answer
+
+log = logging.getLogger("mink_local")
+
 Role = Literal["user", "assistant"]
 
+_TITLE = 200  # characters of a message that a list shows
 _PATIENCE_MS = 1000  # milliseconds for another program that has locked the file
 _VERSION = 1
 _SCHEMA = f"""
@@ -41,7 +48,7 @@ CREATE TABLE IF NOT EXISTS conversation (
     system TEXT,
     head INTEGER REFERENCES message ON DELETE SET NULL,
     updated REAL NOT NULL,
-    settings TEXT NOT NULL DEFAULT '{{}}'  -- JSON: see Conversation; files of earlier versions lack it
+    settings TEXT NOT NULL DEFAULT '{{}}'  -- JSON: see Conversation
 );
 CREATE TABLE IF NOT EXISTS message (
     id INTEGER PRIMARY KEY,
@@ -49,7 +56,7 @@ CREATE TABLE IF NOT EXISTS message (
     parent INTEGER REFERENCES message ON DELETE CASCADE,
     role TEXT NOT NULL,
     content TEXT NOT NULL,
-    thinking TEXT NOT NULL,
+    thinking TEXT NOT NULL,  -- the reasoning
     how TEXT NOT NULL,  -- JSON: SamplingInfo
     outcome TEXT,       -- JSON: see StoredMessage.as_exported; NULL while it is being generated
     created REAL NOT NULL
@@ -58,7 +65,7 @@ CREATE INDEX IF NOT EXISTS message_parent ON message (conversation, parent);
 CREATE TABLE IF NOT EXISTS piece (
     id INTEGER PRIMARY KEY,
     message INTEGER NOT NULL REFERENCES message ON DELETE CASCADE,
-    thinking INTEGER NOT NULL,
+    thinking INTEGER NOT NULL,  -- whether it is reasoning
     text TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS piece_message ON piece (message, id);
@@ -68,7 +75,7 @@ COMMIT;
 _BRANCH = """
 WITH RECURSIVE branch (id, parent) AS (
     SELECT id, parent FROM message WHERE id = {head}
-    UNION ALL SELECT message.id, message.parent FROM message JOIN branch ON message.id = branch.parent
+    UNION SELECT message.id, message.parent FROM message JOIN branch ON message.id = branch.parent
 )
 """
 _EXISTS = "model != ''"  # a conversation that was not deleted
@@ -76,10 +83,12 @@ _CONVERSATIONS = f"""
 SELECT id, name, model, system, settings, head, updated,
     ({_BRANCH.format(head="conversation.head")}
      SELECT count(*) FROM message WHERE role = 'user' AND id IN (SELECT id FROM branch)) AS turns,
-    coalesce((SELECT substr(content, 1 + coalesce(json_extract(outcome, '$.attached'), 0), 200) FROM message
+    coalesce((SELECT beginning(CAST(content AS BLOB), CAST(outcome AS BLOB)) FROM message
               WHERE conversation = conversation.id AND parent IS NULL ORDER BY id DESC LIMIT 1), '') AS title
 FROM conversation
 """
+_CONTAINS = "instr(casefold(CAST({} AS BLOB)), ?)"
+_NEWEST = "ORDER BY updated DESC, id DESC"
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,7 @@ class SamplingInfo:
     Attributes:
         first_token: Index in the answer of the first token sampled with these settings.
         first_message: Index in the branch of the first message that fitted the context.
-        thinking: The switch of the chat template.
+        reasoning: Whether the chat template was told to have the model reason; None if it was told nothing.
         constraints: The options of `Constraints` that were given.
         prompt: The digest of the prompt's token ids, without the answer's tokens before `first_token`.
     """
@@ -101,7 +110,7 @@ class SamplingInfo:
     first_token: int = 0
     first_message: int = 0
     system: str | None = None
-    thinking: bool | None = None
+    reasoning: bool | None = None
     constraints: dict[str, Any] = field(default_factory=dict)
     prompt: str = ""
 
@@ -111,7 +120,7 @@ class StoredMessage:
     """One message of a conversation; an answer grows while it is generated.
 
     Attributes:
-        content: The text; of an answer without its reasoning, which is `thinking`.
+        content: The text; of an answer without its reasoning.
         attached: How many characters of the content, at its beginning, are files.
         parent: The id of the message before it.
         parts: How an answer was sampled: one part, unless it was continued.
@@ -133,7 +142,7 @@ class StoredMessage:
     role: Role
     content: str = ""
     parent: int | None = None
-    thinking: str = ""
+    reasoning: str = ""
     parts: list[SamplingInfo] = field(default_factory=list)
     id: int = 0
     created: float = field(default_factory=time.time)
@@ -172,8 +181,18 @@ class StoredMessage:
 
     def add(self, reasoning: str, content: str) -> None:
         """Add what the answer has grown by; the store lacks it then."""
-        self.thinking += reasoning
+        self.reasoning += reasoning
         self.content += content
+
+    def end(self, answer: "Answer", seconds: float) -> None:
+        """Take what is known of an answer that has ended, besides its text; the store lacks it then."""
+        self.finish_reason = answer.finish_reason
+        self.tokens += answer.tokens
+        self.k += answer.k
+        self.prompt_tokens = answer.prompt_tokens
+        self.evaluated_tokens = answer.evaluated_tokens
+        self.seconds = seconds
+        self.is_kept = False
 
     @property
     def to_evaluate(self) -> str:
@@ -199,6 +218,7 @@ class StoredMessage:
     def as_row(self) -> dict[str, Any]:
         """Return the columns of the message, for the database."""
         row = self.as_exported()
+        row["thinking"] = row["reasoning"]
         row["how"] = json.dumps(row["how"])
         row["outcome"] = row["outcome"] and json.dumps(row["outcome"])
         return row
@@ -322,15 +342,15 @@ class ConversationStore:
         ids: list[int | None] = [None]  # the first message has no parent
         with self._transaction() as db:
             if conversation is None:
-                begin = "INSERT INTO main.conversation (model, updated) VALUES (?, ?)"
+                begin = "INSERT INTO conversation (model, updated) VALUES (?, ?)"
                 conversation = db.execute(begin, (model, end)).lastrowid or 0
-            change = "UPDATE main.conversation SET model = ?, system = ?, updated = max(updated, ?)"
+            change = "UPDATE conversation SET model = ?, system = ?, updated = max(updated, ?)"
             where = f"WHERE id = ? AND {_EXISTS}"
             if not db.execute(f"{change} {where}", (model, system, end, conversation)).rowcount:
                 raise DeletedError
             for message in branch:
                 ids.append(message.id if message.is_kept else self._keep(db, conversation, ids[-1], message))
-            change = "UPDATE main.conversation SET head = ?, settings = ? WHERE id = ?"
+            change = "UPDATE conversation SET head = ?, settings = ? WHERE id = ?"
             db.execute(change, (ids[-1], json.dumps(settings or {}), conversation))
         for message, parent, number in zip(branch, ids, ids[1:], strict=False):
             message.id, message.parent, message.is_kept = number or 0, parent, True
@@ -355,9 +375,7 @@ class ConversationStore:
         number = db.execute(insert, row).lastrowid or 0
         if self._path and (message.is_unfinished or message.role == "user"):
             self._release()
-            self._claim = _lock(self._path, number)
-            with suppress(OSError):  # SQLite reuses the number of a deleted message
-                self._claim.acquire(blocking=False)
+            self._claim = _claimed(_lock_path(self._path, number))
         return number
 
     def append(self, conversation: int, message: StoredMessage, reasoning: str, content: str) -> None:
@@ -375,13 +393,18 @@ class ConversationStore:
         """Return whether a running program is writing an answer, or is about to answer a message."""
         if not (self._path and message.finish_reason is None and message.id):
             return False
-        lock = _lock(self._path, message.id)
+        from filelock import FileLock, Timeout
+
+        path = _lock_path(self._path, message.id)
+        if not path.exists():
+            return False
         try:
-            lock.acquire(blocking=False)
-        except OSError:  # filelock's Timeout is one
+            with FileLock(path, blocking=False):
+                path.unlink(missing_ok=True)
+        except Timeout:
             return True
-        lock.release()
-        Path(lock.lock_file).unlink(missing_ok=True)
+        except OSError:  # nobody can write to a folder that is read-only
+            pass
         return False
 
     def _release(self) -> None:
@@ -396,7 +419,7 @@ class ConversationStore:
         """Name a conversation. Raises MinkError if another one has the name."""
         try:
             with self._transaction() as db:
-                db.execute("UPDATE main.conversation SET name = ? WHERE id = ?", (name, conversation))
+                db.execute("UPDATE conversation SET name = ? WHERE id = ?", (name, conversation))
         except sqlite3.IntegrityError:
             raise MinkError(f"there is another conversation {name!r}: choose another name") from None
 
@@ -408,7 +431,7 @@ class ConversationStore:
         empty = "model = '', name = NULL, system = NULL, settings = '{}', updated = 0"
         with self._transaction() as db:
             db.execute("DELETE FROM message WHERE conversation = ?", (conversation,))
-            db.execute(f"UPDATE main.conversation SET {empty} WHERE id = ?", (conversation,))
+            db.execute(f"UPDATE conversation SET {empty} WHERE id = ?", (conversation,))
         with self._transaction() as db:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
@@ -433,8 +456,8 @@ class ConversationStore:
         if not text:
             return conversations
         wanted = text.casefold()
-        named = "SELECT id, name FROM conversation WHERE instr(casefold(name), ?)"
-        said = "SELECT conversation, content FROM message WHERE instr(casefold(content), ?) ORDER BY id"
+        named = f"SELECT id, name FROM conversation WHERE {_CONTAINS.format('name')}"
+        said = f"SELECT conversation, content FROM message WHERE {_CONTAINS.format('content')} ORDER BY id"
         found = {row[0]: row[1] for sql in (named, said) for row in self._rows(sql, (wanted,))}
         return [
             replace(one, title=_around(wanted, found[one.id])) for one in conversations if one.id in found
@@ -447,7 +470,7 @@ class ConversationStore:
         """
         number = int(name[:18]) if name.isdecimal() else None
         where = "name = ? OR id = ? OR (? = '' AND head IS NOT NULL)"
-        if found := self._conversations(where, name, number, name):
+        if found := self._conversations(where, name, number, name, limit=1):
             return found[0]
         hint = f" {name!r}: see --list, or /list in a chat" if name else " to continue yet"
         raise MinkError(f"there is no conversation{hint}")
@@ -463,22 +486,31 @@ class ConversationStore:
         pieces = "SELECT text, thinking FROM piece WHERE message = ? ORDER BY id"
         return [_message(row, self._rows(pieces, (row["id"],))) for row in rows]
 
-    def _conversations(self, where: str, *arguments: object) -> list[Conversation]:
-        query = f"{_CONVERSATIONS} WHERE {_EXISTS} AND ({where}) ORDER BY updated DESC, id DESC"
-        rows = map(dict, self._rows(query, arguments))
-        return [Conversation(**{**row, "settings": json.loads(row["settings"])}) for row in rows]
+    def _conversations(self, where: str, *arguments: object, limit: int = -1) -> list[Conversation]:
+        """Return the most recent conversations, all without a `limit`; damaged ones are left out."""
+        wanted = f"SELECT id FROM conversation WHERE {_EXISTS} AND ({where}) {_NEWEST} LIMIT {limit}"
+        rows = self._rows(f"{_CONVERSATIONS} WHERE id IN ({wanted}) {_NEWEST}", arguments)
+        return list(filter(None, map(_conversation, rows)))
 
     def _rows(self, query: str, arguments: Sequence[object] = ()) -> list[sqlite3.Row]:
         with self._transaction() as db:
             return db.execute(query, arguments).fetchall()
 
 
-def _lock(path: Path, message: int) -> "BaseFileLock":
-    """Return the lock of the program that is writing an answer; the system frees it when that ends."""
+def _lock_path(path: Path, message: int) -> Path:
+    """Return the file that the program holds that is writing an answer; the system frees it at its end."""
+    return path.parent / "writing" / f"{message}.lock"
+
+
+def _claimed(path: Path) -> "BaseFileLock":
+    """Return a lock that this program holds, unless another one does."""
     from filelock import FileLock  # slow to import, and needed for answers only
 
-    folder = private_folder(path.parent / "writing")
-    return FileLock(folder / f"{message}.lock")
+    private_folder(path.parent)
+    lock = FileLock(path)
+    with suppress(OSError):  # SQLite reuses the number of a deleted message
+        lock.acquire(blocking=False)
+    return lock
 
 
 def _open(path: Path | None, patience: int) -> sqlite3.Connection:
@@ -492,10 +524,7 @@ def _open(path: Path | None, patience: int) -> sqlite3.Connection:
         db = _connect(":memory:", patience)
     elif path.exists() and not all(map(_is_writable, (path, path.resolve().parent))):
         # In WAL mode even a reader writes, unless it is told that nobody writes meanwhile.
-        db = _connect(f"{path.absolute().as_uri()}?immutable=1", patience)
-        if not _has_settings(db):
-            db.execute("CREATE TEMP VIEW conversation AS SELECT *, '{}' AS settings FROM main.conversation")
-        return db
+        return _connect(f"{path.absolute().as_uri()}?immutable=1", patience)
     else:
         db = _connect(private_file(path), patience)
         db.execute("PRAGMA journal_mode = WAL")
@@ -517,58 +546,93 @@ def _connect(path: Path | str, patience: int) -> sqlite3.Connection:
     db.row_factory = sqlite3.Row
     db.execute("PRAGMA foreign_keys = ON")
     db.execute("PRAGMA secure_delete = ON")
-    db.create_function("casefold", 1, lambda text: text and text.casefold(), deterministic=True)
+    db.text_factory = _text
+    db.create_function("casefold", 1, lambda data: _text(data).casefold(), deterministic=True)
+    db.create_function("beginning", 2, _beginning, deterministic=True)
     return db
 
 
-def _has_settings(db: sqlite3.Connection) -> bool:
-    return any(column["name"] == "settings" for column in db.execute("PRAGMA table_info(conversation)"))
-
-
 def _create_tables(db: sqlite3.Connection) -> None:
-    """Create the tables of a new file, and what the file of an earlier version lacks."""
+    """Create the tables of a new file."""
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version == 0:
         db.executescript(_SCHEMA)
     elif version > _VERSION:
         db.close()
         raise sqlite3.DatabaseError("a newer version of this program wrote them")
-    elif not _has_settings(db):
-        with suppress(sqlite3.OperationalError):  # another program was faster
-            db.execute("ALTER TABLE conversation ADD COLUMN settings TEXT NOT NULL DEFAULT '{}'")
-            db.execute("VACUUM")  # what earlier versions deleted is still in the file
+
+
+def _text(data: bytes | None) -> str:
+    """Return a text of the database, also one that is damaged."""
+    return (data or b"").decode(errors="replace")
+
+
+def _object(text: str | None) -> dict[str, Any]:
+    """Return a JSON object of the database; an empty one if there is none, or it is damaged."""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _beginning(content: bytes, outcome: bytes | None) -> str:
+    """Return the first characters of a message, after its files."""
+    attached = _object(_text(outcome)).get("attached", 0)
+    return _text(content)[attached if isinstance(attached, int) else 0 :][:_TITLE]
+
+
+# What the values of fields are instances of, where the type itself cannot tell.
+_ORIGINS: dict[Any, Any] = {float: float | int, Literal: str, list: list, dict: dict}
+
+
+def _fitting(kind: type, stored: Mapping[str, object]) -> dict[str, Any]:
+    """Return the values that are fields of a dataclass, by name and by type.
+
+    A damaged row, or one of another version, may have others.
+    """
+    types = {
+        name: _ORIGINS.get(get_origin(hint) or hint, hint) for name, hint in get_type_hints(kind).items()
+    }
+    return {name: value for name, value in stored.items() if name in types and isinstance(value, types[name])}
+
+
+def _conversation(row: sqlite3.Row) -> Conversation | None:
+    """Return a conversation from its row; None, and a warning, if the row is damaged."""
+    settings = {key: text for key, text in _object(row["settings"]).items() if isinstance(text, str | None)}
+    try:
+        return Conversation(**_fitting(Conversation, {**dict(row), "settings": settings}))
+    except TypeError:
+        log.warning("conversation %s is damaged and left out", row["id"])
+        return None
 
 
 def _message(row: sqlite3.Row, pieces: Sequence[sqlite3.Row]) -> StoredMessage:
-    """Return a message from its row and the pieces of text that are not folded into it."""
-    how, outcome = json.loads(row["how"]), json.loads(row["outcome"] or "{}")
-    if pieces:
-        outcome = {}  # an earlier version was killed while it continued the answer in its place
-    infos = [how, *outcome.get("continued", ())] if how else []
-    parts = [SamplingInfo(**_known(SamplingInfo, info)) for info in infos]
-    texts = [row["content"], row["thinking"]]
+    """Return a message from its row and the pieces of text that are not folded into it.
+
+    Of an answer whose row is damaged only the text is known, as if the program had been killed.
+    """
+    texts = [str(row["content"]), str(row["thinking"])]
     for text, is_reasoning in pieces:
-        texts[is_reasoning] += text
-    message = StoredMessage(
-        row["role"],
-        texts[0],
-        row["parent"],
-        texts[1],
-        parts,
-        row["id"],
-        row["created"],
-        **_known(StoredMessage, outcome),
-    )
+        texts[bool(is_reasoning)] += text
+    outcome = _object(row["outcome"])
+    infos = filter(None, [_object(row["how"]), *outcome.pop("continued", ())])
+    known = {**outcome, **dict(row), "content": texts[0], "reasoning": texts[1]}
+    message = StoredMessage(**_fitting(StoredMessage, known))
+    with suppress(TypeError):
+        message.parts = [_sampling_info(info) for info in infos]
     message.is_kept = True
     return message
 
 
-def _known(kind: type[Any], stored: dict[str, Any]) -> dict[str, Any]:
-    """Return the stored fields that a dataclass has; another version may have stored more."""
-    return {one.name: stored[one.name] for one in fields(kind) if one.name in stored}
+def _sampling_info(stored: Mapping[str, object]) -> SamplingInfo:
+    """Return how an answer was sampled. Raises TypeError if that is damaged."""
+    return SamplingInfo(**_fitting(SamplingInfo, {"reasoning": stored.get("thinking"), **stored}))
 
 
 def _around(wanted: str, text: str) -> str:
-    """Return a text from a little before a place on."""
-    start = text.casefold().find(wanted) - 12
+    """Return a text from a little before a place on; `wanted` is casefolded, which may change its length."""
+    place = text.casefold().find(wanted)
+    ends = accumulate(len(character.casefold()) for character in text)
+    start = next((i for i, end in enumerate(ends) if end > place), 0) - 12
     return text if start <= 0 else f"…{text[start:]}"

@@ -11,12 +11,14 @@ from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
 from prompt_toolkit.completion import Completer
 from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import Condition, has_focus
-from prompt_toolkit.history import FileHistory, History, InMemoryHistory
-from prompt_toolkit.input.typeahead import get_typeahead
+from prompt_toolkit.history import DummyHistory, FileHistory, History, InMemoryHistory
+from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.key_binding.key_processor import KeyPress
+from prompt_toolkit.keys import Keys
 from prompt_toolkit.layout.processors import TabsProcessor
 
-from mink_local.chat.terminal.input import MORE, PROMPT, QuietTerminal, is_open, unquoted_block
+from mink_local.chat.terminal.input import MORE, PROMPT, QuietTerminal, fits_window, is_open, unquoted_block
 from mink_local.chat.terminal.screen import Screen
 from mink_local.files import private_file
 
@@ -59,12 +61,33 @@ class EditedLine:
     def read(self, default: str = "", prompt: str = PROMPT) -> str:
         """See `InputLine`."""
         told = self._history.problem if self._history else ""
-        left = "".join(press.data for press in get_typeahead(self._session.input))
-        with self._terminal.reading(default, left) as begun:
-            text = self._session.prompt(prompt, default=begun)
+        with self._terminal.reading():
+            text = self._session.prompt(prompt, default=default)
         if self._history and self._history.problem != told:
             self._screen.note(f"(the history of the input line is not kept: {self._history.problem})")
         return unquoted_block(text)
+
+    def answer(self) -> str:
+        """See `InputLine`."""
+        keys, before = self._session.input, self._waiting()
+        with self._terminal.reading():
+            text = PromptSession[str](history=DummyHistory()).prompt(PROMPT)
+        store_typeahead(keys, [*before, *get_typeahead(keys)])
+        return text
+
+    def _waiting(self) -> list[KeyPress]:
+        """Take the keys that no line has read."""
+        return [*get_typeahead(self._session.input), *self._session.input.read_keys()]
+
+    def keys_wait(self) -> bool:
+        """See `InputLine`."""
+        keys = self._waiting()
+        store_typeahead(self._session.input, keys)
+        return any(press.key != Keys.CPRResponse for press in keys)  # which the terminal has sent itself
+
+    def can_begin_with(self, text: str) -> bool:
+        """See `InputLine`."""
+        return fits_window(text)
 
     def forget(self, messages: Collection[str]) -> None:
         """See `InputLine`."""

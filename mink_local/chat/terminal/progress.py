@@ -117,7 +117,7 @@ class _ReasoningView:
         self._hint = hint
         self._text = ""
         self._writer: TextWriter | None = None
-        if screen.reasoning == "show" and screen.is_terminal:
+        if screen.shows_reasoning and screen.is_terminal:
             self._writer = screen.writer("dim italic")
             if screen.is_plain:
                 screen.note("(reasoning)")

@@ -104,7 +104,7 @@ class Screen:
 
     Args:
         plain: Show text as it is, also on a terminal that has colours.
-        reasoning: "show" the reasoning of a model, or "line": only count its words.
+        shows_reasoning: Show the reasoning of a model; if not, only count its words.
 
     Attributes:
         is_terminal: Whether standard output is a terminal.
@@ -112,13 +112,13 @@ class Screen:
         is_plain: Whether text is shown as it is.
     """
 
-    def __init__(self, plain: bool = False, reasoning: str = "show") -> None:
+    def __init__(self, plain: bool = False, shows_reasoning: bool = True) -> None:
         self.is_terminal = sys.stdout.isatty()
         self.has_line_input = (
             self.is_terminal and not plain and os.environ.get("TERM") not in ("dumb", "unknown")
         )
         self.is_plain = not self.has_line_input or bool(os.environ.get("NO_COLOR"))
-        self.reasoning = reasoning
+        self.shows_reasoning = shows_reasoning
         options: dict[str, Any] = {"color_system": None} if self.is_plain else {}
         self.console: Console = _GatedConsole(highlight=False, markup=False, emoji=False, **options)
         self._progress = ""  # the line of standard error that is overwritten next

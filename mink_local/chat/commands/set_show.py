@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mink_local.chat.chat import Chat
-from mink_local.chat.settings import BY_KEY, CREATIVE, DEFAULT, MIN_K, SET_HERE, SETTINGS, Setting, Settings
+from mink_local.chat.settings import BY_KEY, DEFAULT, MIN_K, SET_HERE, SETTINGS, Setting, Settings
 from mink_local.chat.terminal.screen import Screen, one_line
 from mink_local.cli import did_you_mean, printable
 from mink_local.errors import MinkError
@@ -73,7 +73,7 @@ def _change(chat: Chat, setting: Setting, text: str) -> None:
         session.changed_model()
         chat.note(f"{session.model.name} {session.model.placement}")
     session.go_to(session.branch)  # which keeps the settings with the conversation
-    chat.screen = Screen(settings["plain"], settings["thoughts"])
+    chat.screen = Screen(settings["plain"], settings["show_reasoning"])
 
 
 def _setting(key: str) -> Setting:
@@ -93,15 +93,6 @@ def system(chat: Chat, argument: str) -> None:
         chat.session.set_system(None, SET_HERE)
         argument = ""
     change_setting(chat, "system", argument)
-
-
-def creative(chat: Chat, _: str) -> None:
-    """Set temperature and floor for prose that varies; see /help advice.
-
-    /temp default and /set floor default reset them.
-    """
-    for key, value in CREATIVE.items():
-        change_setting(chat, key, f"{value:g}")
 
 
 def set_(chat: Chat, argument: str) -> None:
@@ -147,7 +138,7 @@ def _value(setting: Setting, settings: Settings, model: Model) -> str:
     if sampler.name != "min-k":
         used.update(dict.fromkeys(MIN_K, f"not used by {sampler.name}"))
     if not model.has_thinking_switch:
-        used["think"] = "no switch"
+        used["reasoning"] = "no switch"
     return shown if settings[setting.name] is not None else used.get(setting.key, shown)
 
 
