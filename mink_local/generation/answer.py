@@ -1,12 +1,12 @@
 """Answers: the text so far, split into reasoning, content and tool calls, and how its tokens were sampled."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from mink_local.errors import NoTokenLeftError
 from mink_local.generation.request import Request
 from mink_local.generation.text import ReasoningSplitter
-from mink_local.generation.tool_calls import Event, ToolCallDelta, ToolParser
+from mink_local.generation.tool_calls import Event, ToolCallDelta, ToolParser, merged
 
 FinishReason = Literal["stop", "length", "interrupted", "overflow", "error"]
 TopLogprobs = tuple[tuple[int, float], ...]
@@ -187,7 +187,8 @@ class Splitter:
         self._add(piece, [content] if self._parser is None else self._parser.feed(content))
 
     @staticmethod
-    def _add(piece: Piece, events: list[Event]) -> None:
-        piece.events += tuple(filter(None, events))
+    def _add(piece: Piece, found: Iterable[Event]) -> None:
+        events = [event for event in merged(found) if event]
+        piece.events += tuple(events)
         piece.content += "".join(event for event in events if isinstance(event, str))
         piece.tool_calls += tuple(event for event in events if not isinstance(event, str))

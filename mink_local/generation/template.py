@@ -13,10 +13,10 @@ from typing import Any, cast
 
 from mink_local.errors import MinkError
 from mink_local.generation.call_formats import CALL_TEXTS, marks_of
+from mink_local.generation.call_styles import CallStyle, style_of
 from mink_local.generation.rendering import Renderer, TemplateError
 from mink_local.generation.request import Message, Prompt, Request, Tool, is_raw, is_token_ids
 from mink_local.generation.text import THINK, ReasoningSplitter
-from mink_local.generation.tool_calls import CallForm, form_of
 from mink_local.llama.constants import check_template_kwargs
 from mink_local.llama.weights import Weights
 
@@ -58,7 +58,7 @@ class ChatTemplate:
         self.has_thinking_switch = "enable_thinking" in source
         self.supports_tools = "tools" in source
         self.call_marks = marks_of(source)
-        self._form = form_of(source)
+        self._style = style_of(source)
         self._tokenizer = _MessageTokenizer(weights, self._renderer)
         self._remembered = lru_cache(maxsize=64)(self._tokenizer)
 
@@ -169,7 +169,7 @@ class ChatTemplate:
         kwargs = self.kwargs | dict(template_kwargs or {})
         check_template_kwargs(kwargs)
         switch = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
-        return template_input(messages, tools, self._form) | kwargs | switch
+        return template_input(messages, tools, self._style) | kwargs | switch
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ def markup_pattern(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 def template_input(
-    messages: Sequence[Message], tools: Sequence[Tool], form: CallForm | None = None
+    messages: Sequence[Message], tools: Sequence[Tool], style: CallStyle | None = None
 ) -> dict[str, Any]:
     """Return the messages, and the tools if any, under the names that chat templates use.
 
@@ -269,8 +269,8 @@ def template_input(
         raise ValueError("there is no message to answer")
     if not all(isinstance(tool, Mapping) for tool in tools):
         raise ValueError("tools must be dicts as in OpenAI's API")
-    found = {"messages": [_message(message, form) for message in messages]}
-    if form and form.has_named_ids:
+    found = {"messages": [_message(message, style) for message in messages]}
+    if style and style.has_named_ids:
         _name_calls(found["messages"])
     return found | {"tools": [dict(tool) for tool in tools]} if tools else found
 
@@ -298,13 +298,13 @@ def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def _message(message: Message, form: CallForm | None = None) -> dict[str, Any]:
+def _message(message: Message, style: CallStyle | None = None) -> dict[str, Any]:
     checked = {name: value for name, value in message.items() if value is not None}
     if calls := checked.pop("tool_calls", None):
-        checked["tool_calls"] = [_tool_call(call, form) for call in calls]
+        checked["tool_calls"] = [_tool_call(call, style) for call in calls]
         checked.setdefault("content", "")
-    if form and "tool_call_id" in checked:
-        checked["tool_call_id"] = form.id_of(checked["tool_call_id"])
+    if style and "tool_call_id" in checked:
+        checked["tool_call_id"] = style.id_of(checked["tool_call_id"])
     content = checked.get("content")
     if isinstance(content, list | tuple):
         checked["content"] = content = "".join(map(_text_of, content))
@@ -335,7 +335,7 @@ def _text_of(part: Any) -> str:
     return text
 
 
-def _tool_call(call: Any, form: CallForm | None) -> dict[str, Any]:
+def _tool_call(call: Any, style: CallStyle | None) -> dict[str, Any]:
     """Return a tool call as the template takes it."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
@@ -343,10 +343,10 @@ def _tool_call(call: Any, form: CallForm | None) -> dict[str, Any]:
             f'a tool call must have {{"function": {{"name": str, "arguments": …}}}}, not {call!r}'
         )
     arguments = function.get("arguments") or {}
-    if form and form.has_text:
+    if style and style.has_text:
         arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     elif isinstance(arguments, str):
         with suppress(ValueError, RecursionError):  # what is not JSON stays text
             arguments = json.loads(arguments)
     written = {**call, "function": {**function, "arguments": arguments}}
-    return {**written, "id": form.id_of(call["id"])} if form and "id" in call else written
+    return {**written, "id": style.id_of(call["id"])} if style and "id" in call else written

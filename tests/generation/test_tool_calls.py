@@ -10,19 +10,18 @@ from hypothesis import strategies as st
 
 from mink_local import load_model
 from mink_local.generation.call_formats import CALL_MARKS, GEMMA_QUOTES, OPEN, WRAPPERS, marks_of
-from mink_local.generation.request import Tool
-from mink_local.generation.tool_calls import (
+from mink_local.generation.call_styles import (
     DEEPSEEK,
     HERMES,
     KIMI,
     LLAMA,
     MISTRAL,
     PLAIN,
-    CallForm,
-    ToolCallDelta,
-    ToolParser,
-    form_of,
+    CallStyle,
+    style_of,
 )
+from mink_local.generation.request import Tool
+from mink_local.generation.tool_calls import ToolCallDelta, ToolParser
 from tests.support.calls import whole_calls
 from tests.support.effort import examples
 from tests.support.tiny import write_scripted
@@ -45,18 +44,18 @@ NOW = '{"name": "now", "arguments": {}}'
 Parsed = tuple[str, list[tuple[str, str]]]
 
 
-def parsed(pieces: list[str], marks: frozenset[str] | None = None, is_parallel: bool = True) -> Parsed:
+def parsed(
+    pieces: list[str], marks: frozenset[str] | None = None, is_parallel: bool = True, is_cut: bool = False
+) -> Parsed:
     """Return the text of an answer and its calls, (name, arguments), after checking the events' form."""
     parser = ToolParser(TOOLS, CALL_MARKS if marks is None else marks, is_parallel=is_parallel)
-    steps = [*(parser.feed(piece) for piece in pieces), parser.end()]
-    for step in steps:
-        indices = [event.index for event in step if isinstance(event, ToolCallDelta)]
-        assert len(indices) == len(set(indices)), "OpenAI's clients read one piece of a call a chunk"
-        assert "" not in step
+    steps = [*(list(parser.feed(piece)) for piece in pieces), list(parser.end(is_cut=is_cut))]
+    assert parser.n_held == 0
     deltas = [event for step in steps for event in step if isinstance(event, ToolCallDelta)]
     calls = whole_calls(deltas)
     assert len(calls) == parser.n_calls == len({call["id"] for call in calls})
     assert [delta.index for delta in deltas] == sorted(delta.index for delta in deltas)
+    assert len(deltas) <= 2 * len(calls)
     text = "".join(event for step in steps for event in step if isinstance(event, str))
     return text, [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
 
@@ -134,7 +133,8 @@ BOTH = {  # calls of both tools
 @pytest.mark.parametrize("after", ["", "Done. "])
 def test_calls_are_found(name: str, before: str, after: str) -> None:
     text = f"{before}{BOTH[name]}\n\n{after}"
-    expected = before.rstrip() + after, [ROM, EMPTY]
+    content = f"{before.rstrip()}\n\n{after}" if before and after else before.rstrip() + after
+    expected = content, [ROM, EMPTY]
     assert parsed([text]) == expected
     assert parsed(list(text)) == expected
     for cut in range(len(text)):
@@ -142,25 +142,27 @@ def test_calls_are_found(name: str, before: str, after: str) -> None:
 
 
 @pytest.mark.parametrize("name", BOTH)
-def test_a_call_that_is_cut_off_is_incomplete(name: str) -> None:
-    """It is text until its arguments begin; later, a complete call is beside it."""
-    text, seen = BOTH[name], set()
-    for cut in range(len(text)):
-        content, calls = parsed([text[:cut]])
+@pytest.mark.parametrize("before", ["", "I look.\n"])
+def test_a_call_that_is_cut_off_is_no_text(name: str, before: str) -> None:
+    """It has its name, and what there is of its arguments."""
+    text, seen = before + BOTH[name], set()
+    for cut in range(len(before) + 1, len(text)):
+        content, calls = parsed([text[:cut]], is_cut=True)
+        assert parsed(list(text[:cut]), is_cut=True) == (content, calls)
         seen.add(len(calls))
-        assert calls or content == text[:cut]
+        assert content.strip() == before.strip()
         assert calls[:-1] in ([], [ROM])
         for (called, arguments), whole in zip(calls, (ROM, EMPTY), strict=False):
             assert called == whole[0]
-            assert whole[1].startswith(arguments.removesuffix("\\n"))
-    assert seen >= {0, 1}
+            assert whole[1].startswith(arguments.removesuffix("\n"))
+    assert seen == {0, 1, 2}
 
 
 @pytest.mark.parametrize(
     ("text", "content", "calls"),
     [
         (f"<tool_call>{WEATHER}", "", [ROM]),
-        (f"I look:\n```json\n{WEATHER}\n```\n\n```python\n1\n```", "I look:```python\n1\n```", [ROM]),
+        (f"I look:\n```json\n{WEATHER}\n```\n\n```python\n1\n```", "I look:\n\n```python\n1\n```", [ROM]),
         (f"{NOW}\n```python\n1\n```", "```python\n1\n```", [EMPTY]),
         (f"{NOW}; but", "; but", [EMPTY]),
         (f"{NOW};", "", [EMPTY]),
@@ -252,7 +254,7 @@ def test_a_call_after_a_malformed_one_is_found() -> None:
 
 def test_only_one_call_if_they_are_not_parallel() -> None:
     for both in BOTH.values():
-        assert parsed([f"a\n{both}\nb"], is_parallel=False) == ("ab", [ROM])
+        assert parsed([f"a\n{both}\nb"], is_parallel=False) == ("a\nb", [ROM])
 
 
 def test_marks_are_those_of_the_template() -> None:
@@ -262,7 +264,7 @@ def test_marks_are_those_of_the_template() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "form"),
+    ("template", "style"),
     [
         ("<tool_call>", HERMES),
         ("<tool_call> <function= <parameter=", HERMES),
@@ -277,11 +279,11 @@ def test_marks_are_those_of_the_template() -> None:
         ("tools", None),
     ],
 )
-def test_the_form_of_a_template(template: str, form: CallForm | None) -> None:
-    assert form_of(template) is form
-    if form:
-        calls = [form.write("now", "{}")] * (1 if form.separator is None else 2)
-        assert parsed([(form.separator or "").join(calls)], marks_of(template)) == ("", [EMPTY] * len(calls))
+def test_the_style_of_a_template(template: str, style: CallStyle | None) -> None:
+    assert style_of(template) is style
+    if style:
+        calls = [style.write("now", "{}")] * (1 if style.separator is None else 2)
+        assert parsed([(style.separator or "").join(calls)], marks_of(template)) == ("", [EMPTY] * len(calls))
 
 
 def test_marks_that_are_control_tokens(tmp_path: Path) -> None:
@@ -334,30 +336,29 @@ def test_pieces_do_not_matter(parts: list[str], rng: random.Random, is_parallel:
 
 def test_nothing_certain_is_held_back() -> None:
     parser = ToolParser(TOOLS)
-    assert parser.feed("Let me see <") == ["Let me see"]
-    assert parser.feed("b>\n") == [" <b>"]
-    assert parser.feed('{"name": "n') == []
-    assert parser.feed('one"') == ['\n{"name": "none"']
-    assert parser.feed("\n<tool_call>{]") == ["\n<tool_call>{]"]
-    assert parser.end() == []
+    assert "".join(map(str, parser.feed("Let me see <"))) == "Let me see"
+    assert [*parser.feed("b>\n")] == [" <b>"]
+    assert [*parser.feed('{"name": "n')] == []
+    assert [*parser.feed('one"')] == ['\n{"name":', ' "none"']
+    assert "".join(map(str, parser.feed("\n<tool_call>{]"))) == "\n<tool_call>{]"
+    assert [*parser.end()] == []
 
 
-def test_arguments_come_as_they_are_written() -> None:
+def test_a_name_comes_at_once_and_arguments_when_they_are_complete() -> None:
     parser = ToolParser(TOOLS, CALL_MARKS)
-    assert parser.feed('<tool_call>\n{"name": "get_weather", "arguments":') == []
+    assert [*parser.feed('<tool_call>\n{"name": "get_weather", "arguments":')] == []
     [first] = parser.feed(' {"city')
     assert isinstance(first, ToolCallDelta)
-    assert first == ToolCallDelta(0, '{"city', first.id, "get_weather")
+    assert first == ToolCallDelta(0, "", first.id, "get_weather")
     assert first.id
-    assert parser.feed('": "<tool_call>{"') == [ToolCallDelta(0, '": "<tool_call>{"')]
-    assert parser.feed("}}\n</tool_call>") == [ToolCallDelta(0, "}")]
+    assert [*parser.feed('": "<tool_call>{"}')] == []
+    assert [*parser.feed("}\n</tool_call>")] == [ToolCallDelta(0, '{"city": "<tool_call>{"}')]
     [second] = parser.feed("<function=get_weather>\n<parameter=city>\nRom")
     assert isinstance(second, ToolCallDelta)
-    assert second == ToolCallDelta(1, "{", second.id, "get_weather")
-    assert parser.feed("\n</parameter>\n<") == []
-    assert parser.feed("parameter=days") == [ToolCallDelta(1, '"city": "Rom"')]
-    assert parser.feed(">2</parameter></function>") == [ToolCallDelta(1, ', "days": 2}')]
-    assert parser.end() == []
+    assert second == ToolCallDelta(1, "", second.id, "get_weather")
+    assert [*parser.feed("\n</parameter>\n<parameter=days>2</parameter>")] == []
+    assert [*parser.feed("</function>")] == [ToolCallDelta(1, '{"city": "Rom", "days": 2}')]
+    assert [*parser.end()] == []
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 from pydantic import BaseModel, Field
 
-from mink_local.generation.tool_calls import HERMES
+from mink_local.generation.call_styles import HERMES
 from tests.support.openai_client import strict_openai
 from tests.support.server import RunningServer, running_server
 

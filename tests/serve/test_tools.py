@@ -220,7 +220,7 @@ def events_of(
     params = SamplingParams(sampler=MinK(), temperature=5.0, max_tokens=80, seed=1, constraints=constraints)
     [answer] = model.answer_all([Request([USER], params)])
     parser: ToolParser = prepared(template, request).make_parser(marks_of(template or ""))
-    return parser.feed(answer.text) + parser.end()
+    return [*parser.feed(answer.text), *parser.end()]
 
 
 def grammar_of(template: str | None, request: ChatRequest) -> str:

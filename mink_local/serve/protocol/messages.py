@@ -11,19 +11,17 @@ from msgspec import UNSET
 
 from mink_local.errors import ConstraintError
 from mink_local.generation.answer import Answer, FinishReason, Piece
-from mink_local.generation.model import Model
-from mink_local.generation.request import Request, SamplingParams
-from mink_local.generation.tool_calls import (
+from mink_local.generation.call_styles import (
     HERMES,
     LLAMA,
     NO_PARAMETERS,
-    CallForm,
-    ToolCallDelta,
-    ToolParser,
+    CallStyle,
     calls_grammar,
-    form_of,
-    merged,
+    style_of,
 )
+from mink_local.generation.model import Model
+from mink_local.generation.request import Request, SamplingParams
+from mink_local.generation.tool_calls import ToolCallDelta, ToolParser, merged
 from mink_local.llama.constraints import Constraints
 from mink_local.llama.guide import check
 from mink_local.serve.protocol.fields import ChatRequest, CompletionRequest, NamedToolChoice
@@ -86,17 +84,17 @@ def prepare_chat(model: Model, chat: ChatRequest, params: SamplingParams) -> Req
     Raises:
         ApiError: A call is forced, and the tools' parameters cannot be kept.
     """
-    form = form_of(model.chat_template) if model.supports_tools and model.chat_template else None
+    style = style_of(model.chat_template) if model.supports_tools and model.chat_template else None
     tools = chat.template_tools()
     messages: Sequence[Message] = chat.template_messages()
-    if form is None:
+    if style is None:
         messages = _calls_as_text(messages)
-    elif form is LLAMA:
+    elif style is LLAMA:
         messages = list(_one_call_each(messages))
-    if form is None and tools:
+    if style is None and tools:
         messages = _with_instructions(messages, tools)
     if chat.has_call_grammar:
-        constraints, grammar = params.constraints or Constraints(), _grammar(chat, form or HERMES)
+        constraints, grammar = params.constraints or Constraints(), _grammar(chat, style or HERMES)
         params = replace(
             params,
             constraints=replace(constraints, grammar=grammar, json_schema=None, regex=None, choice=None),
@@ -107,7 +105,7 @@ def prepare_chat(model: Model, chat: ChatRequest, params: SamplingParams) -> Req
         params,
         thinking,
         chat.prefix_tokens or (),
-        tools=tools if form else (),
+        tools=tools if style else (),
         template_kwargs=chat.template_kwargs,
         make_parser=_make_parser(chat),
         split_reasoning=chat.reasoning_format != "none",
@@ -121,7 +119,7 @@ def _make_parser(chat: ChatRequest) -> Callable[[Collection[str]], ToolParser] |
     return partial(ToolParser, chat.template_tools(), is_parallel=chat.parallel_tool_calls is not False)
 
 
-def _grammar(request: ChatRequest, form: CallForm) -> str:
+def _grammar(request: ChatRequest, style: CallStyle) -> str:
     """Return the grammar of a forced call, or of a call or an answer that conforms to a schema.
 
     It allows several calls only if the client asks for them: a small model does not find the end.
@@ -138,7 +136,7 @@ def _grammar(request: ChatRequest, form: CallForm) -> str:
         except ConstraintError as error:
             raise ApiError(400, str(error), param=error.place) from None
     is_parallel = request.parallel_tool_calls is True and not isinstance(choice, NamedToolChoice)
-    return calls_grammar(form, parameters, is_parallel=is_parallel, answer=answer)
+    return calls_grammar(style, parameters, is_parallel=is_parallel, answer=answer)
 
 
 def _calls_as_text(messages: Sequence[Message]) -> list[Message]:
