@@ -8,10 +8,11 @@ import math
 import os
 import sys
 from collections.abc import Iterable
-from typing import Any, TypeAlias
+from typing import Any
 
 import click
 
+from mink_local.checks import Range
 from mink_local.errors import MinkError, ModelNotFoundError, TaskNotFoundError
 from mink_local.interrupts import lost_interrupts_repeated, was_interrupted
 
@@ -190,30 +191,36 @@ class Number(click.types.FloatParamType):
     name = "number"  # in messages
 
 
-_Range: TypeAlias = "FiniteFloat | WholeNumber"
+def _limits(it: "FiniteFloat | WholeNumber | Temperature") -> Range:
+    low = -math.inf if it.min is None else it.min
+    high = math.inf if it.max is None else it.max
+    return Range(low, high, it.min_open, it.max_open)
 
 
-def _check_range(it: _Range, number: float, param: click.Parameter | None, ctx: click.Context | None) -> None:
+def _check_range(
+    it: "FiniteFloat | WholeNumber", number: float, param: click.Parameter | None, ctx: click.Context | None
+) -> None:
     """Fail, in words rather than as `x>=0`, if a number is not in a range."""
-    least, most, limit = it.min, it.max, ""
-    if least is not None and (number <= least if it.min_open else number < least):
-        limit = f"{'more than' if it.min_open else 'at least'} {least:.15g}"
-    elif most is not None and (number >= most if it.max_open else number > most):
-        limit = f"{'less than' if it.max_open else 'at most'} {most:.15g}"
-    if limit:
-        it.fail(f"must be {limit}, not {number:.15g}.", param, ctx)
+    if number not in _limits(it):
+        it.fail(f"must be {_limits(it)}, not {number:.15g}.", param, ctx)
+
+
+def _range_in_words(it: "FiniteFloat | WholeNumber | Temperature") -> str:
+    """Return a range as help shows it: `0 to 65535`, `at least 1`."""
+    return str(_limits(it)).removeprefix("from ")
 
 
 class FiniteFloat(click.FloatRange):
     """Type of an option that takes a finite number in a range."""
 
     name = "number"  # in messages
+    _describe_range = _range_in_words
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = click.types.FloatParamType.convert(self, value, param, ctx)  # type: ignore[arg-type]
-        _check_range(self, number, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{number} is not a finite number.", param, ctx)
+        _check_range(self, number, param, ctx)
         return number
 
 
@@ -221,6 +228,7 @@ class Temperature(click.FloatRange):
     """Type of an option that takes a temperature above 0, or inf."""
 
     name = "T|inf"
+    _describe_range = _range_in_words
 
     def __init__(self) -> None:
         super().__init__(min=0)
@@ -238,6 +246,7 @@ class WholeNumber(click.IntRange):
     """Type of an option that takes a whole number in a range."""
 
     name = "whole number"  # in messages
+    _describe_range = _range_in_words
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = click.types.IntParamType.convert(self, value, param, ctx)  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from mink_local.llama.devices import gpu_missing
 from mink_local.models.gguf import read_metadata
 from mink_local.models.memory import Budget, Footprint, choose_placement
 from mink_local.models.options import placement_options
+from mink_local.models.placement import PlacementOptions
 from tests.support.python import run_python
 from tests.support.rpc import RpcServer
 from tests.support.tiny import Shape
@@ -49,7 +50,7 @@ for way in ways:
     print("=====", file=sys.stderr, flush=True)
     with load_model(path, n_ctx=256, n_threads=1, rpc=servers, verbose=True, **way) as model:
         answer = next(model.generate([prompt], temperature=0, max_tokens=12))
-        print(json.dumps([model.placement, answer.tokens]))
+        print(json.dumps([str(model.placement), answer.tokens]))
 """
 
 
@@ -209,8 +210,8 @@ def test_a_gpu_is_asked_for_where_there_is_none(
 
 @click.command()
 @placement_options
-def command(**options: Any) -> None:
-    click.echo(json.dumps(options))
+def command(placement: PlacementOptions) -> None:
+    click.echo(json.dumps(vars(placement)))
 
 
 @pytest.mark.parametrize(("options", "given"), [

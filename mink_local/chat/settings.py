@@ -45,6 +45,7 @@ from mink_local.models.options import (
     tensor_split_option,
     threads_option,
 )
+from mink_local.models.placement import PlacementOptions
 
 log = logging.getLogger("mink_local")
 
@@ -479,13 +480,15 @@ class Settings:
         return loading.load_model(
             self["model"],
             n_ctx=self["ctx"],
-            n_gpu_layers=self["gpu_layers"],
-            n_cpu_moe=ALL_LAYERS if self["cpu_moe"] else self["n_cpu_moe"],
-            tensor_split=self["tensor_split"],
-            main_gpu=self["main_gpu"],
-            n_threads=self["threads"],
+            placement=PlacementOptions(
+                n_gpu_layers=self["gpu_layers"],
+                n_cpu_moe=ALL_LAYERS if self["cpu_moe"] else self["n_cpu_moe"],
+                tensor_split=self["tensor_split"],
+                main_gpu=self["main_gpu"],
+                n_threads=self["threads"],
+                rpc=self["rpc"],
+            ),
             kv_type=self["kv_type"],
-            rpc=self["rpc"],
             chat_template=self["chat_template_file"],
             template_kwargs=self["template_kwargs"],
             verbose=self.context.params["verbose"],

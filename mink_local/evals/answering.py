@@ -142,10 +142,9 @@ class FileAnswerer:
         return self._session()
 
     def _session(self) -> Session:
-        placement = self.model.placement.partition(", with a context")[0]  # that of loading, since changed
         environment = {
             "executor": "ray" if self.sha256 else "local",
-            "placement": placement,
+            "placement": self.model.placement.where,
             "n_parallel": self.model.n_parallel,
             "n_ctx_seq": self._n_ctx,
         }

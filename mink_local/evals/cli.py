@@ -345,7 +345,7 @@ def run_command(
     from mink_local.evals.run.evaluation import Run
 
     if ray:
-        if options["rpc"]:
+        if options["placement"].rpc:
             raise click.UsageError("--rpc supports only one worker: use it without --ray.")
         from mink_local.evals.run.workers import Cluster, connect
 

@@ -26,7 +26,7 @@ A complete measurement, of prompt lengths:
             self, keys: Sequence[tuple[str, str]], store: Store[Length]
         ) -> Generator[Length, None, None]:
             with load_model(str(self.file.path)) as model:
-                store.begin_session(model=self.file.name, placement=model.placement)
+                store.begin_session(model=self.file.name, placement=str(model.placement))
                 for prompt, name in keys:
                     if self.interrupted:
                         return

@@ -185,7 +185,7 @@ class SettingsMeasurement(RowMeasurement[R], Generic[R, Unit]):
                 opened.enter_context(load_model(str(file.path), n_ctx=256, date=DATE, **self._placement))
                 for file in self._files.values()  # n_ctx: no answers are generated
             ]
-            store.begin_session(placement=[model.placement for model in models], **self.session)
+            store.begin_session(placement=[str(model.placement) for model in models], **self.session)
             yield from self.measure_units(units, models, opened)
 
 

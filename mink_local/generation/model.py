@@ -35,6 +35,7 @@ from mink_local.generation.text import TextStream
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.context import Context
 from mink_local.llama.weights import Weights
+from mink_local.models.placement import Placed
 
 log = logging.getLogger("mink_local")
 
@@ -51,7 +52,7 @@ class Model:
 
     Attributes:
         name: Name of the file.
-        placement: Where the layers are and why, as text.
+        placement: Where the layers are, and why; `str()` says it in words.
         weights: Tensors and vocabulary, read-only: n_vocab, n_ctx_train, on_gpu, chat_template, path, …
         chat_template: Jinja source of the chat template; None if the model has none.
         can_reason: Whether the chat template supports reasoning, `<think>…</think>` before an answer.
@@ -67,7 +68,7 @@ class Model:
         weights: Weights,
         context: Context,
         make_context: Callable[..., Context],
-        placement: str,
+        placement: Placed,
         template: ChatTemplate,
     ) -> None:
         self.name = name

@@ -1,17 +1,17 @@
 """Requests: a prompt, and how to sample its answer."""
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypedDict, TypeGuard
+from typing import Any, TypedDict, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mink_local.checks import Range, as_ids, as_texts, shown
 from mink_local.errors import OptionError
-from mink_local.llama.constants import MAX_SEED, check_range
+from mink_local.llama.constants import MAX_SEED
 from mink_local.llama.constraints import Constraints
-from mink_local.samplers import SAMPLERS, Greedy, MinK, Sampler
+from mink_local.samplers import SAMPLERS, Greedy, MinK, Sampler, parse
 
 Message = Mapping[str, Any]
 """A dict with "role" (str) and "content": a str, or a list of `{"type": "text", "text": str}` parts.
@@ -22,15 +22,18 @@ The assistant's may have "tool_calls" and no content; a message with role "tool"
 Tool = Mapping[str, Any]
 """A tool that the model may call: {"type": "function", "function": {"name", "description", "parameters"}}."""
 
+_MOST_LOGPROBS = 2**31 - 1  # at a step
+
 Prompt = str | Sequence[Message] | Sequence[int]
 
 _RANGES = {
-    "max_tokens": (1, math.inf),
-    "min_tokens": (0, math.inf),
-    "seed": (0, MAX_SEED),
-    "logprobs": (0, math.inf),
-    "prompt_logprobs": (0, math.inf),
-    "reasoning_budget": (-1, math.inf),
+    "temperature": Range(0),
+    "max_tokens": Range(1, whole=True),
+    "min_tokens": Range(0, whole=True),
+    "seed": Range(0, MAX_SEED, whole=True),
+    "logprobs": Range(0, _MOST_LOGPROBS, whole=True),
+    "prompt_logprobs": Range(0, _MOST_LOGPROBS, whole=True),
+    "reasoning_budget": Range(-1, whole=True),
 }
 
 
@@ -51,15 +54,15 @@ class SamplingParams:
     A sampler's options are part of the sampler: `sampler=TopP(p=0.9)` instead of `top_p=0.9`.
 
     Args:
-        sampler: Selects the candidates; None means `MinK()`.
+        sampler: Selects the candidates: an object or its text, such as "top-p:p=0.9"; None means `MinK()`.
         temperature: Divides the candidates' logits; 0 takes the largest logit.
         max_tokens: Maximum length of the answer in tokens; None for as many as the context holds.
         min_tokens: Minimum number of tokens before an end token (the model's own or one of
             `stop_token_ids`) can be sampled.
         seed: 0 to 2^32 - 2; None picks one at random.
-        stop: Strings that end the answer and are not part of it.
+        stop: Text, or several, that end the answer and are not part of it.
         stop_token_ids: Tokens that end the answer and are not part of it, in addition to the model's own.
-        ignore_eos: Whether to never sample the model's end tokens.
+        ignore_eos: Never sample the model's end tokens.
         logprobs: None for no log-probabilities, 0 for those of the sampled tokens, n for those of the n most
             probable tokens at each step as well. They are the model's own: at temperature 1, before
             constraints and the cut.
@@ -73,7 +76,7 @@ class SamplingParams:
         ValueError: An option is out of range.
     """
 
-    sampler: Sampler | None = None
+    sampler: Sampler | str | None = None
     temperature: float = 1.0
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -87,17 +90,27 @@ class SamplingParams:
     constraints: Constraints | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise OptionError("temperature", f"must be a finite number of at least 0, not {self.temperature}")
-        if isinstance(self.stop, str) or not all(self.stop):
-            raise OptionError("stop", "must be a list of non-empty strings")
-        for name, (low, high) in _RANGES.items():
-            check_range(name, getattr(self, name), low, high)
+        for name, limits in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None or getattr(SamplingParams, name) is not None:
+                self._set(name, limits.check(name, value))
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise OptionError("min_tokens", f"must be at most max_tokens, {self.max_tokens}")
+        self._set("sampler", _sampler(self.sampler))
+        self._set("stop", as_texts("stop", [self.stop] if isinstance(self.stop, str) else self.stop))
+        self._set("stop_token_ids", tuple(as_ids("stop_token_ids", self.stop_token_ids)))
+        if not all(self.stop):
+            raise OptionError("stop", "must not contain an empty text, which ends every answer")
+        if not isinstance(self.constraints, Constraints | None):
+            raise OptionError("constraints", f"must be Constraints(…), not {shown(self.constraints)}")
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
     @property
     def effective_sampler(self) -> Sampler:
         """The sampler in use: greedy at temperature 0."""
-        return Greedy() if self.temperature == 0 else self.sampler or MinK()
+        return Greedy() if self.temperature == 0 else cast(Sampler | None, self.sampler) or MinK()
 
     @property
     def limits_reasoning(self) -> bool:
@@ -105,10 +118,21 @@ class SamplingParams:
         return self.reasoning_budget not in (None, -1)
 
 
+def _sampler(given: Any) -> Sampler | None:
+    """Return a sampler, also from its text."""
+    if isinstance(given, str):
+        return parse(given)
+    if given is None or isinstance(given, Sampler):
+        return given
+    is_class = isinstance(given, type) and issubclass(given, Sampler)
+    instead = f"{given.__name__}(), an object" if is_class else 'a sampler such as MinK(), or "min-k:tau=3"'
+    raise OptionError("sampler", f"must be {instead}, not {shown(given)}")
+
+
 class SamplingOptions(TypedDict, total=False):
     """The fields of `SamplingParams` as keyword arguments."""
 
-    sampler: Sampler | None
+    sampler: Sampler | str | None
     temperature: float
     max_tokens: int | None
     min_tokens: int
@@ -180,4 +204,4 @@ class Request:
     n_rows: int = 1
 
     def __post_init__(self) -> None:
-        check_range("n_rows", self.n_rows, 1, math.inf)
+        Range(1, whole=True).check("n_rows", self.n_rows)

@@ -1,11 +1,11 @@
 """llama.cpp constants needed before it is loaded."""
 
 import ctypes
-import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
+from mink_local.checks import Range
 from mink_local.errors import OptionError
 
 # The C library, whose functions serve as callbacks that need no GIL.
@@ -46,11 +46,12 @@ def kv_type_number(kv_type: str) -> int:
     return KV_TYPES[kv_type]
 
 
-def check_split(shares: Sequence[float]) -> Sequence[float]:
-    """Return proportions of layers. Raises ValueError unless they are finite and one is above 0."""
-    if not all(0 <= share < math.inf for share in shares) or not any(shares):
-        raise ValueError(f"{','.join(map(str, shares))} must be numbers of at least 0, and not all 0")
-    return shares
+def check_split(shares: Iterable[float]) -> tuple[float, ...]:
+    """Return proportions of layers. Raises OptionError unless they are finite and one is above 0."""
+    found = tuple(Range(0).check("tensor_split", share) for share in shares)
+    if not any(found):
+        raise OptionError("tensor_split", "must not be all 0")
+    return found
 
 
 def check_template_kwargs(kwargs: Iterable[Any]) -> None:
@@ -58,10 +59,3 @@ def check_template_kwargs(kwargs: Iterable[Any]) -> None:
     for name in kwargs:
         if not isinstance(name, str) or name in TEMPLATE_NAMES:
             raise ValueError(f"template_kwargs cannot set {name}: templates get it from elsewhere")
-
-
-def check_range(name: str, value: float | None, low: float, high: float = math.inf) -> None:
-    """Raise OptionError unless an option is None or between `low` and `high`, inclusive."""
-    if value is not None and not low <= value <= high:
-        allowed = f"at least {low}" if high == math.inf else f"from {low} to {high}"
-        raise OptionError(name, f"must be {allowed}, not {value!s:.50}")

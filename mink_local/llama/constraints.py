@@ -12,23 +12,24 @@ import numpy as np
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
+from mink_local.checks import Range, as_ids, as_texts, shown
 from mink_local.errors import OptionError
-from mink_local.llama.constants import check_range
 from mink_local.llama.guide import Guide
 from mink_local.llama.token_data import SamplingBuffers, fill_token_data, mask_logits, read_token_data
 from mink_local.llama.weights import Weights
 
 _LARGE = 1e30  # sums and products of options up to this stay finite in float32; inf - inf would be NaN
+_BIASES = Range(-_LARGE, _LARGE)
 _FORMS = ("json_schema", "regex", "choice", "grammar")
 _RANGES = {
-    "repeat_penalty": (1 / _LARGE, _LARGE),
-    "frequency_penalty": (-_LARGE, _LARGE),
-    "presence_penalty": (-_LARGE, _LARGE),
-    "penalty_last_n": (0, _LARGE),
-    "dry_multiplier": (0, _LARGE),
-    "dry_base": (1, _LARGE),
-    "dry_allowed_length": (0, 2**31 - 1),
-    "dry_penalty_last_n": (0, _LARGE),
+    "repeat_penalty": Range(0, _LARGE, low_open=True),
+    "frequency_penalty": Range(-_LARGE, _LARGE),
+    "presence_penalty": Range(-_LARGE, _LARGE),
+    "penalty_last_n": Range(-1, whole=True),
+    "dry_multiplier": Range(0, _LARGE),
+    "dry_base": Range(1, _LARGE),
+    "dry_allowed_length": Range(0, 2**31 - 1, whole=True),
+    "dry_penalty_last_n": Range(-1, whole=True),
 }
 
 
@@ -44,14 +45,14 @@ class Constraints:
             last `penalty_last_n`, including the prompt (as in llama.cpp's server).
         frequency_penalty: Subtracted from the logits of these tokens once per occurrence.
         presence_penalty: Subtracted from the logits of these tokens once.
-        penalty_last_n: Number of tokens to look back.
+        penalty_last_n: Number of tokens to look back; -1 for all.
         dry_multiplier: At least 0. DRY subtracts `multiplier * base ** (length - allowed_length)` from the
             logit of a token that would continue a repetition of `length` tokens.
         dry_base: At least 1.
         dry_allowed_length: Longest repetition that goes unpenalized.
-        dry_penalty_last_n: Number of tokens to search for repetitions.
+        dry_penalty_last_n: Number of tokens to search for repetitions; -1 for all.
         dry_sequence_breakers: Texts that end a repetition.
-        json_schema: A JSON schema that the answer conforms to, as text or as a dict.
+        json_schema: A JSON schema that the answer conforms to: a dict, its JSON text, or a Pydantic class.
         regex: A regular expression that the whole answer matches.
         choice: The possible answers.
         grammar: GBNF with the start rule `root`, or Lark with the start rule `start`. Trust a Lark grammar
@@ -73,26 +74,41 @@ class Constraints:
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = 64
     dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
-    json_schema: str | Mapping[str, Any] | None = None
+    json_schema: str | Mapping[str, Any] | type | None = None
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None
 
     def __post_init__(self) -> None:
-        for name, (low, high) in _RANGES.items():
-            check_range(name, getattr(self, name), low, high)
-        for bias in self.logit_bias.values():
-            if bias != -math.inf:
-                check_range("logit_bias", bias, -_LARGE, _LARGE)
-        if isinstance(self.dry_sequence_breakers, str) or not all(self.dry_sequence_breakers):
-            raise OptionError("dry_sequence_breakers", "must be a list of non-empty strings")
+        for name, limits in _RANGES.items():
+            self._set(name, limits.check(name, getattr(self, name)))
+        if not isinstance(self.logit_bias, Mapping):
+            raise OptionError("logit_bias", f"must be a dict of token ids, not {shown(self.logit_bias)}")
+        biases = (
+            bias if bias == -math.inf else _BIASES.check("logit_bias", bias)
+            for bias in self.logit_bias.values()
+        )
+        self._set("logit_bias", dict(zip(as_ids("logit_bias", [*self.logit_bias]), biases, strict=True)))
+        self._set("dry_sequence_breakers", as_texts("dry_sequence_breakers", self.dry_sequence_breakers))
+        if not all(self.dry_sequence_breakers):
+            raise OptionError("dry_sequence_breakers", "must not contain an empty text")
         given = [name for name in _FORMS if getattr(self, name) is not None]
         if len(given) > 1:
             raise OptionError(given[1], f"and {given[0]} are mutually exclusive: give only one")
         if given[:1] == ["grammar"] and not str(self.grammar).strip():
             raise OptionError("grammar", "is empty: give GBNF or Lark, or omit it")
-        if given[:1] == ["choice"] and (isinstance(self.choice, str) or not self.choice):
-            raise OptionError("choice", "must be a list of at least one text")
+        if self.choice is not None:
+            self._set("choice", as_texts("choice", self.choice))
+            if not self.choice:
+                raise OptionError("choice", "must have at least one text")
+        for name in ("regex", "grammar"):
+            if not isinstance(getattr(self, name), str | None):
+                raise OptionError(name, f"must be a text, not {shown(getattr(self, name))}")
+        if (schema_of := getattr(self.json_schema, "model_json_schema", None)) is not None:  # Pydantic's
+            self._set("json_schema", schema_of())
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
     @property
     def form(self) -> tuple[str, Any] | None:
@@ -148,7 +164,7 @@ class Constrainer:
             C.llama_sampler_init_penalties(
                 weights.n_vocab,
                 _history(constraints.penalty_last_n, weights),
-                constraints.repeat_penalty,
+                max(constraints.repeat_penalty, 1 / _LARGE),
                 constraints.frequency_penalty,
                 constraints.presence_penalty,
             ),
@@ -198,7 +214,7 @@ class Constrainer:
 
 def _history(last_n: int, weights: Weights) -> int:
     """Return `last_n`, capped at the longest context: llama.cpp allocates an entry per token."""
-    return min(last_n, weights.n_ctx_train)
+    return weights.n_ctx_train if last_n == -1 else min(last_n, weights.n_ctx_train)
 
 
 def _logit_bias(constraints: Constraints, weights: Weights) -> Any:

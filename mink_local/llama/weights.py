@@ -1,6 +1,7 @@
 """A GGUF file loaded by llama.cpp: tensors, vocabulary, chat template."""
 
 import ctypes
+import os
 import weakref
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, wait
@@ -12,7 +13,7 @@ from llama_cpp import llama_cpp as C
 
 from mink_local.errors import GenerationError, ModelError, OptionError
 from mink_local.llama import ggml
-from mink_local.llama.constants import ALL_LAYERS, EXPERTS
+from mink_local.llama.constants import ALL_LAYERS, EXPERTS, LIBC
 from mink_local.llama.devices import gpu_pointers
 from mink_local.llama.log import allocated, logged, reason
 
@@ -40,6 +41,24 @@ def _experts_on_cpu(n_layers: int) -> Any:
     return (_BufferOverride * 2)(override)
 
 
+class Cancel:
+    """Ends the loading of files when it is called, from any thread."""
+
+    def __init__(self) -> None:
+        self._goes_on = (ctypes.c_uint8 * 2)(1)  # a string of at most one character
+
+    def __call__(self) -> None:
+        self._goes_on[0] = 0
+
+    def watch(self, params: Any) -> None:
+        """Make llama.cpp poll this after every tensor, except on Windows, where it loads to the end."""
+        # A C function that ignores the first argument, a float: where floats have registers of their own, the
+        # pointer is the first of the others.
+        if os.name != "nt":
+            params.progress_callback = ctypes.cast(LIBC.strlen, C.llama_progress_callback)
+            params.progress_callback_user_data = ctypes.addressof(self._goes_on)
+
+
 class Weights:
     """A GGUF file loaded by llama.cpp.
 
@@ -56,6 +75,7 @@ class Weights:
         n_cpu_moe: Number of layers, from the first, whose experts are on the CPU; ALL_LAYERS for all.
         gpu_shares: The proportions of layers that the GPUs get, in the order of `gpus`; those without a
             share are not used. By default those of their free memory.
+        cancel: Ends loading early, with a ModelError.
 
     Attributes:
         n_vocab: Number of tokens in the vocabulary, V.
@@ -79,6 +99,7 @@ class Weights:
         *,
         n_cpu_moe: int = 0,
         gpu_shares: Sequence[float] = (),
+        cancel: Cancel | None = None,
     ) -> None:
         self.path, self.verbose, self.trust, self.gpu_shares = path, verbose, trust, gpu_shares
         self.on_gpu = n_gpu_layers != 0
@@ -86,6 +107,8 @@ class Weights:
         params = C.llama_model_default_params() if n_gpu_layers else cpu_params()
         params.n_gpu_layers = n_gpu_layers
         params.vocab_only = vocab_only
+        if cancel is not None:
+            cancel.watch(params)
         with logged(verbose):
             C.llama_backend_init()
         if n_gpu_layers and n_cpu_moe:

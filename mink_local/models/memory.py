@@ -10,20 +10,18 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
-from pathlib import Path
 from typing import Literal
 
 import psutil
 
-from mink_local.errors import ModelError
 from mink_local.llama.constants import ALL_LAYERS, EXPERTS, N_BATCH, kv_type_number
 from mink_local.llama.devices import gpus
-from mink_local.models.gguf import Metadata, read_metadata, tensor_types
+from mink_local.models.gguf import Metadata, tensor_types
 
 USUAL_CONTEXT = 4096  # tokens of a prompt and its answer
 _LONGER = (32768, 16384, 8192)
 _SHORTER = (2048, 1024, 512)
-_KV_SHARE = 16  # a longer KV cache may take 1/16 of the memory left by the weights,
+_KV_DIVISOR = 16  # a longer KV cache may take 1/16 of the memory left by the weights,
 _MOST_SHARES = 4  # and those of several answers together at most 4/16
 _F16, _F32 = 2, 4  # bytes
 _RESERVE = 1 << 30  # bytes per GPU left free for its driver and other programs
@@ -74,8 +72,8 @@ def memory_budget(with_gpus: bool = True, shares: Sequence[float] = ()) -> Budge
 
     Args:
         with_gpus: Whether to query the GPUs.
-        shares: The proportions of layers that the GPUs get, of which the first that is full ends what fits;
-            by default those of their free memory.
+        shares: The proportions of layers that the GPUs get: the GPU that fills first is the limit. By default
+            those of their free memory.
     """
     devices = gpus() if with_gpus else []
     ram = psutil.virtual_memory().available
@@ -95,8 +93,9 @@ class Placement:
     Attributes:
         n_gpu_layers: From 0 to one more than the model has, since the output layer counts and goes first.
         n_cpu_moe: Number of layers, from the first, whose experts are on the CPU.
-        warning: Warning to show the user before loading it.
+        warning: Warning for the user.
         n_mixed: The most that `n_cpu_moe` can be: 0 unless the model is a mixture of experts.
+        kv_per_token: Bytes of a KV cache per token; 0 if they are unknown.
     """
 
     n_ctx: int
@@ -105,6 +104,7 @@ class Placement:
     need: MemoryNeed
     warning: str | None = None
     n_mixed: int = 0
+    kv_per_token: int = 0
 
     @property
     def split(self) -> tuple[int, int]:
@@ -143,6 +143,11 @@ class Footprint:
     def n_mixed(self) -> int:
         """Number of layers of a mixture of experts; 0 for other models."""
         return self.n_layers if self._largest_expert else 0
+
+    @property
+    def kv_per_token(self) -> int:
+        """Bytes of a KV cache per token."""
+        return sum(self._kv)
 
     def need(self, n_ctx: int, n_parallel: int = 1, n_gpu_layers: int = 0, n_cpu_moe: int = 0) -> MemoryNeed:
         """Return the bytes that the model needs with a KV cache of `n_ctx` tokens per answer.
@@ -205,20 +210,14 @@ def _recurrent_layers(metadata: Metadata) -> set[int | None]:
     return layers_with(".ssm_", ".time_mix_", ".shortconv.") - layers_with(".attn_k.", ".attn_kv_a_mqa.")
 
 
-def caches_that_fit(
-    path: Path, n_ctx: int, on_gpu: bool, kv_type: str = "f16", shares: Sequence[float] = ()
-) -> int:
-    """Return how many KV caches of `n_ctx` tokens fit in free memory; no limit if a size is unknown.
+def caches_that_fit(n_bytes: int, on_gpu: bool, shares: Sequence[float] = ()) -> int:
+    """Return how many KV caches of so many bytes fit in free memory; no limit if that is 0: unknown.
 
     Args:
         shares: As for `memory_budget`.
     """
-    try:
-        each = n_ctx * sum(kv_bytes_per_layer(read_metadata(path), kv_type))
-    except ModelError:  # llama.cpp may know formats that this module does not
-        each = 0
     budget = memory_budget(with_gpus=on_gpu, shares=shares)
-    return (budget.vram if on_gpu else budget.ram) // each if each else sys.maxsize
+    return (budget.vram if on_gpu else budget.ram) // n_bytes if n_bytes else sys.maxsize
 
 
 def choose_placement(
@@ -264,7 +263,7 @@ def choose_placement(
         needs = [(way, footprint.need(context, n_parallel, *way)) for way in ways]
         way, need = next((found for found in needs if found[1].gpu.total <= budget.vram), needs[-1])
         warning = _warning(budget.usage(need).total, budget.ram)
-        return Placement(context, *way, need, warning, mixed)
+        return Placement(context, *way, need, warning, mixed, footprint.kv_per_token)
 
     chosen = with_context(n_ctx or USUAL_CONTEXT)
     if n_ctx is None and chosen.warning:
@@ -273,7 +272,7 @@ def choose_placement(
         for longer in map(with_context, _LONGER):
             usage = budget.usage(longer.need)
             spare = budget.ram - usage.weights
-            allowed = spare // _KV_SHARE * min(n_parallel, _MOST_SHARES)
+            allowed = spare // _KV_DIVISOR * min(n_parallel, _MOST_SHARES)
             if longer.split == chosen.split and usage.kv <= allowed:
                 return longer
     return chosen

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
+from functools import wraps
 from typing import Any, TypeVar
 
 import click
@@ -17,6 +19,7 @@ from mink_local.llama.constants import (
     check_template_kwargs,
 )
 from mink_local.models.catalog import EMBEDDED, default_model, names_here, read_catalog
+from mink_local.models.placement import PlacementOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 AnyOption = TypeVar("AnyOption", bound=click.Option)
@@ -301,8 +304,14 @@ reasoning_budget_option = SharedOption(
 )
 
 
-def placement_options(command: Command) -> Command:
-    """Add the options for where a model's layers go; the command passes their values to `load_model`."""
+def placement_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options for where a model's layers go; the command gets them as `placement`."""
+
+    @wraps(command)
+    def placed(*arguments: Any, **given: Any) -> Any:
+        own = {field.name: given.pop(field.name) for field in fields(PlacementOptions)}
+        return command(*arguments, placement=PlacementOptions(**own), **given)
+
     for option in (
         rpc_option,
         threads_option.replace("n_threads"),
@@ -312,5 +321,5 @@ def placement_options(command: Command) -> Command:
         n_cpu_moe_option,
         gpu_layers_option.replace("n_gpu_layers"),
     ):
-        command = option(command)
-    return command
+        option(placed)
+    return placed

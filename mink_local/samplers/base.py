@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mink_local.checks import Range
 from mink_local.samplers import kernels
 
 Kernel = Callable[..., int]
@@ -18,6 +19,7 @@ Selector = Callable[[NDArray[np.float32]], int]
 LogitsProcessor = Callable[[Any, NDArray[np.float32]], NDArray[np.float32]]
 Order = Literal["temperature-first", "temperature-last"]
 
+_TEMPERATURES = Range(0, low_open=True)
 _LARGEST = np.finfo(np.float32).max
 
 
@@ -74,25 +76,13 @@ def number(
         exclusive: Whether the limits themselves are excluded.
         variant: Whether `str()` omits the field when it has its default.
     """
-    return field(default=default, metadata={"range": (low, high, exclusive), "variant": variant})
+    limits = Range(low, high, exclusive, exclusive, whole=isinstance(default, int))
+    return field(default=default, metadata={"range": limits, "variant": variant})
 
 
 def choice(default: Any, *others: Any, variant: bool = False) -> Any:
     """Return a dataclass field for one of several values."""
     return field(default=default, metadata={"choices": (default, *others), "variant": variant})
-
-
-def _check_number(
-    name: str, value: Any, default: Any, low: float, high: float = math.inf, exclusive: bool = False
-) -> None:
-    in_range = low < value < high if exclusive else low <= value <= high
-    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if in_range and math.isfinite(value) and (is_whole or isinstance(default, float)):
-        return
-    kind = "finite number" if isinstance(default, float) else "whole number"
-    above, below = ("above", "and below") if exclusive else ("from", "to")
-    limits = f"{above} {low}" if high == math.inf else f"{above} {low} {below} {high}"
-    raise ValueError(f"{name} must be a {kind} {limits}, not {value}")
 
 
 def _check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
@@ -162,7 +152,7 @@ class Sampler:
         for f in fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
             if "range" in f.metadata:
-                _check_number(f.name, value, f.default, *f.metadata["range"])
+                object.__setattr__(self, f.name, f.metadata["range"].check(f.name, value))
             if f.name == "order" or "choices" in f.metadata:
                 _check_choice(f.name, value, f.metadata.get("choices", get_args(Order)))
 
@@ -315,7 +305,7 @@ def random_of(seed: int | None) -> Random:
 
 
 def _require_temperature(temperature: float) -> None:
-    _check_number("temperature", temperature, 1.0, 0, exclusive=True)
+    _TEMPERATURES.check("temperature", temperature)
 
 
 def _text(value: object) -> str:

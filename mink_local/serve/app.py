@@ -29,6 +29,7 @@ from mink_local.interrupts import on_interrupt
 from mink_local.models.catalog import read_catalog
 from mink_local.models.gguf import read_metadata
 from mink_local.models.memory import kv_bytes_per_layer
+from mink_local.models.placement import PlacementOptions
 from mink_local.samplers import Sampler
 from mink_local.serve import request_log
 from mink_local.serve.endpoints.openapi import ENDPOINTS, Endpoint, openapi
@@ -145,11 +146,11 @@ def serve(
     no_history: bool,
     log_format: str,
     log_llama: bool,
-    **placement: Any,
+    placement: PlacementOptions,
 ) -> None:
     """Load a model and serve it until Ctrl-C or SIGTERM.
 
-    The arguments are the options of `mink-serve`; `placement` are those of `load_model`.
+    The arguments are the options of `mink-serve`.
 
     Raises:
         MinkError: The model cannot be loaded, or its engine has ended.
@@ -165,7 +166,7 @@ def serve(
             chat_template=chat_template,
             template_kwargs=template_kwargs,
             verbose=log_llama,
-            **placement,
+            placement=placement,
         )
         loaded.reserve(loaded.n_ctx, loaded.n_parallel, max(N_OUTPUTS, loaded.n_parallel))
         _warm_up(loaded, sampler)

@@ -50,7 +50,7 @@ def test_options_replace_those_of_the_params(smollm2: Model) -> None:
         ({"min_tokens": -1}, "min_tokens"),
         ({"seed": -1}, "seed"),
         ({"seed": 2**32 - 1}, "seed"),
-        ({"stop": "x"}, "stop"),
+        ({"stop": b"x"}, "stop"),
         ({"stop": [""]}, "stop"),
         ({"logprobs": -1}, "logprobs"),
         ({"prompt_logprobs": -1}, "prompt_logprobs"),

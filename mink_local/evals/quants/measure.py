@@ -34,6 +34,7 @@ from mink_local.models.catalog import ModelFile
 from mink_local.models.gguf import Metadata, read_metadata, tensor_types
 from mink_local.models.info import tensors_by_type
 from mink_local.models.memory import Budget, choose_placement, memory_budget
+from mink_local.models.placement import PlacementOptions
 from mink_local.samplers import Sampler
 
 BUNDLED = Path(__file__).with_name("text.txt")  # written for mink-local, under its license
@@ -190,8 +191,8 @@ class Quants(RowMeasurement[ChunkRow]):
                 memory_budget(),
                 n_bytes=4 * n_scored(self._chunk) * self._n_common[name],
                 n_ctx=self._chunk + _N_ANSWER,
-                n_gpu_layers=self._placement.get("n_gpu_layers", "auto"),
-                n_cpu_moe=self._placement.get("n_cpu_moe"),
+                n_gpu_layers=self._placement.get("placement", PlacementOptions()).n_gpu_layers,
+                n_cpu_moe=self._placement.get("placement", PlacementOptions()).n_cpu_moe,
             )
             each = n_held or len(chunks)
             if n_held:

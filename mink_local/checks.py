@@ -1,0 +1,91 @@
+"""What may be given as a number: the ranges of options, in Python and on the command line alike."""
+
+import math
+import operator
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from mink_local.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that an option takes.
+
+    Args:
+        low, high: The limits.
+        low_open, high_open: Whether a limit itself is excluded.
+        whole: Whether only whole numbers are taken; otherwise all finite ones.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    low_open: bool = False
+    high_open: bool = False
+    whole: bool = False
+
+    def __contains__(self, number: float) -> bool:
+        return (self.low < number if self.low_open else self.low <= number) and (
+            number < self.high if self.high_open else number <= self.high
+        )
+
+    def __str__(self) -> str:
+        """Return the limits in words: "from 0 to 1", "above 0 and at most 100"."""
+        least = f"{'above' if self.low_open else 'at least'} {self.low:.15g}" if self.low > -math.inf else ""
+        most = f"{'below' if self.high_open else 'at most'} {self.high:.15g}" if self.high < math.inf else ""
+        if least and most and not (self.low_open or self.high_open):
+            return f"from {self.low:.15g} to {self.high:.15g}"
+        return " and ".join(filter(None, (least, most)))
+
+    def check(self, name: str, value: Any) -> Any:
+        """Return a number, NumPy's too, as an int or a float.
+
+        Raises:
+            OptionError: It is not a number, or out of range; the message names the option.
+        """
+        number = _whole(value) if self.whole else _finite(value)
+        if number is None or number not in self:
+            kind = "a whole number" if self.whole else "a finite number"
+            raise OptionError(name, f"must be {kind} {self}".rstrip() + f", not {shown(value)}")
+        return number
+
+
+def as_texts(name: str, values: Any) -> tuple[str, ...]:
+    """Return several texts; raise OptionError unless there is nothing else among them."""
+    if isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping):
+        found = tuple(values)
+        if all(isinstance(each, str) for each in found):
+            return found
+    raise OptionError(name, f"must be a list of texts, not {shown(values)}")
+
+
+def as_ids(name: str, values: Any) -> list[int]:
+    """Return token ids, NumPy's too, as a list of ints; raise OptionError unless they are whole numbers."""
+    if isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping):
+        with suppress(TypeError):
+            return list(map(operator.index, values))
+    raise OptionError(name, f"must be a list of token ids, not {shown(values)}")
+
+
+def shown(value: Any) -> str:
+    """Return a wrong value as a message quotes it."""
+    text = str(value) if isinstance(value, Real) else repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def _whole(value: Any) -> int | None:
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
+def _finite(value: Any) -> float | None:
+    if type(value) is bool or not isinstance(value, Real):
+        return None
+    with suppress(OverflowError):  # a large int
+        return float(value) if math.isfinite(value) else None
+    return None
