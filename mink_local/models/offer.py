@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from huggingface_hub import constants
 
 from mink_local.models import catalog, trust
 from mink_local.models.gguf import read_metadata
@@ -15,7 +14,7 @@ from mink_local.models.memory import memory_budget
 # Qwen3: one family in all sizes, freely licensed, no login required.
 LADDER = ("qwen3-0.6b:Q8_0", "qwen3-1.7b:Q4_K_M", "qwen3-4b-instruct:Q4_K_M", "qwen3-8b:Q4_K_M")
 # On the CPU, a model may take a quarter of the memory, but at most 3 GB: larger ones are slow to answer.
-_SHARE, _MOST = 4, 3 * 10**9
+_PARTS, _MOST = 4, 3 * 10**9
 
 
 def find_offer() -> dict[str, Any] | None:
@@ -24,12 +23,15 @@ def find_offer() -> dict[str, Any] | None:
     A model already on this machine, in any program's store, is preferred to a download: the largest that
     suits the machine, or else the smallest that fits at all.
     """
-    most = min(psutil.virtual_memory().total // _SHARE, _MOST)
+    rows = model_list(memory_budget())  # refuses a malformed HF_ENDPOINT, on which the next import would fail
+    from huggingface_hub import constants
+
+    most = min(psutil.virtual_memory().total // _PARTS, _MOST)
     here, to_pull = [], []
-    for row in model_list(memory_budget()):
+    for row in rows:
         if row["fits"] in (None, "no", "damaged") or row["name"] == catalog.EMBEDDED:
             continue
-        if row["path"] and trust.was("refused", Path(row["path"])):
+        if row["path"] and trust.is_refused(Path(row["path"])):
             continue
         row["suits"] = row["fits"] == "GPU" or row["size"] <= most
         if row["path"] and read_metadata(Path(row["path"])).text("tokenizer.chat_template"):

@@ -38,7 +38,7 @@ def check(file: ModelFile) -> None:
     path = file.path.absolute()
     try:
         size, *_ = file_state(path)
-        if was("vetted", path):
+        if _is_in("vetted", path):
             return
         is_known = file.sha256 is not None and sha256_of(path) == file.sha256
     except OSError as error:
@@ -52,8 +52,12 @@ def check(file: ModelFile) -> None:
     remember(path)
 
 
-def was(outcome: str, path: Path) -> bool:
-    """Return whether a file, tested with this llama.cpp, was "vetted" or "refused". Raises OSError."""
+def is_refused(path: Path) -> bool:
+    """Return whether a file has failed the test with this llama.cpp. Raises OSError."""
+    return _is_in("refused", path)
+
+
+def _is_in(outcome: str, path: Path) -> bool:
     return bool(read_record(_record(outcome)).get(str(path)) == file_state(path))
 
 
