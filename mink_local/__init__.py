@@ -24,7 +24,8 @@ from mink_local.version import __version__
 if TYPE_CHECKING:
     from mink_local.generation.answer import Answer, Piece
     from mink_local.generation.loading import load_model
-    from mink_local.generation.model import Model, Reply
+    from mink_local.generation.model import Model
+    from mink_local.generation.reply import Reply
     from mink_local.generation.request import Request, SamplingParams
     from mink_local.llama.constraints import Constraints
     from mink_local.native import native_sampler
@@ -62,7 +63,7 @@ _HOMES = {
     "Constraints": "llama.constraints",
     "Model": "generation.model",
     "Piece": "generation.answer",
-    "Reply": "generation.model",
+    "Reply": "generation.reply",
     "Request": "generation.request",
     "SamplingParams": "generation.request",
     "load_model": "generation.loading",

@@ -29,44 +29,6 @@ _WAIT_SECONDS = 0.25  # between calls of `waiting`; on Windows, an endless wait 
 _EXIT_SECONDS = 10.0  # for the running batch to end when the program does
 
 
-class Events(Generic[T]):
-    """What arrives from the thread, in order, for a thread that waits or for a task of an event loop."""
-
-    def __init__(self) -> None:
-        self._arrived: queue.SimpleQueue[T] = queue.SimpleQueue()
-        self._wake: Callable[[], object] | None = None  # the task that waits
-
-    def put(self, item: T) -> None:
-        """Add an item."""
-        self._arrived.put(item)
-        if (wake := self._wake) is not None:
-            with suppress(RuntimeError):  # its event loop has ended
-                wake()
-
-    def get(self, waiting: Callable[[], object] = lambda: None) -> T:
-        """Return the next item; `waiting` is called now and then while there is none."""
-        while True:
-            try:
-                return self._arrived.get(timeout=_WAIT_SECONDS)
-            except queue.Empty:
-                waiting()
-
-    async def wait(self) -> T:
-        """Return the next item, without a thread that waits."""
-        import asyncio  # 12 ms, with ssl, which nothing else in a chat needs
-
-        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
-        self._wake = partial(loop.call_soon_threadsafe, arrived.set)
-        try:
-            while True:
-                with suppress(queue.Empty):
-                    return self._arrived.get_nowait()
-                await arrived.wait()
-                arrived.clear()
-        finally:
-            self._wake = None
-
-
 class _Job(Generic[T]):
     """A call of a function, whose result another thread waits for."""
 

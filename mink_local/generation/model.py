@@ -5,22 +5,24 @@ import logging
 import secrets
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mink_local.checks import Range
 from mink_local.errors import ContextOverflowError, GenerationError, ModelError
 from mink_local.files import replaced
-from mink_local.generation.answer import Answer, Piece
+from mink_local.generation.answer import Answer
+from mink_local.generation.answers import Answers
 from mink_local.generation.decoding import Decoding, log_probabilities
 from mink_local.generation.engine import Engine
-from mink_local.generation.engine_thread import EngineThread, Event, Events
+from mink_local.generation.engine_thread import EngineThread
+from mink_local.generation.reply import Reply
 from mink_local.generation.request import (
     Message,
     Prompt,
@@ -205,7 +207,7 @@ class Model:
         prefix: Sequence[int] = (),
         watch: Callable[[NDArray[np.float32]], None] | None = None,
         **options: Unpack[SamplingOptions],
-    ) -> "Reply":
+    ) -> Reply:
         """Answer a conversation: an iterator over pieces of text.
 
         It is generated whether it is read or not, unless it is closed or nobody refers to it any more.
@@ -245,7 +247,7 @@ class Model:
         prompt: str | Sequence[int],
         params: SamplingParams | None = None,
         **options: Unpack[SamplingOptions],
-    ) -> "Reply":
+    ) -> Reply:
         """Continue a text or token ids as they are, without the chat template.
 
         Args:
@@ -256,13 +258,13 @@ class Model:
         """
         return self.reply(Request(prompt, merged(params, options)))
 
-    def reply(self, request: Request) -> "Reply":
+    def reply(self, request: Request) -> Reply:
         """Answer a request. Errors as for `chat`."""
         with self._open():
             decoding = self.engine.prepare(request)
             if decoding.answer.finish_reason == "overflow":
                 raise ContextOverflowError(decoding.answer.prompt_tokens, self.n_ctx)
-            return Reply(decoding, self)
+            return Reply(decoding, self.thread)
 
     def prepare(self, request: Request, answer: Answer | None = None) -> Decoding:
         """Make a request ready for `thread`; see `Engine.prepare`. Raises ModelError if closed."""
@@ -280,11 +282,12 @@ class Model:
         enable_thinking: bool | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[SamplingOptions],
-    ) -> Iterator[Answer]:
+    ) -> Answers:
         """Answer many independent prompts, `n_parallel` at a time.
 
         Args:
-            prompts: User messages (str), conversations, or lists of token ids to continue.
+            prompts: User messages (str), conversations, or lists of token ids to continue; taken as they are
+                needed, see `answer_all`.
             params: How to sample the answers; answer i gets the seed `params.seed + i`, modulo 2^32 - 1.
             n: Number of answers per prompt; those to prompt i have the indices (`Answer.index`) i * n to
                 i * n + n - 1.
@@ -292,10 +295,11 @@ class Model:
 
         Other arguments as for `chat`, errors as for `answer_all`.
         """
-        if isinstance(prompts, str):  # each of its characters would be a prompt
-            raise GenerationError("generate takes a list of prompts: put a single one in a list, or use chat")
-        if n < 1:
-            raise ValueError(f"n must be at least 1, not {n}")
+        if isinstance(prompts, str | bytes | Mapping):  # each of its characters would be a prompt
+            raise TypeError("generate takes a list of prompts: put a single one in a list, or use chat")
+        if isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], Mapping | int):
+            raise TypeError("generate takes a list of prompts: put the conversation or token ids in a list")
+        n = Range(1, whole=True).check("n", n)
         params = merged(params, options)
         first = secrets.randbelow(RANDOM_SEED) if params.seed is None else params.seed
         repeated = (prompt for prompt in map(_conversation, prompts) for _ in range(n))
@@ -309,74 +313,53 @@ class Model:
             )
             for i, prompt in enumerate(repeated)
         )
-        return self.answer_all(requests, ordered=ordered)
+        return self._answers(requests, ordered, is_finite=isinstance(prompts, Sized))
 
     def answer_all(
         self,
         requests: Iterable[Request],
         *,
         ordered: bool = False,
-        waiting: Callable[[], object] = lambda: None,
-    ) -> Iterator[Answer]:
+    ) -> Answers:
         """Answer many requests, `n_parallel` at a time, in order of completion or, if `ordered`, of requests.
 
-        Requests are taken from the iterable as slots become free, a few ahead, in the thread that reads the
-        answers. What successive requests have in common, prompts and answers, is evaluated once. A prompt
-        that does not fit into the context yields an answer with finish_reason "overflow", a failure one with
-        "error", and the others continue. A text may differ from what `chat` gives for the same seed, or from
-        what it is beside other requests: llama.cpp's sums are not batch-invariant.
+        Requests are taken from the iterable as slots become free, in the thread that reads the answers: at
+        most 1 + 3 * n_parallel of them, or 1 + 16 * n_parallel if `ordered`, before their answers are read. A
+        beginning shared by successive requests is evaluated once. A prompt that does not fit into the context
+        yields an answer with finish_reason "overflow", a malformed or failed one with "error", and the others
+        continue. An error of the iterable is raised after the answers that are under way. After `interrupt`,
+        all answers end, and of a list, also those never begun are told. A text may differ from what `chat`
+        gives for the same seed, or from what it is beside other requests: rounding in llama.cpp depends on
+        which tokens share a batch.
 
         Args:
             requests: The requests.
             ordered: See above.
-            waiting: Called now and then while no answer has ended.
+
+        Returns:
+            The answers, for `for` or `async for`; `close()` ends them.
 
         Raises:
-            ValueError: A request is malformed.
             ModelError: The model is closed.
-            GenerationError: The model was closed meanwhile, or its thread has failed.
-            MinkError: The chat template refuses the messages of a request.
+            GenerationError: The model was closed while generating, or its thread has failed.
         """
-        answers = self._answers(requests, waiting, self._n_interrupts)
-        return _in_order(answers) if ordered else answers
+        if isinstance(requests, Request):
+            raise TypeError("answer_all takes several requests: put a single one in a list")
+        return self._answers(requests, ordered)
 
-    def _answers(
-        self, requests: Iterable[Request], waiting: Callable[[], object], n_interrupts: int
-    ) -> Iterator[Answer]:
-        ended: Events[Answer] = Events()
-        given: dict[Answer, Decoding] = {}
-        upcoming = enumerate(requests)
-
-        def hear(events: Sequence[Event]) -> None:
-            for answer, piece in events:
-                if piece.finish_reason is not None:
-                    ended.put(answer)
-
-        def wait() -> None:
-            self.thread.check()
-            waiting()
-
-        def take() -> Iterator[Decoding]:
-            for index, request in islice(upcoming, max(0, 1 + (1 + _AHEAD) * self.n_parallel - len(given))):
-                decoding = self.prepare(request, Answer(request, index))
-                given[decoding.answer] = decoding
-                if decoding.answer.finish_reason is None:
-                    yield decoding
-                else:
-                    ended.put(decoding.answer)
-
-        try:
-            while True:
-                if self._n_interrupts == n_interrupts:
-                    self.thread.generate(take(), hear, bulk=True)
-                if not given:
-                    return
-                answer = ended.get(wait)
-                self.thread.check()
-                if given.pop(answer).has_begun or answer.finish_reason != "interrupted":
-                    yield answer
-        finally:
-            self.thread.cancel(given)
+    def _answers(self, requests: Iterable[Request], ordered: bool, is_finite: bool | None = None) -> Answers:
+        if is_finite is None:
+            is_finite = isinstance(requests, Sized)
+        before = self._n_interrupts
+        return Answers(
+            requests,
+            self.prepare,
+            self.thread,
+            lambda: self.n_parallel,
+            lambda: self._n_interrupts != before,
+            ordered=ordered,
+            is_finite=is_finite,
+        )
 
     def rows(
         self, sequences: Iterable[tuple[Sequence[int], int]]
@@ -539,107 +522,6 @@ class Model:
 
         with self._open():
             self.thread.call_when_idle(reallocate)
-
-
-class Reply(Answer):
-    """An `Answer` that is being generated: iterate over it to get pieces of text.
-
-    `async for piece in reply` works as well; if its task is cancelled, so is the reply.
-    """
-
-    __slots__ = ("_answer", "_events", "_is_read", "_model")
-
-    def __init__(self, decoding: Decoding, model: Model) -> None:
-        # It has the state of the answer that the engine fills in, without being it, so that a reply that
-        # nobody refers to any more is known.
-        self._answer = decoding.answer
-        self.__dict__ = self._answer.__dict__
-        self._model = model
-        self._is_read = False
-        self._events: Events[Piece] = Events()
-        put = self._events.put
-        model.thread.generate([decoding], lambda events: [put(piece) for _, piece in events])
-
-    def __del__(self) -> None:
-        self.interrupt()
-
-    def __iter__(self) -> Iterator[Piece]:
-        return self
-
-    def __next__(self) -> Piece:
-        self._check_end(StopIteration)
-        return self._next()
-
-    def pieces(self, waiting: Callable[[], object]) -> Iterator[Piece]:
-        """Yield the pieces; `waiting` is called now and then while there is none."""
-        while not self._is_read:
-            yield self._next(waiting)
-        with contextlib.suppress(StopIteration):
-            self._check_end(StopIteration)
-
-    def _next(self, waiting: Callable[[], object] = lambda: None) -> Piece:
-        def wait() -> None:
-            self._model.thread.check()
-            waiting()
-
-        try:
-            return self._taken(self._events.get(wait))
-        except BaseException:  # Ctrl-C in a program that does not handle it
-            self.interrupt()
-            raise
-
-    def __aiter__(self) -> "Reply":
-        return self
-
-    async def __anext__(self) -> Piece:
-        self._check_end(StopAsyncIteration)
-        try:
-            return self._taken(await self._events.wait())
-        except BaseException:  # the task is cancelled
-            self.interrupt()
-            while not self._is_read:
-                self._taken(await self._events.wait())
-            raise
-
-    def _check_end(self, end: type[Exception]) -> None:
-        """Raise at the end of the answer: GenerationError if it failed, else `end`."""
-        if self._is_read:
-            if self.error is not None:
-                raise GenerationError(str(self.error)) from self.error
-            raise end
-
-    def _taken(self, piece: Piece) -> Piece:
-        self._is_read = piece.finish_reason is not None
-        return piece
-
-    @property
-    def unread_tokens(self) -> int:
-        """Number of prompt tokens not yet evaluated, for a thread that shows progress."""
-        return self._model.engine.unevaluated(self._answer)
-
-    def read(self) -> str:
-        """Wait for the end of the answer and return its text."""
-        for _ in self:
-            pass
-        return self.text
-
-    def interrupt(self) -> None:
-        """End the answer as soon as possible; may be called from another thread or a signal handler."""
-        if self.finish_reason is None:
-            self._model.thread.cancel([self._answer])
-
-    close = interrupt
-
-
-def _in_order(answers: Iterator[Answer]) -> Iterator[Answer]:
-    """Yield answers in the order of their requests."""
-    finished: dict[int, Answer] = {}
-    index = 0
-    for answer in answers:
-        finished[answer.index] = answer
-        while index in finished:
-            yield finished.pop(index)
-            index += 1
 
 
 def _keep(rows: list[NDArray[np.float32]], row: NDArray[np.float32]) -> None:

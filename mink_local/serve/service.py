@@ -15,7 +15,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from mink_local.errors import MinkError
 from mink_local.generation.answer import Answer
 from mink_local.generation.decoding import Decoding
-from mink_local.generation.engine_thread import Event, Events
+from mink_local.generation.engine_thread import Event
+from mink_local.generation.events import Events
 from mink_local.generation.model import Model
 from mink_local.generation.request import Prompt, Request, is_token_ids
 from mink_local.llama.guide import tokenizer_of

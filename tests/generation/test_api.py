@@ -18,7 +18,8 @@ import pytest
 from mink_local import Constraints, load_model
 from mink_local.errors import GenerationError, ModelError
 from mink_local.generation.answer import Answer, Splitter
-from mink_local.generation.model import Model, Reply
+from mink_local.generation.model import Model
+from mink_local.generation.reply import Reply
 from mink_local.generation.request import Prompt, Request, SamplingOptions, SamplingParams, Tool, merged
 from mink_local.generation.text import ReasoningSplitter, ReasoningState
 from mink_local.generation.tool_calls import ToolParser
@@ -280,7 +281,8 @@ def test_an_unread_reply_goes_on_and_is_kept_for_its_reader(smollm2: Model) -> N
     begun = next(first)
     assert smollm2.complete("1, 2, 3, 4,", **options).read().startswith(" 5")
     assert first.finish_reason == "length"
-    assert "".join([begun, *first]) == first.text == expected
+    assert "".join(first) == first.text == expected
+    assert [begun, next(first)] == list(first)[:2]
 
 
 @pytest.mark.parametrize("leave", ["close", "forget", "break"])

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from mink_local import load_model
 from mink_local.errors import GenerationError, ModelError
-from mink_local.generation.engine_thread import Events
-from mink_local.generation.model import Model, Reply
+from mink_local.generation.events import Events
+from mink_local.generation.model import Model
+from mink_local.generation.reply import Reply
 from mink_local.interrupts import on_interrupt
 from tests.conftest import forget, held
 
@@ -194,7 +195,9 @@ def test_a_context_that_shrinks_while_many_answers_are_read(model: Model) -> Non
 def test_the_prompt_of_a_reply_that_waits_is_unread(model: Model) -> None:
     with held(model):
         replies = [model.chat("Hi", max_tokens=1, **GREEDY) for _ in range(6)]
-        assert [reply.unread_tokens for reply in replies] == [reply.prompt_tokens for reply in replies]
+        assert [model.engine.unevaluated(reply.answer) for reply in replies] == [
+            reply.prompt_tokens for reply in replies
+        ]
     for reply in replies:
         reply.read()
-        assert reply.unread_tokens == 0
+        assert model.engine.unevaluated(reply.answer) == 0

@@ -20,6 +20,7 @@ from mink_local.chat.terminal.progress import candidates
 from mink_local.chat.terminal.screen import Screen, counted, of_sure_width, one_line
 from mink_local.errors import ContextOverflowError, MinkError
 from mink_local.generation.answer import Answer
+from mink_local.generation.answers import answers_of
 from mink_local.generation.common_numbers import CommonNumbers
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request
@@ -92,7 +93,7 @@ class Comparison:
         ]
         model.reserve(min(before, self._n_prompt + max_tokens), len(requests))
         try:
-            for answer in model.answer_all(requests, waiting=waiting):
+            for answer in answers_of(model.answer_all(requests), waiting):
                 if answer.finish_reason == "overflow":
                     raise ContextOverflowError(answer.prompt_tokens, before)
                 self.answers[answer.index] = answer

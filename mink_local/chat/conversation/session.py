@@ -23,7 +23,8 @@ from mink_local.chat.conversation.store import (
 from mink_local.chat.settings import Settings
 from mink_local.errors import GenerationError, MinkError
 from mink_local.generation.answer import Piece
-from mink_local.generation.model import Model, Reply
+from mink_local.generation.model import Model
+from mink_local.generation.reply import Reply, pieces_of
 from mink_local.generation.request import SamplingParams
 from mink_local.generation.text import joined
 from mink_local.interrupts import on_interrupt
@@ -457,11 +458,11 @@ class AnswerStream:
         Args:
             waiting: Called now and then while none comes, with the number of unread tokens of the prompt.
         """
-        reply, message = self.reply, self.message
+        reply, message, engine = self.reply, self.message, self._session.model.engine
         unseen = [] if message.content or message.reasoning else [reply.prefix]
         try:
             with on_interrupt(reply.interrupt):
-                for piece in reply.pieces(lambda: waiting(reply.unread_tokens)):
+                for piece in pieces_of(reply, lambda: waiting(engine.unevaluated(reply.answer))):
                     message.first_token_s = message.first_token_s or time.perf_counter() - self._began
                     if self._guard and piece.token is not None and self._guard.feed(piece.token, piece):
                         reply.interrupt()

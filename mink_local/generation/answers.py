@@ -1,0 +1,163 @@
+"""The answers to many requests, generated side by side."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+
+from mink_local.errors import MinkError
+from mink_local.generation.answer import Answer
+from mink_local.generation.decoding import Decoding
+from mink_local.generation.engine_thread import EngineThread, Event
+from mink_local.generation.events import Events
+from mink_local.generation.request import Request
+
+_AHEAD = 3  # times n_parallel: requests taken before their answers are read, so that no slot waits
+_AHEAD_IN_ORDER = 16  # the same for answers that may have to wait for an earlier one
+
+
+class Answers:
+    """The answers to requests: an iterator, for `for` and for `async for`.
+
+    Args:
+        requests: Taken as slots become free, by the thread that reads the answers.
+        prepare: Makes a request ready for `thread`.
+        n_parallel: Returns the number of slots.
+        is_interrupted: Returns whether to begin no further request.
+        ordered: Yield the answers in the order of their requests.
+        is_finite: Whether to tell those never begun after an interrupt.
+    """
+
+    def __init__(
+        self,
+        requests: Iterable[Request],
+        prepare: Callable[[Request, Answer], Decoding],
+        thread: EngineThread,
+        n_parallel: Callable[[], int],
+        is_interrupted: Callable[[], bool],
+        *,
+        ordered: bool,
+        is_finite: bool,
+    ) -> None:
+        self._upcoming = enumerate(requests)
+        self._prepare, self._thread = prepare, thread
+        self._n_parallel, self._is_interrupted = n_parallel, is_interrupted
+        self._is_ordered, self._is_finite = ordered, is_finite
+        self._ended: Events[Answer] = Events()
+        self._given: set[Answer] = set()
+        self._done: dict[int, Answer] = {}  # by index, until they are read
+        self._n_read = 0
+        self._failure: BaseException | None = None  # of the iterable; raised after the answers
+        self._listener = partial(_hear, self._ended)  # which does not keep this object alive
+
+    def __iter__(self) -> "Answers":
+        return self
+
+    def __aiter__(self) -> "Answers":
+        return self
+
+    def __next__(self) -> Answer:
+        return self._next(lambda: None)
+
+    def _next(self, waiting: Callable[[], object]) -> Answer:
+
+        def wait() -> None:
+            self._thread.check()
+            waiting()
+
+        try:
+            while (answer := self._ready(StopIteration)) is None:
+                self._keep(self._ended.get(wait))
+        except BaseException:
+            self.close()
+            raise
+        return answer
+
+    async def __anext__(self) -> Answer:
+        try:
+            while (answer := self._ready(StopAsyncIteration)) is None:
+                self._keep(await self._ended.wait(self._thread.check))
+        except BaseException:
+            self.close()
+            raise
+        return answer
+
+    def close(self) -> None:
+        """End the answers that are being generated; no further one is begun."""
+        self._failure = self._failure or StopIteration()
+        self._thread.cancel(self._given)
+        self._given = set()
+
+    def __del__(self) -> None:
+        if "_failure" in vars(self):
+            self.close()
+
+    def _ready(self, end: type[Exception]) -> Answer | None:
+        """Return the next answer, or begin more, and return None while it is being generated.
+
+        Raises `end` after the last one.
+        """
+        if self._failure is None:
+            self._take()
+        index = self._n_read if self._is_ordered else next(iter(self._done), -1)
+        if (answer := self._done.pop(index, None)) is not None:
+            self._n_read += 1
+        elif not self._given:
+            failure, self._failure = self._failure, StopIteration()
+            raise end if failure is None or isinstance(failure, StopIteration) else failure
+        return answer
+
+    def _take(self) -> None:
+        ahead = _AHEAD_IN_ORDER if self._is_ordered else _AHEAD
+        room = 1 + ahead * self._n_parallel() - len(self._given) - len(self._done)
+        was_interrupted = self._is_interrupted()
+        if was_interrupted and not self._is_finite:
+            return
+        begun = []
+        try:
+            for index, request in islice(self._upcoming, max(0, room)):
+                if not isinstance(request, Request):
+                    raise TypeError("answer_all takes Requests: generate takes prompts")
+                answer = Answer(request, index)
+                if was_interrupted:
+                    answer.finish_reason = "interrupted"
+                    self._done[index] = answer
+                else:
+                    begun.append(answer)
+        except Exception as error:
+            self._failure = error
+        self._begin(begun)
+
+    def _begin(self, answers: Sequence[Answer]) -> None:
+        """Have answers generated, except those whose request is refused."""
+        decodings = []
+        for answer in answers:
+            try:
+                decoding = self._prepare(answer.request, answer)
+            except (MinkError, ValueError, TypeError) as error:
+                answer.finish_reason, answer.error = "error", error
+            if answer.finish_reason is None:
+                self._given.add(answer)
+                decodings.append(decoding)
+            else:
+                self._done[answer.index] = answer
+        self._thread.generate(decodings, self._listener, bulk=True)
+
+    def _keep(self, answer: Answer) -> None:
+        self._thread.check()
+        self._given.discard(answer)
+        self._done[answer.index] = answer
+
+
+def answers_of(answers: Answers, waiting: Callable[[], object]) -> Iterator[Answer]:
+    """Yield answers; `waiting` is called periodically while none has ended."""
+    with suppress(StopIteration):
+        while True:
+            yield answers._next(waiting)
+
+
+def _hear(ended: Events[Answer], events: Sequence[Event]) -> None:
+    """Note the answers that have ended; called in the model's thread."""
+    for answer, piece in events:
+        if piece.finish_reason is not None:
+            ended.put(answer)
