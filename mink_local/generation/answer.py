@@ -1,11 +1,13 @@
 """Answers: the text so far, split into reasoning, content and tool calls, and how its tokens were sampled."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from operator import add
 from typing import Any, Literal
 
 from mink_local.errors import NoTokenLeftError
 from mink_local.generation.request import Request
-from mink_local.generation.text import ReasoningSplitter
+from mink_local.generation.text import ReasoningSplitter, StopStrings
 from mink_local.generation.tool_calls import Event, ToolCallDelta, ToolParser, merged
 
 FinishReason = Literal["stop", "length", "interrupted", "overflow", "error"]
@@ -56,6 +58,7 @@ class Answer:
         reasoning: The reasoning before the answer, without tags; empty if there is none.
         content: The text without reasoning and tool calls.
         tool_calls: Calls of the request's tools, in OpenAI's message format.
+        has_cut_call: Whether the last one is not whole: its arguments are what the model wrote of them.
         tokens: Ids of the tokens so far, without the one that ends the answer.
         n_reasoning: Number of these that are reasoning.
         k: Number of candidates for each of `tokens`; 0 if it was forced, not sampled.
@@ -84,6 +87,7 @@ class Answer:
         self.reasoning = ""
         self.content = ""
         self.tool_calls: list[dict[str, Any]] = []
+        self.has_cut_call = False
         self.tokens: list[int] = []
         self.n_reasoning = 0
         self.k: list[int] = []
@@ -150,16 +154,49 @@ class Answer:
 
 
 class Splitter:
-    """Makes pieces of a text.
+    """Makes pieces of a text, up to a stop string in its content.
 
     Args:
         reasoning: Separates reasoning from content.
         parser: Finds tool calls in the content; None if there can be none.
+        reasoning_in_content: Whether the reasoning stays in the content, with its tags.
+
+    Attributes:
+        waiting: The text that is held back.
     """
 
-    def __init__(self, reasoning: ReasoningSplitter, parser: ToolParser | None = None) -> None:
+    def __init__(
+        self,
+        reasoning: ReasoningSplitter,
+        parser: ToolParser | None = None,
+        *,
+        reasoning_in_content: bool = False,
+    ) -> None:
         self._reasoning = reasoning
         self._parser = parser
+        self._in_content = reasoning_in_content
+        self._stops = StopStrings()
+        self._may_end: Callable[[str], bool] = bool
+        self.waiting = ""  # for a piece
+
+    def stop_at(self, strings: Sequence[str], may_end: Callable[[str], bool]) -> None:
+        """End the content from here on at the first of some strings.
+
+        Args:
+            strings: The strings.
+            may_end: Returns whether the text may end with the beginning of `waiting`, which it is given.
+        """
+        self._stops, self._may_end = StopStrings(strings), may_end
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The string that ended the content."""
+        return self._stops.stopped_by
+
+    @property
+    def has_cut_call(self) -> bool:
+        """Whether the last tool call is not whole."""
+        return self._parser is not None and self._parser.is_cut
 
     @property
     def in_reasoning(self) -> bool:
@@ -167,28 +204,52 @@ class Splitter:
         return self._reasoning.in_reasoning
 
     def feed(self, text: str) -> Piece:
-        """Return a piece with a text, and what is now certain; what may belong to a tag is held back."""
-        piece = Piece(text)
-        piece.reasoning, content = self._reasoning.feed(text)
-        self._read(piece, content)
+        """Return a piece with what is now certain; what may belong to a tag or the like is held back."""
+        return self._split(text, is_final=False)
+
+    def end(self, text: str, *, is_cut: bool = False) -> Piece:
+        """Return the last piece, with what was held back; see `ToolParser.end`."""
+        return self._split(text, is_final=True, is_cut=is_cut)
+
+    def _split(self, text: str, *, is_final: bool, is_cut: bool = False) -> Piece:
+        had_content = self._reasoning.state == "text"
+        self.waiting += text
+        reasoning, content = self._reasoning.feed(text)
+        if is_final:
+            reasoning, content = map(add, (reasoning, content), self._reasoning.end())
+        found: Iterable[Event] = [content] if self._parser is None else self._parser.feed(content)
+        if self._parser is not None and is_final:
+            found = chain(found, self._parser.end(is_cut=is_cut))
+        shown = ""
+        if self._in_content and not had_content:
+            shown = self.waiting[: len(self.waiting) - len(self._reasoning.held) - len(content)]
+            reasoning = ""
+        events = [shown, *self._until_stopped(found)]
+        if is_final and self.stopped_by is None:
+            events.append(self._stops.flush())
+        return self._piece(reasoning, events)
+
+    def _until_stopped(self, found: Iterable[Event]) -> Iterator[Event]:
+        for event in found:
+            if isinstance(event, str):
+                yield self._stops.feed(event, self._may_end_before)
+            else:
+                yield self._stops.flush()
+                yield event
+            if self.stopped_by is not None:
+                return
+
+    def _may_end_before(self, n_characters: int) -> bool:
+        n_held = n_characters + (self._parser.n_held if self._parser else 0)
+        return self._may_end(self.waiting[: max(0, len(self.waiting) - n_held)])
+
+    def _piece(self, reasoning: str, found: Iterable[Event]) -> Piece:
+        n_held = len(self._reasoning.held) + len(self._stops.held)
+        n_held += self._parser.n_held if self._parser else 0
+        n_certain = max(0, len(self.waiting) - n_held)
+        piece, self.waiting = Piece(self.waiting[:n_certain]), self.waiting[n_certain:]
+        piece.reasoning = reasoning
+        piece.events = tuple(merged(filter(None, found)))
+        piece.content = "".join(event for event in piece.events if isinstance(event, str))
+        piece.tool_calls = tuple(event for event in piece.events if not isinstance(event, str))
         return piece
-
-    def end(self, text: str) -> Piece:
-        """Return the last piece, with what was held back."""
-        piece = self.feed(text)
-        reasoning, content = self._reasoning.end()
-        piece.reasoning += reasoning
-        self._read(piece, content)
-        if self._parser is not None:
-            self._add(piece, self._parser.end())
-        return piece
-
-    def _read(self, piece: Piece, content: str) -> None:
-        self._add(piece, [content] if self._parser is None else self._parser.feed(content))
-
-    @staticmethod
-    def _add(piece: Piece, found: Iterable[Event]) -> None:
-        events = [event for event in merged(found) if event]
-        piece.events += tuple(events)
-        piece.content += "".join(event for event in events if isinstance(event, str))
-        piece.tool_calls += tuple(event for event in events if not isinstance(event, str))

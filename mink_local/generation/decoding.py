@@ -66,10 +66,11 @@ class Decoding:
         weights.require_ids("stop_token_ids", params.stop_token_ids)
         self._stop_tokens = frozenset(params.stop_token_ids)
         begun = b"".join(map(weights.piece, request.prefix))
-        self._stream = TextStream((*params.stop, *stop), begun)
+        self._stream = TextStream(begun)
         state = reasoning.state
-        self._splitter = Splitter(reasoning if request.split_reasoning else ReasoningSplitter("text"), parser)
+        self._splitter = Splitter(reasoning, parser, reasoning_in_content=not request.split_reasoning)
         answer.prefix = self._splitter.feed(TextStream().push(begun))
+        self._splitter.stop_at((*params.stop, *stop), self._may_end)
         constrainer = None
         if params.constraints is not None:
             prefix, may_reason = request.prefix, request.enable_thinking is not False
@@ -164,7 +165,7 @@ class Decoding:
     def append(self, token: int, k: int) -> Piece:
         """Append a token sampled from k candidates, or forced (k = 0); return the text now certain."""
         answer = self.answer
-        if token in self._stop_tokens or self._weights.ends_generation(token):
+        if self._ends(token):
             answer.stopped_by = token if token in self._stop_tokens else None
             piece = self._piece("", token, k, "stop")
             piece.is_end_token = True
@@ -179,7 +180,7 @@ class Decoding:
             answer.top_logprobs.append(self._top_logprobs)
         text = self._stream.push(self._texts.get(token) or self._weights.piece(token))
         reason: FinishReason | None = "length" if len(answer.tokens) == self._max_tokens else None
-        if self._stream.stopped_by is not None or self._sampler.is_over:
+        if self._sampler.is_over:
             reason = "stop"
         piece = self._piece(text, token, k, reason)
         answer.n_reasoning += self._splitter.in_reasoning
@@ -190,15 +191,29 @@ class Decoding:
         self.answer.error = error
         return self._piece("", None, 0, reason)
 
+    def _ends(self, token: int) -> bool:
+        """Return whether a token ends the answer; a stop token only where the constraints let it end."""
+        is_stop = token in self._stop_tokens and self._sampler.may_end(
+            self.answer.text + self._splitter.waiting
+        )
+        return is_stop or self._weights.ends_generation(token)
+
+    def _may_end(self, text: str) -> bool:
+        """Return whether a stop string may end the answer with a text that has yet to be added to it."""
+        is_long_enough = len(self.answer.tokens) > self._params.min_tokens
+        return is_long_enough and self._sampler.may_end(self.answer.text + text)
+
     def _piece(self, text: str, token: int | None, k: int, reason: FinishReason | None = None) -> Piece:
         answer = self.answer
         if reason is None:
             piece = self._splitter.feed(text)
         else:
-            piece = self._splitter.end(text + self._stream.close())
-            if self._stream.stopped_by is not None:
-                reason, answer.stopped_by = "stop", self._stream.stopped_by
+            piece = self._splitter.end(text + self._stream.close(), is_cut=reason != "stop")
+        if self._splitter.stopped_by is not None:
+            reason, answer.stopped_by = "stop", self._splitter.stopped_by
+        if reason is not None:
             answer.seconds = time.perf_counter() - self._began if self._began else 0.0
+            answer.has_cut_call = self._splitter.has_cut_call
             piece.finish_reason = answer.finish_reason = reason
         piece.token, piece.k = token, k
         if token is not None:

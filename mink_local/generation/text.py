@@ -1,7 +1,7 @@
 """Text from token bytes, and a model's reasoning, `<think>…</think>`, split from its content."""
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -14,39 +14,68 @@ ReasoningState = Literal["start", "reasoning", "text"]
 
 
 class TextStream:
-    """Decodes token bytes to text, up to the first stop string.
+    """Decodes token bytes to text.
 
-    A character is returned as soon as it is complete; invalid UTF-8 becomes U+FFFD. Text that may be the
-    start of a stop string is held back. `stopped_by` is the stop string that ended the text. The text may
-    begin inside a character whose first bytes are at the end of `before`.
+    A character is returned as soon as it is complete; invalid UTF-8 becomes U+FFFD. The text may begin inside
+    a character whose first bytes are at the end of `before`.
     """
 
-    def __init__(self, stop: Sequence[str] = (), before: bytes = b"") -> None:
-        self._stop = stop
+    def __init__(self, before: bytes = b"") -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._decoder.decode(before)
-        self._held = ""
-        self.stopped_by: str | None = None
 
     def push(self, data: bytes, final: bool = False) -> str:
-        """Return the text that `data` makes certain."""
-        if self.stopped_by is not None:
-            return ""
-        self._held += self._decoder.decode(data, final)
-        found = [string for string in self._stop if string in self._held]
-        if found:
-            self.stopped_by = min(found, key=self._held.index)
-            end = self._held.index(self.stopped_by)
-        elif final:
-            end = len(self._held)
-        else:
-            end = len(self._held) - started_length(self._held, self._stop)
-        text, self._held = self._held[:end], self._held[end:]
-        return text
+        """Return the text that `data` completes."""
+        return self._decoder.decode(data, final)
 
     def close(self) -> str:
-        """Return the text held back, at the end of the bytes."""
+        """Return what is left at the end of the bytes."""
         return self.push(b"", final=True)
+
+
+class StopStrings:
+    """Ends a text at the first of some strings, however the text is cut into pieces.
+
+    Attributes:
+        stopped_by: The string that ended the text.
+        held: What is held back because it may be the start of one; after the end, what begins with it.
+    """
+
+    def __init__(self, strings: Sequence[str] = ()) -> None:
+        self._strings = strings
+        self.stopped_by: str | None = None
+        self.held = ""
+
+    def feed(self, text: str, may_end: Callable[[int], bool]) -> str:
+        """Return the text that certainly precedes the first stop string.
+
+        Args:
+            text: More of the text.
+            may_end: Returns whether the text may end so many characters before the end of `text`.
+        """
+        n_seen = len(self.held)
+        self.held += text
+        for _, start, string in sorted(self._found(n_seen)):
+            if may_end(len(self.held) - start):
+                self.stopped_by = string
+                return self._take(start)
+        return self._take(len(self.held) - started_length(self.held, self._strings))
+
+    def flush(self) -> str:
+        """Return what is held back."""
+        return self._take(len(self.held))
+
+    def _found(self, n_seen: int) -> Iterator[tuple[int, int, str]]:
+        """Yield the end and the start of each string that ends after `n_seen` characters."""
+        for string in self._strings:
+            start = self.held.find(string, max(0, n_seen - len(string) + 1))
+            while start >= 0:
+                yield start + len(string), start, string
+                start = self.held.find(string, start + 1)
+
+    def _take(self, length: int) -> str:
+        text, self.held = self.held[:length], self.held[length:]
+        return text
 
 
 def _in_hex(error: UnicodeError) -> tuple[str, int]:
@@ -81,11 +110,12 @@ class ReasoningSplitter:
 
     Attributes:
         state: Where the text has got to.
+        held: What is held back because it may begin a tag.
     """
 
     def __init__(self, state: ReasoningState = "start") -> None:
         self.state: ReasoningState = state
-        self._held = ""
+        self.held = ""
         self._strip = state != "text"  # whitespace next to the tags is dropped
 
     @property
@@ -95,39 +125,39 @@ class ReasoningSplitter:
 
     def feed(self, text: str) -> tuple[str, str]:
         """Return the reasoning and the content that are now certain; what may begin a tag is held back."""
-        self._held += text
+        self.held += text
         if self.state == "start":
             self._decide()
         reasoning = self._reasoning() if self.state == "reasoning" else ""
-        return reasoning, (self._take(len(self._held)) if self.state == "text" else "")
+        return reasoning, (self._take(len(self.held)) if self.state == "text" else "")
 
     def end(self) -> tuple[str, str]:
         """Return the text held back, as reasoning and content."""
         if self.state == "reasoning":
-            self._held = self._held.rstrip()
-        text = self._take(len(self._held))
+            self.held = self.held.rstrip()
+        text = self._take(len(self.held))
         return (text, "") if self.state == "reasoning" else ("", text)
 
     def _decide(self) -> None:
         """Leave the state "start", unless the text may still become the opening tag."""
-        text = self._held.lstrip()
+        text = self.held.lstrip()
         if text.startswith(THINK):
-            self.state, self._held = "reasoning", text.removeprefix(THINK)
+            self.state, self.held = "reasoning", text.removeprefix(THINK)
         elif not THINK.startswith(text):
             self.state, self._strip = "text", False  # without reasoning, leading whitespace is kept
 
     def _reasoning(self) -> str:
-        reasoning, mark, content = self._held.partition(THINK_END)
+        reasoning, mark, content = self.held.partition(THINK_END)
         if not mark:  # hold back what may be the start of one
             reasoning = reasoning[: len(reasoning) - started_length(reasoning, (THINK_END,))]
         taken = self._take(len(reasoning.rstrip()))
         if mark:
-            self.state, self._strip, self._held = "text", True, content
+            self.state, self._strip, self.held = "text", True, content
         return taken
 
     def _take(self, length: int) -> str:
         """Return the first characters of the held text."""
-        text, self._held = self._held[:length], self._held[length:]
+        text, self.held = self.held[:length], self.held[length:]
         text = text.lstrip() if self._strip else text
         self._strip &= not text
         return text

@@ -206,6 +206,10 @@ class Constrainer:
         tokens = self._guide.forced() if self._guide is not None else []
         return list(takewhile(lambda token: token not in self._banned, tokens))
 
+    def may_end(self, text: str) -> bool:
+        """Return whether the answer is complete with a text, all of it after the prefix."""
+        return self._guide is None or self._guide.may_end(text)
+
     @property
     def is_over(self) -> bool:
         """Whether nothing may follow."""

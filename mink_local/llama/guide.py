@@ -55,6 +55,9 @@ class Guide:
         tokenizer = tokenizer_of(weights)
         self._matcher = _compiled(option, lambda: _matcher(option, value, tokenizer.result(), before))
         self._mask = np.zeros(-(-weights.n_vocab // 32), np.uint32)
+        self._tokenizer = tokenizer
+        self._start = self._matcher.deep_copy()
+        self._ahead = "", self._start.deep_copy()  # a text, and what has read it
         try:
             self.mask()
             self.forced()
@@ -64,7 +67,10 @@ class Guide:
 
     def begin(self, tokens: Sequence[int]) -> bool:
         """Take the tokens that the text begins with; return False if they are not allowed."""
-        return bool(self._matcher.try_consume_tokens(list(tokens)) == len(tokens))
+        is_allowed = bool(self._matcher.try_consume_tokens(list(tokens)) == len(tokens))
+        self._start = self._matcher.deep_copy()
+        self._ahead = "", self._start.deep_copy()
+        return is_allowed
 
     def mask(self) -> NDArray[np.uint32]:
         """Return a bit for every token, set if it may come next; valid until the next call.
@@ -88,6 +94,18 @@ class Guide:
     def forced(self) -> list[int]:
         """Return the tokens that must come next, as the tokenizer writes their text."""
         return list(self._matcher.compute_ff_tokens())
+
+    def may_end(self, text: str) -> bool:
+        """Return whether the answer is complete with a text, all of it after the first tokens.
+
+        A text that begins with that of the last call is not read again.
+        """
+        begun, matcher = self._ahead
+        if not text.startswith(begun):
+            begun, matcher = "", self._start.deep_copy()
+        tokens = self._tokenizer.result().greedy_tokenize(text[len(begun) :])
+        self._ahead = text, matcher
+        return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
 
     @property
     def is_over(self) -> bool:

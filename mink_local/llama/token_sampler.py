@@ -98,6 +98,10 @@ class TokenSampler:
         """Return the tokens that the constraints leave no choice about."""
         return self._constrainer.forced() if self._constrainer is not None else []
 
+    def may_end(self, text: str) -> bool:
+        """Return whether the constraints let the answer end with a text, all of it so far."""
+        return self._constrainer is None or self._constrainer.may_end(text)
+
     @property
     def is_over(self) -> bool:
         """Whether the constraints let nothing follow."""

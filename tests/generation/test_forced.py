@@ -65,10 +65,12 @@ def test_a_limit_in_the_middle(model: Model, n_tokens: int) -> None:
 
 
 def test_a_stop_string_in_the_middle(model: Model) -> None:
+    """It ends the answer only where what precedes it conforms."""
     answer = answered(model, constraints=ONE, stop=["the hill"])
-    assert (answer.text, answer.finish_reason, answer.stopped_by) == (
-        "Jack and Jill went up ", "stop", "the hill",
-    )  # fmt: skip
+    assert (answer.text, answer.finish_reason, answer.stopped_by) == (RHYME, "stop", None)
+    either = Constraints(regex=f"{RHYME[:22]}({RHYME[22:-1]}[.])?")
+    answer = answered(model, constraints=either, stop=["the hill"], ignore_eos=True)
+    assert (answer.text, answer.finish_reason, answer.stopped_by) == (RHYME[:22], "stop", "the hill")
 
 
 def test_every_step_is_watched(model: Model) -> None:

@@ -107,6 +107,17 @@ def test_it_ends_to_the_token(thinker: Model, budget: int, n_words: int) -> None
     assert all(logprob < -1 for logprob in answer.logprobs[len(sampled) : len(sampled) + n_forced - 1])
 
 
+@pytest.mark.parametrize("budget", [0, 1, None])
+@pytest.mark.parametrize("stop", [" b.", "\n\n", THINK_END, "w3", "time"])
+def test_a_stop_string_does_not_end_the_reasoning(thinker: Model, budget: int | None, stop: str) -> None:
+    """Neither the model's nor what is forced."""
+    options: dict[str, Any] = {"temperature": 0, "reasoning_budget": budget}
+    free, reply = thinker.chat("x", **options), thinker.chat("x", **options, stop=[stop, "r."])
+    assert reply.read() == free.read().removesuffix("r.")
+    assert reply.stopped_by == (None if budget is None else "r.")
+    assert reply.reasoning == free.reasoning
+
+
 def test_an_answer_that_continues_another(thinker: Model) -> None:
     """From any of its tokens, forced ones included, the rest is the same."""
     whole = thinker.chat("2 + 2?", temperature=0, reasoning_budget=1)

@@ -1,0 +1,127 @@
+"""Stop strings end the content of an answer, and nothing else, however its text is cut into pieces."""
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mink_local import Constraints, SamplingParams
+from mink_local.generation.answer import Answer, Splitter
+from mink_local.generation.call_formats import CALL_MARKS
+from mink_local.generation.model import Model
+from mink_local.generation.request import Request, Tool
+from mink_local.generation.text import ReasoningSplitter
+from mink_local.generation.tool_calls import ToolParser
+from tests.support.effort import examples
+
+NOW: Tool = {"type": "function", "function": {"name": "now"}}
+CALL = '<tool_call>{"name": "now", "arguments": {"a": "b c"}}</tool_call>'
+PARTS = ["<think>", "</think>", CALL, CALL[:30], "a", "b", "ab", " ", "\n", "<", "[", "}", "é"]
+STOPS = ["a", "ab", "ba", "aba", "\n", "\n\n", " b", "}", "<", "</tool_call>", "é<"]
+
+
+def answered(pieces: list[str], stop: list[str], *, is_cut: bool = False, is_shown: bool = False) -> Answer:
+    """Return the answer with a text, as it is generated."""
+    answer = Answer(Request("x"))
+    splitter = Splitter(
+        ReasoningSplitter("start"), ToolParser([NOW], CALL_MARKS), reasoning_in_content=is_shown
+    )
+    splitter.stop_at(stop, lambda _: True)
+    for piece in pieces:
+        answer.add(splitter.feed(piece))
+        if splitter.stopped_by is not None:
+            break
+    else:
+        answer.add(splitter.end("", is_cut=is_cut))
+    answer.stopped_by = splitter.stopped_by
+    return answer
+
+
+def parts(answer: Answer) -> tuple[Any, ...]:
+    calls = [call["function"] for call in answer.tool_calls]
+    return answer.text, answer.reasoning, answer.content, calls, answer.stopped_by
+
+
+@examples(300)
+@given(
+    st.lists(st.sampled_from(PARTS), max_size=12),
+    st.lists(st.sampled_from(STOPS), max_size=3),
+    st.randoms(use_true_random=False),
+    st.booleans(),
+    st.booleans(),
+)
+def test_pieces_do_not_matter(
+    texts: list[str], stop: list[str], rng: random.Random, is_cut: bool, is_shown: bool
+) -> None:
+    text = "".join(texts)
+    cuts = sorted(rng.randint(0, len(text)) for _ in range(5))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    free = answered([text], [], is_cut=is_cut, is_shown=is_shown)
+    whole = answered([text], stop, is_cut=is_cut, is_shown=is_shown)
+    assert parts(answered(pieces, stop, is_cut=is_cut, is_shown=is_shown)) == parts(whole)
+    assert parts(answered(list(text), stop, is_cut=is_cut, is_shown=is_shown)) == parts(whole)
+    assert free.text == text
+    assert whole.reasoning == free.reasoning
+    assert free.content.startswith(whole.content)
+    assert parts(whole)[3] == parts(free)[3][: len(whole.tool_calls)]
+    if whole.stopped_by is None:
+        assert parts(whole) == parts(free)
+    else:
+        assert text.startswith(whole.text)
+        assert free.content[len(whole.content) :].startswith(str(whole.stopped_by))
+
+
+def test_the_first_to_end_counts() -> None:
+    assert parts(answered(["xabcd"], ["abcd", "bc"]))[2:] == ("xa", [], "bc")
+    assert parts(answered(["xabc"], ["bc", "abc"]))[2:] == ("x", [], "abc")
+
+
+@pytest.mark.parametrize("min_tokens", [0, 3, 8])
+def test_a_minimum_holds_against_them(smollm2: Model, min_tokens: int) -> None:
+    options: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24}
+    free = smollm2.chat("Count to nine.", **options)
+    text = free.read()
+    least = len("".join(smollm2.token_texts(free.tokens[:min_tokens])))
+    stop = " "
+    reply = smollm2.chat("Count to nine.", **options, min_tokens=min_tokens, stop=[stop])
+    assert reply.read() == text[: text.index(stop, least)]
+    assert (reply.n_tokens > min_tokens, reply.stopped_by) == (True, stop)
+
+
+def test_what_a_constraint_promises_is_kept(smollm2: Model) -> None:
+    """A stop string ends the answer where what precedes it is complete."""
+    for regex, text, stopped_by in [
+        ("a{6}b{6}", "aaaaaabbbbbb", None),
+        ("a{6}(ba{6})*", "aaaaaa", "b"),
+        ('\\{"x": "a b{4}"\\}', '{"x": "a bbbb"}', None),
+    ]:
+        constraints = Constraints(regex=regex)
+        reply = smollm2.chat(
+            "x", seed=1, ignore_eos=True, constraints=constraints, stop=["b", " ", "}", "ab"]
+        )
+        assert (reply.read(), reply.stopped_by) == (text, stopped_by)
+        assert reply.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("stop", ['"', " ", ":", "}", "1"])
+def test_a_stop_token_ends_no_constrained_answer_in_the_middle(smollm2: Model, stop: str) -> None:
+    ids = smollm2.tokenize(stop)
+    constraints = Constraints(regex='\\{"a": [12]\\}')
+    reply = smollm2.chat("x", seed=1, constraints=constraints, stop_token_ids=ids)
+    assert reply.read() in ('{"a": 1}', '{"a": 2}')
+
+
+@pytest.mark.parametrize("stop", ["\n", '"', "}", "{", "<tool_call>", "tool", "now", ":", " "])
+def test_a_call_is_whole_whatever_the_stop_strings(smollm2: Model, stop: str) -> None:
+    grammar = Constraints(grammar=f"root ::= {CALL.replace(chr(34), chr(92) + chr(34)).join(chr(34) * 2)}")
+    request = Request(
+        [{"role": "user", "content": "Hi"}],
+        SamplingParams(constraints=grammar, stop=[stop], max_tokens=60),
+        make_parser=lambda marks: ToolParser([NOW], marks),
+    )
+    [answer] = smollm2.answer_all([request])
+    [call] = answer.tool_calls
+    assert call["function"] == {"name": "now", "arguments": '{"a": "b c"}'}
+    assert (answer.content, answer.finish_reason, answer.stopped_by) == ("", "stop", None)
