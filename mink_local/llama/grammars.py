@@ -83,7 +83,7 @@ def _from_gbnf(grammar: str) -> str:
 
 
 def _lark_names(bodies: dict[str, list[tuple[str, str]]]) -> dict[str, str]:
-    """Return the rules' names in Lark: upper-case for those that do not lead to themselves."""
+    """Return the rules' names in Lark: upper-case for the non-recursive ones."""
     used = {name: {text for kind, text in body if kind == "name"} for name, body in bodies.items()}
     if missing := set().union(*used.values()) - used.keys():
         raise SyntaxError(f"it has no rule {min(missing)[:100]!r}")
@@ -102,7 +102,7 @@ def _lark_names(bodies: dict[str, list[tuple[str, str]]]) -> dict[str, str]:
 
 
 def _limited(body: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield a rule in which only what has several characters is repeated without end."""
+    """Bound unlimited repetition of a single character."""
     has_several = False
     for kind, text in body:
         if kind == "mark" and not has_several and (endless := _ENDLESS.fullmatch(text)):

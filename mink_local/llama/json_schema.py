@@ -1,10 +1,9 @@
-"""JSON schemas that llguidance keeps; others are refused, with the keyword and its place."""
+"""JSON schemas that llguidance can enforce; others are refused, with their place where it is known."""
 
 import json
 import math
 import re
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, NoReturn
 
@@ -18,7 +17,6 @@ MAX_DEPTH = 64  # levels of objects and lists
 MAX_PROPERTIES = 256  # of an object: each that is optional doubles the ways to go on
 MAX_PATTERNS = 16  # that may have to match at once: the time doubles with each
 MAX_MULTIPLE = 50_000  # an automaton has this many states for `multipleOf`
-_LOCATING_SECONDS = 0.5
 _LONGEST_PLACE = 400  # characters
 _EXACT = 1 << 53  # llguidance reads numbers as float64
 
@@ -56,10 +54,6 @@ _DATE = (
 _TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,6})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
 # llguidance's own have leap days in every year, and minutes of 61 seconds.
 _FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
-# What Pydantic before 2.14 writes for a Decimal, and in it, how many digits there may be. llguidance has no
-# look-ahead; and the end of the text is not always asked for.
-_DECIMAL = re.compile(r"\^\(\?!\^\[-\+\.\]\*\$\)\[\+-\]\?0\*(?P<rest>[\\d{}\d,.*?|():=$\[\]]+)")
-_DIGITS = re.compile(r"\(\?=(\[\\d\.\]\{1,\d+\}0\*)\$\)")
 # Escapes for characters that need none would let a model write a property's name in another way.
 OPTIONS = {
     "item_separator": ", ",
@@ -101,7 +95,7 @@ def kept_schema(schema: Any, option: str) -> dict[str, Any]:
     A schema that puts an object together from several parts stays open: each names some of its properties.
 
     Raises:
-        ConstraintError: It cannot be kept; the error names `option`, the keyword and its place.
+        ConstraintError: It cannot be enforced; the error names `option` and, if known, the place.
     """
     try:
         found = json.loads(schema) if isinstance(schema, str) else schema
@@ -113,8 +107,7 @@ def kept_schema(schema: Any, option: str) -> dict[str, Any]:
     kept: dict[str, Any] = checks.kept(found)
     checks.finish(kept)
     if complaint := _complaint(kept):
-        path, reason = _located(kept, complaint)
-        raise ConstraintError(option, reason, written(path))
+        raise ConstraintError(option, in_a_line(complaint.split(". Enable")[0]))
     if not checks.combines:
         kept = closed(kept)  # only now: the parts of a oneOf must exclude each other when they are open
     return kept | {"x-guidance": OPTIONS}
@@ -127,7 +120,7 @@ def written(path: Path) -> str:
 
 
 class _Checks:
-    """Rewrites a schema, and refuses what would take long or is not kept exactly.
+    """Rewrites a schema, and rejects what is slow to compile or cannot be enforced exactly.
 
     Attributes:
         combines: Whether several parts of the schema are about the same object.
@@ -142,7 +135,7 @@ class _Checks:
         self._multiples: list[int] = []
 
     def kept(self, schema: Any, path: Path = ()) -> Any:
-        """Return a schema without annotations and what says nothing."""
+        """Return a schema without annotations and no-op keywords."""
         self._count(path)
         if isinstance(schema, bool):
             return schema
@@ -164,15 +157,10 @@ class _Checks:
                 self._data(value, (*path, key), key in _VALUES)
                 kept[key] = value
         self._check_keywords(kept, path)
-        patterns: list[str] = []
-        if (pattern := _FORMATS.get(str(kept.get("format")))) is not None:
+        pattern = _FORMATS.get(str(kept.get("format")))
+        if pattern is not None and isinstance(kept.setdefault("allOf", []), list):
             del kept["format"]
-            patterns.append(pattern)
-        if (decimal := _DECIMAL.fullmatch(str(kept.get("pattern")))) is not None:
-            del kept["pattern"]
-            patterns += _decimal_patterns(decimal["rest"])
-        if patterns and isinstance(kept.setdefault("allOf", []), list):
-            kept["allOf"] += [{"pattern": pattern} for pattern in patterns]
+            kept["allOf"] += [{"pattern": pattern}]
         return _nullable(kept) if kept.pop("nullable", False) is True else kept
 
     def finish(self, kept: Mapping[str, Any]) -> None:
@@ -196,10 +184,10 @@ class _Checks:
             self._refuse(f"it has more than {MAX_VALUES} values", ())
 
     def _data(self, value: Any, path: Path, is_value: bool) -> None:
-        """Count what is no schema; refuse what is not kept exactly, if that matters."""
+        """Count plain values; reject those that cannot be enforced exactly, if that matters."""
         self._count(path)
         if is_value and isinstance(value, int) and abs(value) > _EXACT:
-            self._refuse("whole numbers above 2^53 are not kept exactly", path)
+            self._refuse("whole numbers above 2^53 cannot be enforced exactly", path)
         if is_value and isinstance(value, str) and _CONTROL.search(value):
             self._refuse("control characters are not supported", path)
         for key, child in _parts(value).items():
@@ -229,14 +217,6 @@ class _Checks:
         raise ConstraintError(self._option, reason, written(path))
 
 
-def _decimal_patterns(decimal: str) -> Iterator[str]:
-    """Yield patterns that a text matches all if it is a number, and matches Pydantic's for a Decimal."""
-    yield "[0-9]"
-    yield f"^[+-]?0*(?:{_DIGITS.sub('', decimal).replace('$', '')})$"
-    if (digits := _DIGITS.search(decimal)) is not None:
-        yield f"^[+-]?0*{digits[1]}$"
-
-
 def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema that also allows null, as OpenAPI's `nullable` does."""
     if isinstance(schema.get("enum"), list):
@@ -251,56 +231,6 @@ def _complaint(schema: Mapping[str, Any]) -> str:
     from llguidance import LLMatcher
 
     return str(LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema))))
-
-
-def _located(schema: Mapping[str, Any], complaint: str) -> tuple[Path, str]:
-    """Return the place that a complaint is about, and the complaint in a line.
-
-    It is the innermost part of the schema about which llguidance complains alike.
-    """
-    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    end = time.monotonic() + _LOCATING_SECONDS
-    path: Path = ()
-    part = schema
-    while True:
-        inner = (
-            (steps, child)
-            for steps, child in _children(part)
-            if time.monotonic() < end and _complaint(definitions | dict(child)) == complaint
-        )
-        found = next(inner, None)
-        if found is None:
-            break
-        path, part = (*path, *found[0]), found[1]
-    keys = [
-        key
-        for key, value in part.items()
-        if any(_is_in(word, complaint) for word in (key, value, *_names(value)))
-    ]
-    is_unknown = complaint.startswith("Unimplemented keys")
-    reason = "it is not supported" if is_unknown else in_a_line(complaint.split(". Enable")[0])
-    return (*path, *keys[:1]), reason
-
-
-def _names(value: Any) -> Iterable[Any]:
-    return value if isinstance(value, Mapping) else ()
-
-
-def _is_in(word: Any, complaint: str) -> bool:
-    """Return whether a keyword or its value is mentioned."""
-    return isinstance(word, str) and bool(
-        re.search(rf"(?<!\w){re.escape(word.lstrip('#'))}(?!\w)", complaint)
-    )
-
-
-def _children(schema: Mapping[str, Any]) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Yield the schemas in a schema, with the steps to them; definitions come first."""
-    for key in (*_OF_NAMES, *_OF_LISTS, *_OF_ONE):
-        value = schema.get(key)
-        if key in _OF_ONE and isinstance(value, Mapping):
-            yield (key,), value
-            continue
-        yield from (((key, step), part) for step, part in _parts(value).items() if isinstance(part, Mapping))
 
 
 def _parts(value: Any) -> Mapping[Any, Any]:

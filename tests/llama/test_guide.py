@@ -147,19 +147,10 @@ def test_what_is_taken_is_kept(
 @pytest.mark.parametrize(
     ("schema", "place"),
     [
-        ({"properties": {"age": {"not": {}}}}, "properties.age.not"),
-        ({"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"format": "foo"}}}, "$defs.x.format"),
-        ({"items": {"anyOf": [{"type": "null"}, {"pattern": "(?=a)b"}]}}, "items.anyOf[1].pattern"),
-        ({"properties": {"a": {"minimum": "x"}}}, "properties.a.minimum"),
-        ({"properties": {"a": {"$ref": "https://example.org/cat"}}}, "properties.a.$ref"),
-        ({"$ref": "#/$defs/a", "$defs": {}}, "$ref"),
-        ({"type": "banana"}, "type"),
-        ({"properties": 5}, "properties"),
+        ({"properties": {"a" * 999: 5}}, f"properties.{'a' * 64}"),
         ({"properties": {"a": 5}}, "properties.a"),
-        ({"items": {"uniqueItems": True}}, "items.uniqueItems"),
         ({"properties": {"a": {"x-guidance": {"lenient": True}}}}, "properties.a.x-guidance"),
         ({"x-guidance": {"lenient": True}, "not": {}}, "x-guidance"),
-        ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, "oneOf"),
         ({"minProperties": 3}, "minProperties"),
         ({"enum": [1, 2**60]}, "enum[1]"),
         ({"items": {"const": "a\0b"}}, "items.const"),
@@ -167,7 +158,6 @@ def test_what_is_taken_is_kept(
         ({"pattern": r"^\x00$"}, "pattern"),
         ({"$id": "a", "$ref": "#"}, "$id"),
         ({"properties": {str(i): {} for i in range(257)}}, "properties"),
-        ({"properties": {"a" * 999: {"not": {}}}}, f"properties.{'a' * 64}.not"),
     ],
 )  # fmt: skip
 def test_a_schema_that_cannot_be_kept_is_refused_with_its_place(schema: Any, place: str) -> None:
@@ -189,9 +179,13 @@ def test_a_schema_that_cannot_be_kept_is_refused_with_its_place(schema: Any, pla
         {"minLength": 3, "maxLength": 1, "type": "string"}, {"allOf": 3, "format": "date"},
         {"allOf": [{"pattern": f"a.{{{i}}}b"} for i in range(30)]},
         {"properties": {f"a{i}": {"multipleOf": 9000 + i} for i in range(200)}},
+        {"properties": {"age": {"not": {}}}}, {"items": {"uniqueItems": True}}, {"format": "foo"},
+        {"pattern": "(?=a)b"}, {"minimum": "x"}, {"$ref": "https://example.org/cat"}, {"type": "banana"},
+        {"$ref": "#/$defs/a", "$defs": {}}, {"properties": 5},
+        {"oneOf": [{"type": "integer"}, {"minimum": 2}]},
     ],
 )  # fmt: skip
-def test_schemas_that_are_none_or_take_too_long(tiny_weights: Weights, schema: Any) -> None:
+def test_schemas_that_cannot_be_enforced(tiny_weights: Weights, schema: Any) -> None:
     with pytest.raises(ConstraintError, match="json_schema"):
         Guide("json_schema", schema, tiny_weights)
 
@@ -546,4 +540,4 @@ def test_parts_of_a_oneof_exclude_each_other_when_they_are_open() -> None:
     first = {"type": "object", "properties": {"a": {}}, "required": ["a"]}
     with pytest.raises(ConstraintError) as refused:
         kept_schema({"oneOf": [first, {"type": "object", "properties": {"b": {}}}]}, "form")
-    assert refused.value.place == "form.oneOf"
+    assert refused.value.place == "form"

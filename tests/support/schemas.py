@@ -6,19 +6,12 @@ from pathlib import Path
 from typing import Any
 
 SUITE = Path(__file__).parents[3] / "shared" / "data" / "json_schema"
-# As Pydantic 2.12 writes them: any number, and one with two of five digits after the point.
-DECIMALS = [
-    rf"^(?!^[-+.]*$)[+-]?0*{rest}"
-    for rest in (r"\d*\.?\d*$", r"(?:\d{0,3}|(?=[\d.]{1,6}0*$)\d{0,3}\.\d{0,2}0*$)")
-]
 STAND_IN: list[tuple[Any, list[Any], list[Any]]] = [  # schema, valid values, invalid ones
     ({}, [1, "a", None, {"b": [True]}], []),
     ({"type": "integer", "minimum": 1, "maximum": 300}, [1, 42, 300], [0, 301, -5, "1"]),
     ({"type": "number", "exclusiveMinimum": 0.5}, [0.51, 7], [0.5, 0, -1]),
     ({"type": "integer", "multipleOf": 7}, [0, 49, -7], [1, 50]),
     ({"type": "string", "pattern": "^\\d{3}-\\d{4}$"}, ["555-0123"], ["5550123", "555-01234", "٣٣٣-٣٣٣٣"]),
-    ({"type": "string", "pattern": DECIMALS[0]}, ["0", "+1.", "-.25", "123456.7"], ["", "-.", "x", "1.2.3"]),
-    ({"type": "string", "pattern": DECIMALS[1]}, ["7", "123.45", "0.50"], ["", "+", "1.234", "12x"]),
     ({"type": "string", "minLength": 2, "maxLength": 3}, ["ab", "🧩é"], ["a", "abcd"]),
     ({"type": "string", "maxLength": 4000}, ["a" * 100], [1]),
     ({"enum": ["a\nb", "🧩", "a\\b", 'a"b', 5, None]}, ["a\nb", "🧩", "a\\b", 'a"b', 5, None], ["ab", 6]),
