@@ -60,7 +60,8 @@ _GLUE_BEFORE = re.compile(  # what belongs to a box, and stands before it
     re.IGNORECASE,
 )
 _GLUE_AFTER = re.compile(  # and after it
-    rf"[\s$)}}*]*(?:\\?%|°|{_SCALE}|[*/^×·+<>≤≥](?!\*)[^.\n]{{,12}}"
+    rf"[\s$)}}*]*(?:\\?%|°|{_SCALE}"
+    r"|[*/^×·+<>≤≥](?!\*)[^.\n]{,12}"
     r"|\\(?:times|cdot|sqrt|pi|text|mathrm)\b[^.\n]{0,20}"
     r"|(?:or|and) (?:more|less|fewer|over|under|up|above|below|so|higher|lower|a half)\b|at (?:least|most)\b)",
     re.IGNORECASE,
