@@ -17,7 +17,10 @@ _POWERS = {
     **dict.fromkeys(("M", "million", "mn", "mln", "mil", "mio"), 6),
     **dict.fromkeys(("billion", "bn"), 9),
     **dict.fromkeys(("trillion", "tn"), 12),
-    **{"lakh": 5, "crore": 7, "万": 4, "亿": 8},
+    "lakh": 5,
+    "crore": 7,
+    "万": 4,
+    "亿": 8,
 }
 _SCALES = re.compile(  # 18 hundred, 15k, 1.5 million, 3 hundred thousand
     r"(?<=\d)((?:[\s-]*(?:hundred|thousand|million|billion|trillion|lakh|crore|grand)s?\b"

@@ -63,7 +63,7 @@ _GLUE_AFTER = re.compile(  # and after it
     rf"[\s$)}}*]*(?:\\?%|°|{_SCALE}"
     r"|[*/^×·+<>≤≥](?!\*)[^.\n]{,12}"
     r"|\\(?:times|cdot|sqrt|pi|text|mathrm)\b[^.\n]{0,20}"
-    r"|(?:or|and) (?:more|less|fewer|over|under|up|above|below|so|higher|lower|a half)\b|at (?:least|most)\b)",
+    r"|(?:or|and) (?:more|less|fewer|over|under|up|above|below|higher|lower|a half)\b|at (?:least|most)\b)",
     re.IGNORECASE,
 )
 _DENIED = re.compile(  # before a form: I don't think the answer is 18, if the answer is 18
