@@ -29,7 +29,7 @@ _SCALES = re.compile(  # 18 hundred, 15k, 1.5 million, 3 hundred thousand
 )
 _SCALE = re.compile("|".join(sorted(_POWERS, key=len, reverse=True)))
 _MONEY = re.compile(  # $3M, £1m, 3m dollars; but $3m$ is a formula
-    r"((?:[€£¥₹]|\\?\$|USD|EUR|Rs\.?)\s?-?[\d.,]*\d)\s?(m|mm|mn|mil|b|bn|t|tn|k)\b(?!\s*\$)"
+    r"((?:[€£¥₹]|\\?\$|USD|EUR|Rs\.?)\s?-?[\d.,]*\d)\s?(m|mm|mn|mil|b|bn|t|tn|k)\b(?![\^²³/]|[^$\n]*\$)"
     r"|([\d.]*\d)\s?(m|b)(?= (?:dollars|euros?|pounds|yen|USD|EUR|people)\b)",
     re.IGNORECASE,
 )
@@ -160,6 +160,7 @@ _LETTER_TAIL = re.compile(  # (B), not (A)
     re.DOTALL,
 )
 _LOOSE = re.compile(r"[\s,]+|\.$")
+_AROUND_OPTION = " .\"'“”‘’()[]"
 _LOOSE_WORDS = re.compile(r"^[).:;=-]+|[(.;]+$")
 
 
@@ -173,7 +174,8 @@ class ChoiceScorer(Scorer):
 
     def read(self, statement: Statement, question: Question) -> str | None:
         text, options = plain(statement.text), _options(question)
-        worded = [letter for letter, option in options.items() if option == _key(text)]
+        keys = _key(text), _key(text.strip(_AROUND_OPTION))
+        worded = [letter for letter, option in options.items() if option in keys]
         if worded and not (len(text) == 1 and text.isalpha()):
             return worded[0]
         text = _LETTER_TAIL.sub(r"\1", text)

@@ -61,7 +61,7 @@ _GLUE_BEFORE = re.compile(  # what belongs to a box, and stands before it
 )
 _GLUE_AFTER = re.compile(  # and after it
     rf"[\s$)}}*]*(?:\\?%|°|{_SCALE}"
-    r"|[*/^×·+<>≤≥](?!\*)[^.\n]{,12}"
+    r"|[*/^×·+<>≤≥](?=\s*[\w\\({])[^.\n]{,12}"
     r"|\\(?:times|cdot|sqrt|pi|text|mathrm)\b[^.\n]{0,20}"
     r"|(?:or|and) (?:more|less|fewer|over|under|up|above|below|higher|lower|a half)\b|at (?:least|most)\b)",
     re.IGNORECASE,
@@ -94,7 +94,7 @@ _NO_STATEMENT = re.compile(
     re.IGNORECASE,
 )
 _DISPLAY = re.compile(r"\\\[(.+?)\\\]|\$\$(.+?)\$\$", re.DOTALL)
-_BULLET = re.compile(r"[-–•+] ")
+_BULLET = re.compile(r"\A[-–•+] ")
 _OPENING = " \t\n…:：*_`\"“'‘="  # before an answer
 _END = re.compile(r"\n|(?<!\\)(?<!\bRs)(?:[.?]|!(?!\s*[\\*/+=×·÷]))(?=\W*(?:\s|$))|[。！？]")
 
