@@ -82,7 +82,7 @@ _NUMBER_TAIL = re.compile(  # what follows a number and explains it, but is no b
     rf"(?:(?<![-+*/^×·÷]) \((?!\s*(?:{_AT_LEAST}|or\b|and (?:up|above|over|more)|not (?:more|less)))"
     r"|\b(?:because|since|as(?! (?:many|much|\w+ as))|which|and not|rather)\b|, not\b"
     rf"|(?:, (?=[a-z])(?!{_AT_LEAST}|or\b)|[;:]\s|\b(?:in|for|per|from|after|on|at|with|over(?= \d))\b)"
-    r"(?=[^=≈]*$)).*",
+    r"(?=[^=≈]*$)|, or (?:about |around )?\d[\d.,]*(?!\1)(?= [a-z])).*",  # 90 minutes, or 1.5 hours
     re.IGNORECASE | re.DOTALL,
 )
 _SEVERAL = re.compile(r"[A-Za-z]\s*=[^=,;]*\d[^=]*?(?:[,;]|\band\b)\s*[A-Za-z]\w*\s*=")  # x = 5 and y = 7

@@ -108,7 +108,7 @@ _SUM = re.compile(r"^[^A-Za-z=]*=")  # 1 + 1 = 2, as a whole response
 _FENCE = re.compile(r"^\s*(?:```|~~~)\w*[ \t]*$", re.MULTILINE)
 
 _PLAIN = (  # pattern, what it means
-    (r"<<[^<>]*>>", ""),  # GSM8K's calculations
+    (r"<<[^<>]*>>|<\|\w+\|>", ""),  # GSM8K's calculations, special tokens
     (r"<([A-J])>(?!.*</\1>)", r"(\1)"),
     (r"<(-?\$?\d[\d.,]*)>", r"\1"),
     (r"\{,\}", ","),
