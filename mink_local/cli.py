@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -149,6 +150,9 @@ class ParsedType(click.ParamType):  # type: ignore[type-arg]  # takes no type ar
             self.fail(f"{error}.", param, ctx)
 
 
+_WRITTEN = (Path("/dev/fd"), Path("/proc/self/fd"))  # the shell's pipes in <(…): other ones may never end
+
+
 class FileText(str):
     """The text of a file, and its `path`."""
 
@@ -157,11 +161,14 @@ class FileText(str):
 
 def file_text(path: str) -> FileText:
     """Return the text of a UTF-8 file; - is standard input."""
+    place = Path(path)
+    if not (place.is_file() or place.is_dir() or place.parent in _WRITTEN or not place.exists()):
+        raise click.BadParameter(f"{path!r} is a pipe or a device, not a file.")
     try:
         with click.open_file(path, encoding="utf-8") as stream:
             text = FileText(stream.read())
     except UnicodeDecodeError:
-        raise click.BadParameter(f"{path!r} is not UTF-8 text.") from None
+        raise click.BadParameter(f"{path!r} is not UTF-8 text: iconv -t UTF-8 converts it.") from None
     except OSError as error:
         raise click.BadParameter(f"{path!r}: {error.strerror}.") from None
     text.path = path if path == "-" else os.path.abspath(path)

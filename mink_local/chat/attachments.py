@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from collections.abc import Iterable
 from glob import glob
 from pathlib import Path
@@ -13,6 +14,9 @@ from mink_local.files import user_path
 
 if TYPE_CHECKING:
     from mink_local.generation.model import Model
+
+
+_SLICE = 20_000  # characters that are tokenized at once
 
 
 class Attachment(NamedTuple):
@@ -28,14 +32,20 @@ class Attachment(NamedTuple):
 
         Raises:
             click.UsageError: It cannot be read, or is not UTF-8 text.
-            MinkError: The context cannot hold it.
+            MinkError: It is a folder, or the context cannot hold it.
         """
-        text = fenced(path)
-        tokens = len(model.tokenize(text))
-        if tokens >= model.n_ctx:
+        if path.is_dir():
+            raise MinkError(f"{path} is a folder: name files in it, such as '{path}/*'")
+        most = 4 * model.n_ctx * model.weights.longest_token  # bytes: a character has at most four
+        if path.is_file() and path.stat().st_size > most:
             raise MinkError(
-                f"{path} has {tokens} tokens, and the context holds {model.n_ctx}: use a shorter file"
+                f"{path} is far longer than the context of {model.n_ctx} tokens: use a shorter file"
             )
+        text, tokens = fenced(path), 0
+        for start in range(0, len(text), _SLICE):  # Ctrl-C is heard between two
+            tokens += len(model.tokenize(text[start : start + _SLICE]))
+            if tokens >= model.n_ctx:
+                raise MinkError(f"{path} has more tokens than the context, {model.n_ctx}: use a shorter file")
         return cls(path.name, tokens, text)
 
 
@@ -52,18 +62,29 @@ def before_message(files: Iterable[str]) -> str:
     return "".join(f"{file}\n\n" for file in files)
 
 
-def unquoted(path: str) -> str:
-    """Return a path without the quotes around it; backslashes stay, which paths of Windows have."""
-    return path[1:-1] if len(path) > 2 and path[0] in "\"'" and path[0] == path[-1] else path
+def words(argument: str) -> list[str]:
+    """Return the words of an argument as a shell would: in quotes, or with backslashes before blanks."""
+    try:
+        if os.name != "nt":  # where backslashes are part of paths
+            return shlex.split(argument)
+    except ValueError:  # an apostrophe
+        pass
+    return [word.strip("\"'") for word in re.findall(r'"[^"]+"|\'[^\']+\'|\S+', argument)]
+
+
+def path_of(argument: str) -> Path:
+    """Return the one path that an argument names, which may have spaces."""
+    path = user_path(argument)
+    return path if path.exists() else user_path(" ".join(words(argument)))
 
 
 def matching(argument: str) -> list[Path]:
     """Return the files of one path, which may have spaces, or of several paths and patterns."""
-    if (whole := user_path(unquoted(argument))).exists():
+    if (whole := path_of(argument)).exists():
         return [whole]
     paths: list[Path] = []
-    for word in re.findall(r'"[^"]+"|\'[^\']+\'|\S+', argument):
-        path = user_path(unquoted(word))
+    for word in words(argument):
+        path = user_path(word)
         matches = [] if path.exists() else sorted(glob(str(path), recursive=True))
         paths += [found for found in map(Path, matches) if found.is_file()] or [path]
     return paths

@@ -7,7 +7,7 @@ from mink_local.chat.conversation.session import AnswerStream, Session
 from mink_local.chat.conversation.store import StoredMessage
 from mink_local.chat.kernels import compiling
 from mink_local.chat.terminal.input import InputLine
-from mink_local.chat.terminal.progress import note_end, show_answer, status
+from mink_local.chat.terminal.progress import is_busy, note_end, show_answer, speed, status
 from mink_local.chat.terminal.screen import Screen, counted
 from mink_local.errors import MinkError
 from mink_local.generation.sampling_step import compared_with
@@ -60,7 +60,7 @@ class Chat:
 
     def confirm(self, question: str) -> None:
         """Raise MinkError unless a question is answered with yes."""
-        self.note(f"({question} y or n)")
+        self.note(f"{question} [y/n]")
         if self.line.answer().strip().casefold() not in ("y", "yes"):
             raise MinkError("nothing was changed")
 
@@ -86,8 +86,8 @@ class Chat:
         """Show an answer while it is generated, then its figures."""
         if answer.dropped:
             turns = counted(answer.dropped, "oldest turn")
-            self.note(f"(the conversation outgrew the context: {turns} left out)")
-        settings, n_ctx = self.session.settings, self.session.model.n_ctx
+            self.note(f"the context is full: the model no longer sees your {turns}; /set ctx N enlarges it")
+        settings = self.session.settings
         conversation = self.session.conversation
         try:
             with on_interrupt(answer.reply.interrupt):
@@ -99,13 +99,20 @@ class Chat:
         finally:
             hotter = max(2.0, 2 * answer.message.parts[-1].temperature)
             against_loops = f"/regen {hotter:g}, /set dry-multiplier 0.8 or /set loop-guard off"
-            to_go_on = "; /continue goes on"
-            note_end(self.screen, answer.message, settings["max_tokens"], against_loops, to_go_on)
+            to_go_on = "/continue goes on, /set max-tokens N changes the limit"
+            again = ": /regen 2 tries again"
+            note_end(self.screen, answer.message, settings["max_tokens"], against_loops, to_go_on, again)
             if answer.message.n_new and settings["status"]:
-                self.note(status(answer.message, n_ctx))
+                self._show_status(answer.message)
             self.screen.show("")
         if conversation not in (None, self.session.conversation):
             kept = self.session.conversation
-            self.note(f"(this conversation was deleted in another window: it is kept as number {kept})")
-        if answer.message.id and len(versions := self.session.versions()) > 1:
-            self.note(f"({len(versions)} versions of this turn: /pick goes back to another)")
+            self.note(f"this conversation was deleted in another window: saved again as number {kept}")
+
+    def _show_status(self, answer: StoredMessage) -> None:
+        """Show the figures of an answer, and what tells it from other versions of it."""
+        self.screen.dim(status(answer, self.session.model.n_ctx))
+        if answer.id and len(versions := self.session.versions()) > 1:
+            self.screen.dim(f"version {len(versions)} · {answer.settings} · /pick lists them")
+        if answer.n_new > 1 and speed(answer) < 1 and self.session.settings["n_threads"] != 1 and is_busy():
+            self.note("other programs use the cores: /set threads 1 may be faster")

@@ -3,13 +3,17 @@
 import logging
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mink_local.chat.settings import RARE, SETTINGS, config_path, ignored, read_config
 from mink_local.cli import command_line_text, run
+from mink_local.errors import MinkError
 from mink_local.version import __version__
+
+if TYPE_CHECKING:
+    from mink_local.chat.conversation.store import ConversationStore
 
 PROGRAM = "mink-chat"
 
@@ -79,12 +83,39 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(records)
 
 
-def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+def _stored() -> "ConversationStore":
+    """Return the conversations on disk: none, rather than a new file, if there is no file."""
     from mink_local.chat.conversation.store import ConversationStore, default_path
 
-    if not default_path().exists():
-        return []
-    names = [conversation.name for conversation in ConversationStore(default_path()).conversations()]
+    return ConversationStore(default_path() if default_path().exists() else None)
+
+
+def _list(text: str) -> None:
+    """Print the conversations that contain a text."""
+    from mink_local.chat.commands.conversations import show_conversations
+    from mink_local.chat.terminal.screen import Screen
+
+    show_conversations(Screen(), _stored(), text)
+
+
+def _export(name: str, path: Path) -> None:
+    """Write a conversation to a file, which must not be there yet unless the user says so."""
+    from mink_local.chat.conversation.export import FORMATS, export
+
+    if path.suffix not in FORMATS:
+        raise click.UsageError(f"--export {path}: the file must end in {' or '.join(FORMATS)}.")
+    store = _stored()
+    conversation = store.find(name)
+    if path.exists() and not (
+        sys.stdin.isatty() and click.confirm(f"{path} exists: overwrite it?", err=True)
+    ):
+        raise MinkError(f"{path} was not overwritten: name another file")
+    export(store, conversation, path)
+    click.echo(f"{conversation.label} is in {path}", err=True)
+
+
+def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    names = [conversation.name for conversation in _stored().conversations()]
     return [name for name in names if name and name.startswith(incomplete)]
 
 
@@ -171,7 +202,7 @@ def cli(
     """Chat with a GGUF model. Min-k chooses the candidates of each token before temperature is applied.
 
     Temperature does not change the candidates: at --temp 5 or 10 the text stays coherent. Ctrl-C stops an
-    answer, Ctrl-D or /exit quits, /help lists the commands. Conversations are kept, one-shot answers only
+    answer, Ctrl-D or /exit quits, /help lists the commands. Conversations are saved; one-shot answers only
     with --continue or --resume.
     """
     if len(texts) > 1:
@@ -184,19 +215,9 @@ def cli(
     if text is not None and prompt is not None:
         raise click.UsageError(f"give {text!r} or --prompt, not both.")
     if listed:
-        from mink_local.chat.commands.conversations import show_conversations
-        from mink_local.chat.conversation.store import ConversationStore, default_path
-        from mink_local.chat.terminal.screen import Screen
-
-        show_conversations(Screen(), ConversationStore(default_path()), text or prompt or "")
+        _list(text or prompt or "")
     elif export_path:
-        from mink_local.chat.conversation.export import FORMATS, export
-        from mink_local.chat.conversation.store import ConversationStore, default_path
-
-        if export_path.suffix not in FORMATS:
-            raise click.UsageError(f"--export {export_path}: the file must end in {' or '.join(FORMATS)}.")
-        store = ConversationStore(default_path())
-        export(store, store.find(resume or ""), export_path)
+        _export(resume or "", export_path)
     else:
         prompt = _with_standard_input(prompt if text is None else text)
         if prompt is not None and not prompt.strip():

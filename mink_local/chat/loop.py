@@ -4,6 +4,7 @@ Help, documentation and completion come from the table of commands.
 """
 
 import contextlib
+import difflib
 import re
 import tempfile
 import traceback
@@ -20,13 +21,15 @@ from mink_local.chat.chat import Chat, Offer
 from mink_local.chat.commands import answers, compare, completion, conversations, explain, set_show
 from mink_local.chat.commands.completion import Completions
 from mink_local.chat.conversation.store import StoredMessage
+from mink_local.chat.settings import BY_KEY
 from mink_local.chat.terminal.input import NOT_KEPT, PROMPT
 from mink_local.chat.terminal.screen import counted, one_line
-from mink_local.cli import did_you_mean
-from mink_local.errors import MinkError
-from mink_local.interrupts import on_interrupt
+from mink_local.errors import ContextOverflowError, MinkError
+from mink_local.interrupts import interrupt_raises, on_interrupt
 from mink_local.models.options import with_sampler_names
+from mink_local.samplers import SAMPLERS
 
+_TOPICS = {"advice": set_show.show_advice, "models": set_show.show_models}  # of /help
 _LEAVING = ("exit", "quit")  # without a slash, as in other programs
 
 
@@ -60,18 +63,19 @@ class Command(NamedTuple):
 def help_(chat: Chat, argument: str) -> None:
     """List the commands. With COMMAND: say what it does.
 
-    /help advice: which settings suit prose, code and mathematics, and the figures behind them.
+    advice: which settings suit prose, code and mathematics, and the figures behind them. models: which model
+    suits this machine, and how to get it.
     """
-    if argument == "advice":
-        set_show.show_advice(chat.screen)
+    if argument in _TOPICS:
+        _TOPICS[argument](chat.screen)
     elif argument:
         chat.screen.show(f"/{find(argument).usage}\n{find(argument).details}")
     else:
         groups = {title: [(f"/{one.name}", one.about) for one in group] for title, group in _GROUPS.items()}
         set_show.show_groups(chat.screen, groups)
-        chat.note(
-            'Enter sends, Alt-Enter begins a line, """ begins and ends a block, Tab completes, Ctrl-R '
-            "searches, Ctrl-C stops an answer, Ctrl-D leaves."
+        chat.screen.dim(
+            'Enter sends, Alt-Enter begins a line, """ a block, Tab completes, Ctrl-R searches, Ctrl-C stops '
+            "an answer, Ctrl-D leaves. More: /help advice, /help models"
         )
 
 
@@ -81,7 +85,7 @@ def exit_(chat: Chat, _: str) -> None:
 
 
 def _complete_help(_: Chat, text: str) -> Completions:
-    return completion.starting_with(text, [*COMMANDS, "advice"])
+    return completion.starting_with(text, [*COMMANDS, *_TOPICS])
 
 
 def _setting(usage: str, about: str) -> Command:
@@ -96,16 +100,16 @@ _GROUPS = {
         _setting("sampler [NAME[:OPTION=…]]", "Set the sampler"),
         Command("system [TEXT]", "Set the system prompt", set_show.system),
         Command("set SETTING VALUE", "Change any setting", set_show.set_, completion.settings),
-        Command("show [SETTING]", "Show the settings", set_show.show, completion.settings),
+        Command("show [all|SETTING]", "Show the settings", set_show.show, completion.settings),
         _setting("model [NAME|PATH]", "Continue with another model"),
     ),
     "Answers": (
         Command("regen [T] [SEED]", "Answer again", answers.regen),
         Command("pick [N]", "Switch to another version", answers.pick, completion.answers),
-        Command("undo [N]", "Take back the last message", answers.undo),
-        Command("redo", "Bring it back", answers.redo),
+        Command("undo [N]", "Undo the last message", answers.undo),
+        Command("redo", "Redo it", answers.redo),
         Command("edit", "Change the last message", answers.edit),
-        Command("continue", "Continue a cut-off answer", answers.continue_),
+        Command("continue", "Finish a cut-off answer", answers.continue_),
         Command("copy", "Copy the last answer", answers.copy),
         Command("reasoning [on|off|show|line]", "Show or switch it", answers.reasoning, completion.reasoning),
     ),
@@ -116,7 +120,7 @@ _GROUPS = {
         Command("load NAME", "Continue a conversation", conversations.load, completion.conversations),
         Command("list [TEXT]", "List conversations", conversations.list_),
         Command("delete NAME", "Delete a conversation", conversations.delete, completion.conversations),
-        Command("export FILE", "Write it to a file", conversations.export, completion.files),
+        Command("export FILE", "Save as Markdown or JSON", conversations.export, completion.files),
         Command("history [N]", "Show this conversation", conversations.history),
     ),
     "More": (
@@ -146,9 +150,20 @@ def find(word: str) -> Command:
     name = _ALIASES.get(name, name)
     if name in COMMANDS:
         return COMMANDS[name]
-    commands = [f"/{known}" for known in COMMANDS]
-    hint = did_you_mean(f"/{name}", commands) or ": /help lists them."
-    raise MinkError(f"there is no command /{name}{hint}")
+    raise MinkError(f"there is no command /{name}{_instead(name)}")
+
+
+def _instead(name: str) -> str:
+    """Return what to type instead of a command that there is not, as the end of a sentence."""
+    word = set_show.key_of(name)
+    key = word if word in BY_KEY else re.split(r"[^a-z-]|-(?=\d)", word)[0]  # of /temp5, /temp=5
+    if key in BY_KEY:
+        value = word.removeprefix(key).lstrip("=:-")
+        return f": type {'/' if key in COMMANDS else '/set '}{key} {value or '…'}."
+    if word in SAMPLERS:
+        return f": type /sampler {word}."
+    near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.7)
+    return f": did you mean /{near[0]}?" if near else ": /help lists them."
 
 
 class CommandCompleter(Completer):
@@ -180,7 +195,7 @@ def run(chat: Chat) -> None:
         while not chat.leaving:
             if (problem := chat.session.flush()) != told:
                 told = problem
-                chat.note(f"(not saved yet: {problem})" if problem else "(everything is saved again)")
+                chat.note(f"not saved yet: {problem}" if problem else "everything is saved again")
             offer = _offered(chat)
             try:
                 text = _read(chat, offer, NOT_KEPT if problem else PROMPT)
@@ -188,7 +203,8 @@ def run(chat: Chat) -> None:
                 chat.screen.show("")
                 return
             except KeyboardInterrupt:
-                chat.note("\n(press Ctrl-D or type /exit to quit)")
+                chat.screen.show("")
+                chat.note("press Ctrl-D or type /exit to quit")
                 continue
             chat.is_stopped = False
             if text.strip():
@@ -208,12 +224,12 @@ def _read(chat: Chat, offer: Offer, prompt: str) -> str:
     """Return a line. If it cannot begin with what is offered, Enter alone sends that."""
     message = offer.message
     if message.files:
-        chat.note(f"(its attached files, {counted(message.attached, 'character')}, are sent along)")
-    if chat.line.can_begin_with(message.typed):
+        chat.note(f"its attached files, {counted(message.attached, 'character')}, are sent along")
+    if not message.typed or chat.line.can_begin_with(message.typed):
         if offer.note:
-            chat.note(f"({offer.note})")
+            chat.note(offer.note)
         return chat.line.read(message.typed, prompt)
-    chat.note(f"({offer.note or 'Enter sends it'}: {one_line(message.typed, chat.screen.width // 2)})")
+    chat.note(f"{offer.note or 'Enter sends it'}: {one_line(message.typed, chat.screen.width // 2)}")
     return chat.line.read("", prompt) or message.typed
 
 
@@ -225,20 +241,25 @@ def _handle(chat: Chat, text: str, offer: Offer) -> None:
         if text.rstrip() in _LEAVING:
             chat.leaving = True
         elif text.startswith("/") and _is_command(word) and not is_meant:
-            try:
-                command = find(word)
-            except MinkError as error:
-                chat.offered = chat.offered or Offer(StoredMessage("user", text.strip()), is_meant=True)
-                raise MinkError(f"{error} Enter sends it as a message") from None
-            _call(command, chat, text[len(word) :].strip())
+            _run_command(chat, text.strip())
         else:
             chat.ask(text.strip(), offer.message.files, offer.replaces)
+    except ContextOverflowError as error:
+        chat.note(
+            f"the message has {error.n_tokens} tokens with what comes before it, and the context holds only "
+            f"{error.n_ctx}: shorten it, or /set ctx {_next_power(error.n_tokens)}"
+        )
     except (MinkError, OSError, click.ClickException) as error:
-        chat.note(f"({str(error).removesuffix('.')})")
+        chat.note(str(error).removesuffix("."))
     except (click.Abort, KeyboardInterrupt, EOFError):  # of a question that a command asks
-        chat.note("(interrupted)")
+        chat.note("interrupted")
     except Exception as error:
-        chat.note(f"(internal error: {type(error).__name__}: {error}. {_kept(error)}; you can keep chatting)")
+        chat.note(f"internal error: {type(error).__name__}: {error}. {_kept(error)}; you can keep chatting")
+
+
+def _next_power(number: int) -> int:
+    """Return the least power of two that is larger than a number."""
+    return int(2 ** number.bit_length())
 
 
 def _is_command(word: str) -> bool:
@@ -246,13 +267,25 @@ def _is_command(word: str) -> bool:
     return re.fullmatch(r"/([a-zA-Z][\w-]*([=:].*)?|\?)", word) is not None
 
 
-def _call(command: Command, chat: Chat, argument: str) -> None:
-    """Run a command. Raises MinkError if its argument is missing, or if it takes none."""
+def _run_command(chat: Chat, text: str) -> None:
+    """Run a command, which Ctrl-C interrupts. Raises MinkError if it is none, or not well-formed."""
+    word, _, argument = text.partition(" ")
+    try:
+        command = find(word)
+    except MinkError as error:
+        chat.offered = chat.offered or Offer(StoredMessage("user", text), is_meant=True)
+        raise MinkError(f"{error} Enter sends it as a message") from None
+    argument = argument.strip()
     if argument and " " not in command.usage:
         raise MinkError(f"/{command.name} takes no argument")
     if not argument and " " in command.usage and "[" not in command.usage:
         raise MinkError(f"usage: /{command.usage}")
-    command.run(chat, argument)
+    try:
+        with interrupt_raises():
+            command.run(chat, argument)
+    except click.BadParameter as error:
+        refused = "" if "'" in error.message else f"{text}: "  # a message with quotes names it
+        raise MinkError(refused + error.message) from None
 
 
 def _kept(error: Exception) -> str:

@@ -10,7 +10,7 @@ import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from mink_local.llama.constants import ALL_LAYERS
 from mink_local.models.catalog import find
 from mink_local.models.options import (
     SamplerOption,
+    SamplerType,
     chat_template_option,
     complete_file,
     cpu_moe_option,
@@ -81,8 +82,8 @@ class Setting(SamplerOption):
     ) -> None:
         super().__init__(names, **attributes)
         self.group, self.fixed, self.reloads = group, fixed, reloads
-        self.envvar = f"MINK_{self.name.upper()}"
-        self.key = self.name.replace("_", "-")
+        self.key = max(self.opts, key=len).removeprefix("--")
+        self.envvar = f"MINK_{self.key.replace('-', '_').upper()}"
         self.about = (self.help or "").partition(". ")[0].removesuffix(".") + "."
 
     def source(self, ctx: click.Context) -> str:
@@ -93,6 +94,15 @@ class Setting(SamplerOption):
             ParameterSource.DEFAULT_MAP: str(ctx.meta.get("config")),
         }
         return sources.get(ctx.get_parameter_source(self.name) or ParameterSource.DEFAULT, DEFAULT)
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        """Convert the value; say what a flag takes."""
+        try:
+            return super().type_cast_value(ctx, value)
+        except click.BadParameter:
+            if not self.is_flag:
+                raise
+            raise click.BadParameter(f"{value!r} is not on or off.", ctx, self) from None
 
     def handle_parse_result(
         self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
@@ -143,8 +153,8 @@ def _check_prompt_name(ctx: click.Context, _: click.Parameter, name: str | None)
     """Return the name of a system prompt, or raise click.BadParameter."""
     prompts = named_prompts(ctx)
     if name is not None and name not in prompts:
-        hint = did_you_mean(name, prompts) or ": there are " + (", ".join(prompts) or "none")
-        raise click.BadParameter(f"{ctx.meta['config']} has no {name!r} in [prompts]{hint}.")
+        hint = did_you_mean(name, prompts) or f": there are {', '.join(prompts) or 'none'}."
+        raise click.BadParameter(f"{ctx.meta['config']} has no {name!r} in [prompts]{hint}")
     return name
 
 
@@ -162,7 +172,7 @@ _screen = partial(Setting, group="Screen and store")
 SETTINGS: tuple[Setting, ...] = (
     temp_option.build(_sampling),
     # Not parsed by default: that would import Numba before the model is loaded.
-    sampler_option.build(_sampling, default=None, show_default="min-k"),
+    sampler_option.build(_sampling, type=SamplerType(is_last=True), default=None, show_default="min-k"),
     _sampling(
         "--tau",
         type=FiniteFloat(min=0),
@@ -219,7 +229,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _constraint(
         "--dry-multiplier",
-        type=Number(),
+        type=FiniteFloat(min=0),
         metavar="X",
         show_default="0",
         help="DRY: penalise tokens that would repeat a phrase; 0 is off.",
@@ -247,7 +257,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     model_option.build(_model, type=model_name),
     ctx_option.build(_model),
-    gpu_layers_option.build(_model),
+    gpu_layers_option.replace("n_gpu_layers").build(_model),
     _screen(
         "--plain/--rich",
         default=False,
@@ -271,19 +281,19 @@ SETTINGS: tuple[Setting, ...] = (
     tensor_split_option.build(_rare),
     main_gpu_option.build(_rare),
     kv_type_option.build(_rare),
-    threads_option.build(_rare),
+    threads_option.replace("n_threads").build(_rare),
     rpc_option.build(_rare, fixed=True),
     chat_template_option.build(_rare),
     template_kwargs_option.build(_rare),
 )
 BY_KEY = {setting.key: setting for setting in SETTINGS}
-_FORMER_KEYS = {"think": "reasoning"}  # that conversations have been stored with
+BY_NAME = {setting.name: setting for setting in SETTINGS}
+FORMER_KEYS = {"think": "reasoning"}  # that conversations have been stored with
+_SAMPLING = [setting for setting in SETTINGS if setting.group in ("Sampling", CONSTRAINTS)]
 # What a conversation keeps besides its system prompt.
-_KEPT = [
-    setting
-    for setting in SETTINGS
-    if setting.group in ("Sampling", CONSTRAINTS) and setting.key not in ("system", "prompt-name")
-]
+_KEPT = [setting for setting in _SAMPLING if setting.key not in ("system", "prompt-name")]
+# Settings that "default" resets together: one names what the other is.
+_TOGETHER = {"system": "prompt_name", "prompt_name": "system"}
 _TABLES = ("chat", "prompts")  # of the TOML file
 _OTHER_VARIABLES = ("MINK_CONFIG",)
 
@@ -363,7 +373,7 @@ class Settings:
                     self.put(name, value, _CREATIVE)
         if not self.given("system"):
             self._take_named_prompt()
-        self._at_start = [(setting, self[setting.name], self.sources[setting.name]) for setting in _KEPT]
+        self._at_start = [(one, self[one.name], self.sources[one.name]) for one in _SAMPLING]
 
     def _take_named_prompt(self) -> None:
         """Set the system prompt to the one that `prompt_name` names, if it names one."""
@@ -390,11 +400,11 @@ class Settings:
         }
 
     def restore(self, kept: Mapping[str, str | None], source: str) -> None:
-        """Take the sampling settings of a conversation; the rest is as at the start of the program.
+        """Take the sampling settings of a conversation, perhaps none; the rest is as at the start.
 
         The command line overrides them.
         """
-        kept = {_FORMER_KEYS.get(key, key): text for key, text in kept.items()}
+        kept = {FORMER_KEYS.get(key, key): text for key, text in kept.items()}
         for setting, value, origin in self._at_start:
             if setting.key in kept and origin not in (COMMAND_LINE, _CREATIVE):
                 try:
@@ -427,9 +437,12 @@ class Settings:
             path = self.context.params["config"]
             arguments = ["--config", str(path)] if path else []
             defaults = Settings(self.context.command.make_context(None, arguments))
-            other.put(name, defaults[name], defaults.sources[name])
+            for one in filter(None, (name, _TOGETHER.get(name))):
+                other.put(one, defaults[one], defaults.sources[one])
         else:
             other.put(name, self._parsed(setting, text), SET_HERE)
+            if name == "system":
+                other.put("prompt_name", None, DEFAULT)
             for option in MIN_K if name == "sampler" else ():
                 if f"{option}=" in text:  # which the one that was set before must not replace
                     other.put(option, None, SET_HERE)
@@ -460,6 +473,11 @@ class Settings:
         return sampler
 
     @property
+    def summary(self) -> str:
+        """The sampler and the temperature in words."""
+        return f"{self.sampler}, T = {self['temp']:g}"
+
+    @property
     def params(self) -> "SamplingParams":
         """How answers are sampled."""
         from mink_local.generation.request import SamplingParams
@@ -477,17 +495,13 @@ class Settings:
         """Load the model. Raises what `mink_local.load_model` raises."""
         from mink_local.generation import loading
 
+        placement = {field.name: self[field.name] for field in fields(PlacementOptions)}
+        if self["cpu_moe"]:
+            placement["n_cpu_moe"] = ALL_LAYERS
         return loading.load_model(
             self["model"],
             n_ctx=self["ctx"],
-            placement=PlacementOptions(
-                n_gpu_layers=self["gpu_layers"],
-                n_cpu_moe=ALL_LAYERS if self["cpu_moe"] else self["n_cpu_moe"],
-                tensor_split=self["tensor_split"],
-                main_gpu=self["main_gpu"],
-                n_threads=self["threads"],
-                rpc=self["rpc"],
-            ),
+            placement=PlacementOptions(**placement),
             kv_type=self["kv_type"],
             chat_template=self["chat_template_file"],
             template_kwargs=self["template_kwargs"],
@@ -506,7 +520,10 @@ class Settings:
         try:
             return Constraints(**{**given, "logit_bias": dict(self["logit_bias"])})
         except ValueError as error:
-            raise click.UsageError(f"{error}.") from None
+            message = str(error)
+            for name in given:
+                message = message.replace(name, BY_NAME[name].key)
+            raise click.UsageError(f"{message}.") from None
 
     def shown(self, setting: Setting) -> str:
         """Return a value as /set takes it, or in words what applies if it is not set."""

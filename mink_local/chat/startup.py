@@ -28,23 +28,11 @@ from mink_local.interrupts import interrupt_ends_program
 from mink_local.models import catalog
 from mink_local.models.catalog import EMBEDDED, resolve
 
-_TOY = f"{EMBEDDED} is a toy: it makes things up, and high temperatures need a better model"
+_TOY = f"{EMBEDDED} is a toy for trying the program: it makes things up"
 
 if TYPE_CHECKING:
     from mink_local.chat.chat import Chat
     from mink_local.chat.conversation.session import Session
-
-
-def _better_model() -> str:
-    """Say which model would suit this machine, and how to get it."""
-    from mink_local.models.offer import find_offer
-
-    offer = find_offer()
-    if not offer:
-        return "mink-models list shows some"
-    name = offer["name"]
-    pull = "" if offer["path"] else f"mink-models pull {name} && "
-    return f"{name} suits this machine: type  {pull}mink-models default {name}"
 
 
 class Startup:
@@ -81,11 +69,14 @@ class Startup:
         Ctrl-C ends the program. The conversation is kept only if it is continued.
         """
         session = self._session(QuietTerminal())
-        self._note_model(session, is_named=self.settings.context.params["verbose"])
+        from mink_local.chat.terminal.progress import about_model, print_answer
+
+        if self.settings.context.params["verbose"]:
+            self.screen.dim(about_model(session.model))
+        self._note_model(session)
         if self.settings["model"] == EMBEDDED and not catalog.chosen_model() and sys.stderr.isatty():
-            self.screen.note(f"({_TOY}: mink-models list shows some, mink-models default chooses one)")
+            self.screen.note(f"{_TOY}: mink-models list shows some, mink-models default chooses one")
         from mink_local.chat.kernels import compiling
-        from mink_local.chat.terminal.progress import print_answer
 
         answer = session.ask(prompt, before_message(file.text for file in self._attached(session)))
         is_compiling = compiling(self.settings.params.effective_sampler)
@@ -110,20 +101,21 @@ class Startup:
 
     def _begin(self, session: "Session") -> None:
         """Say what answers, and what is not as it should be."""
+        from mink_local.chat.terminal.progress import about_model
         from mink_local.samplers.compile import CACHE
 
-        self._note_model(session, is_named=True)
-        self.screen.note(f"{self.settings.sampler}, temperature {self.settings['temp']:g}")
-        if self.settings["model"] == EMBEDDED:
-            self.screen.note(f"({_TOY}. {_better_model()})")
+        self.screen.dim(f"{about_model(session.model)} · {self.settings.summary}")
+        self._note_model(session)
+        if self.settings["model"] == EMBEDDED and not catalog.chosen_model():
+            self.screen.note(f"{_TOY}: /help models")
         try:
             self._store.open()  # to say that it cannot be before there is a conversation to lose
         except StoreError as error:
-            self.screen.note(f"(this chat won't be saved: {error})")
+            self.screen.note(f"this chat won't be saved: {error}")
         if CACHE is None and "NUMBA_CACHE_DIR" not in os.environ:
             folder = user_cache_path("mink-local")
-            self.screen.note(f"(every start compiles the sampler again: {folder} is not writable)")
-        self.screen.note("/help lists the commands, Ctrl-D leaves.")
+            self.screen.note(f"every start compiles the sampler again: {folder} is not writable")
+        self.screen.dim("/help lists the commands, Ctrl-D leaves.")
 
     def _chat(self, session: "Session", terminal: QuietTerminal) -> "Chat":
         """Return the chat, with the files for the first message, or the end of the conversation on screen."""
@@ -154,24 +146,24 @@ class Startup:
         if not offer:
             return
         size, name = size_in_words(offer["size"]), offer["name"]
-        place = " and is already on it" if offer["path"] else ""
-        self.screen.note(
-            f"{name} ({size}) fits this machine{place}. Answer n for the embedded toy model; "
-            "mink-models default changes your choice later."
-        )
+        way = f"Use {name} ({size}), which is" if offer["path"] else f"Download {name} ({size}), which fits"
+        here = "already on this machine?" if offer["path"] else "this machine?"
         try:
-            wanted = click.confirm("Use it?" if place else "Download it now?", default=True)
+            wanted = click.confirm(f"No model yet. {way} {here}\nn = the small built-in one", default=True)
         except click.Abort:
-            self.screen.note("")  # the cursor is behind the question
+            self.screen.show("")  # the cursor is behind the question
             raise
+        chosen = EMBEDDED
         try:
             if wanted:
                 take(offer, self.screen.note)
-            catalog.choose_model(name if wanted else EMBEDDED)
+                chosen = name
         except MinkError as error:
-            self.screen.note(f"({error})")
-            return
-        self.settings.put("model", catalog.default_model(), DEFAULT)
+            self.screen.note(str(error))
+        if chosen == EMBEDDED:
+            self.screen.note(f"{_TOY}: /help models")
+        catalog.choose_model(chosen)
+        self.settings.put("model", chosen, DEFAULT)
 
     def _attached(self, session: "Session") -> list[Attachment]:
         """Return the files for the first message."""
@@ -208,10 +200,10 @@ class Startup:
             session.set_system(system, source)
         return session
 
-    def _note_model(self, session: "Session", is_named: bool) -> None:
-        """Say where the model is, if that is wanted, and what became of --ctx."""
+    def _note_model(self, session: "Session") -> None:
+        """Say what became of settings that the model does not take as they are."""
         model, n_ctx = session.model, self.settings["ctx"]
-        if is_named:
-            self.screen.note(f"{model.name} {model.placement}")
         if n_ctx and n_ctx < model.n_ctx:
-            self.screen.note(f"(--ctx {n_ctx}: llama.cpp rounds that up to {model.n_ctx})")
+            self.screen.note(f"--ctx {n_ctx}: llama.cpp rounds that up to {model.n_ctx}")
+        if self.settings["reasoning"] is not None and not model.has_thinking_switch:
+            self.screen.note(f"{model.name} has no switch for reasoning: --reasoning changes nothing")

@@ -148,7 +148,7 @@ class JsonObjectType(ParsedType):
         """Return the object."""
         try:
             value = json.loads(text)
-        except RecursionError:
+        except (RecursionError, ValueError):
             value = None
         if not isinstance(value, dict):
             raise ValueError('template kwargs are a JSON object, such as {"reasoning_effort": "low"}')

@@ -184,5 +184,5 @@ def thinker(tiny: Callable[..., Path]) -> tuple[str, ...]:
     """Options that have a model with Qwen3's template reason, by a grammar."""
     path = tiny(template=shared("vocab/Qwen-Qwen3-0.6B.jinja").read_text(encoding="utf-8"))
     grammar = path.with_suffix(".gbnf")
-    grammar.write_text('root ::= "<think>\\nTwo and two.\\n\\nFour?\\n</reasoning>\\n\\nIt is **four**."')
+    grammar.write_text('root ::= "<think>\\nTwo and two.\\n\\nFour?\\n</think>\\n\\nIt is **four**."')
     return ("--model", str(path), "--grammar", str(grammar), "--temp", "0")

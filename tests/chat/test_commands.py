@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -41,10 +42,14 @@ def questions(typed: Typist) -> list[str]:
         (["/set floor 7", "/set floor 0"], "sampler", "min-k:tau=3"),
         (["/sampler min-k:tau=1", "/set tau 5", "/set floor 1.5"], "sampler", "min-k:tau=5,floor=1.5"),
         (["/sampler min-k:floor=2"], "floor", "2"),
-        (["/sampler min-p:p=0.2"], "sampler", "min-p:p=0.2,order=temperature-first"),
+        (["/sampler min-p:p=0.2"], "sampler", "min-p:p=0.2,order=temperature-last"),
+        (["/sampler top-p"], "sampler", "top-p:p=0.9,order=temperature-last"),
+        (["/sampler top-p:order=temperature-first"], "sampler", "top-p:p=0.9,order=temperature-first"),
+        (["/set MAX_TOKENS 5"], "max-tokens", "5"),
+        (["/set temp=2"], "temp", "2"),
+        (["/set temp = 2"], "temp", "2"),
         (["/sampler min-p:p=0.2", "/set sampler default"], "sampler", "min-k:tau=3"),
         (["/reasoning line"], "show-reasoning", "off"),
-        (["/reasoning off"], "reasoning", "off"),
     ],
 )
 def test_settings_change(typist: Begin, lines: list[str], key: str, shown: str) -> None:
@@ -63,7 +68,23 @@ def test_settings_change(typist: Begin, lines: list[str], key: str, shown: str) 
         ("/set max-token 1", ["'max-token'", "max-tokens?"]),
         ("/set", ["/set SETTING VALUE"]),
         ("/set store off", ["--store", "MINK_STORE"]),
-        ("/reasoning foo", ["'foo'"]),
+        ("/reasoning foo", ["smollm2-135m", "switch"]),
+        ("/reasoning on", ["smollm2-135m", "switch"]),
+        ("/set reasoning on", ["smollm2-135m", "switch"]),
+        ("/set loop-guard maybe", ["loop-guard", "'maybe'", "on or off"]),
+        ("/set template-kwargs x", ["template-kwargs", "JSON object"]),
+        ("/undo 0", ["/undo 0", "at least 1"]),
+        ("/max-tokens 5", ["/set max-tokens", "Enter"]),
+        ("/temp5", ["/temp 5", "Enter"]),
+        ("/temp=5", ["/temp 5"]),
+        ("/max_tokens=5", ["/set max-tokens 5"]),
+        ("/top_p", ["/sampler top-p"]),
+        ("/min-p 0.1", ["/sampler min-p"]),
+        ("/frob", ["/help lists"]),
+        ("/list zzz", ["'zzz'"]),
+        ("/file {folder}", ["folder", "/*"]),
+        ("/file {pipe}", ["pipe"]),
+        ("/set grammar {pipe}", ["pipe"]),
         ("/show parrot", ["'parrot'"]),
         ("/parrot", ["/parrot", "/help"]),
         ("/regn", ["/regn", "/regen?"]),
@@ -105,11 +126,13 @@ def test_a_bad_command_names_what_is_wrong(
     """In one sentence; conversation, settings and model are as before."""
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     (tmp_path / "long").write_text("word " * 2000)
+    os.mkfifo(tmp_path / "pipe")
     typed = typist("-n", "1")
     typed.say("Hello")
     session, before = typed.chat.session, typed.chat.session.branch
     settings, model = session.settings, session.model
-    said = typed.say(line.format(bytes=tmp_path / "bytes", long=tmp_path / "long")).strip()
+    files = {name: tmp_path / name for name in ("bytes", "long", "pipe")}
+    said = typed.say(line.format(**files, folder=tmp_path)).strip()
     assert said.startswith("(")
     assert len(said.splitlines()) == 1
     assert [word for word in words if word not in said] == []
@@ -139,7 +162,8 @@ def test_commands_that_need_an_answer(typist: Begin, line: str) -> None:
 def test_show_begins_with_what_was_changed(typist: Begin) -> None:
     """And has the values that are used, also of settings that nobody set."""
     say = typist("--system", "Be brief. " * 30).say
-    shown = say("/temp 5", "/show")
+    shown = say("/temp 5", "/show all")
+    assert "dry-multiplier" not in say("/show")
     for row in ("temp +5 +set in this chat", "max-tokens +8 +command line"):
         assert re.search(rf"^{row} *$", shown, re.M)
     assert shown.index("max-tokens") < shown.index("Sampling") < shown.index("Model")
@@ -191,8 +215,10 @@ def test_answers_and_branches(typist: Begin) -> None:
     typed = typist()
     say, session = typed.say, typed.chat.session
     assert "Hello" in say("Say hello.")
-    assert "2 versions" in say("/regen 10 7")
-    assert re.search(r"  1  Hello.*\n\* 2  ", say("/pick"))
+    assert "version 2 · min-k:tau=3, T = 10" in say("/regen 10 7")
+    listed = say("/pick")
+    assert re.search(r"  1  Hello.*\n\* 2  ", listed)
+    assert [word for word in ("T = 0", "T = 10") if word not in listed] == []
     assert "Hello" in say("/pick 1")
     assert "/redo" in say("/undo")
     assert session.branch == []
@@ -219,9 +245,14 @@ def test_files(typist: Begin, tmp_path: Path) -> None:
     typed.say(f"/file {tmp_path}/notes.txt", f"/file '{tmp_path}/a b.txt'")
     assert [file.name for file in typed.chat.attached] == ["notes.txt", "a b.txt"]
     typed.say("/file -", f"/file {tmp_path}/*.txt '{tmp_path}/a b.txt'")
-    assert [file.name for file in typed.chat.attached] == ["a b.txt", "notes.txt", "a b.txt"]
+    assert [file.name for file in typed.chat.attached] == ["a b.txt", "notes.txt"]
+    assert "attached already" in typed.say(f"/file {tmp_path}/notes.txt")
+    typed.say("/file -")
     assert "*.none" in typed.say(f"/file {tmp_path}/notes.txt {tmp_path}/*.none")
-    assert len(typed.chat.attached) == 3  # all or nothing
+    assert typed.chat.attached == []  # all or nothing
+    for path in (f"{tmp_path}/a\\ b.txt", f"{tmp_path}/'a b.txt'", f"{tmp_path}/a b.txt"):
+        typed.say("/file -", f"/file {path}")
+        assert [file.name for file in typed.chat.attached] == ["a b.txt"]
     typed.say("/file -", f"/file {tmp_path}/notes.txt")
     typed.say("What is it?", f"/file {tmp_path}/notes.txt")
     typed.chat.stop()
@@ -398,6 +429,7 @@ def test_help(typist: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     assert say("/?") == text
     assert "min-k, " in say("/help /sampler")
     assert say("/help bye").startswith("/exit")
+    assert "mink-models" in say("/help models")
 
 
 @pytest.mark.parametrize(("kind", "options", "tail_mass", "usual"), ADVICE)

@@ -1,6 +1,5 @@
 """The first start in a terminal: which model is offered, and what becomes of the answer."""
 
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -59,20 +58,19 @@ def test_the_offered_model_is_downloaded_and_kept(hub: Hub, start: Start) -> Non
     shown, status = start("\r")
     assert LARGEST in shown
     assert "100%" in shown
-    assert f"{LARGEST} on the" in shown
+    assert f"{LARGEST} · CPU" in shown
     assert "is a toy" not in shown
     assert (status, chosen_model()) == (0, LARGEST)
     n_requests = len(hub.requests)
     shown, _ = start()
-    assert f"{LARGEST} on the" in shown
+    assert f"{LARGEST} · CPU" in shown
     assert len(hub.requests) == n_requests
 
 
 def test_a_refused_offer_leaves_the_embedded_model(hub: Hub, start: Start) -> None:
     shown, status = start("n\r")
-    assert f"{EMBEDDED} on the" in shown
+    assert f"{EMBEDDED} · CPU" in shown
     assert "toy" in shown
-    assert re.search(rf"mink-models\s+default\s+{LARGEST}", shown)
     assert (status, chosen_model(), hub.requests) == (0, EMBEDDED, [])
     assert "[Y/n]" not in start()[0]
 
@@ -98,12 +96,14 @@ def test_a_model_of_another_program_is_offered_first(
     assert hub.requests == []
 
 
-def test_without_a_network_it_is_asked_again_next_time(hub: Hub, start: Start) -> None:
+def test_without_a_network_it_is_asked_once(hub: Hub, start: Start) -> None:
+    """And /help models says how to get it later."""
     hub.status = 503
     shown, status = start("y\r")
-    assert "503" in shown
-    assert f"{EMBEDDED} on the" in shown
-    assert (status, chosen_model()) == (0, None)
+    assert [word for word in ("503", f"{EMBEDDED} · CPU", "/help models") if word not in shown] == []
+    assert (status, chosen_model()) == (0, EMBEDDED)
+    shown, _ = start()
+    assert "toy" not in shown
 
 
 def test_nothing_is_asked_without_a_terminal(hub: Hub, mink_chat: MinkChat) -> None:

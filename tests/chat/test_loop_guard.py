@@ -61,6 +61,7 @@ HONEST = {
 }  # fmt: skip
 
 LOOPS = {
+    "one word a line": "Bonjour!\n" * 40,
     "a word": "I'm a chat. I am" + " chatty" * 200,
     "a phrase": "The capital is " + "a chatz, " * 100,
     "a sentence": "L'Étoile, la Cité. " + "Paris, la France, est la Capital. " * 40,
@@ -75,7 +76,7 @@ def guarded(model: Model, text: str) -> tuple[int | None, int]:
     guard = LoopGuard()
     tokens = model.tokenize(text)
     for number, (token, piece) in enumerate(zip(tokens, model.token_texts(tokens), strict=True), start=1):
-        guard.feed(token, piece)
+        guard.feed(token, len(piece), text)
         if guard.since is not None:
             return guard.since, number
     return None, len(tokens)
@@ -92,6 +93,13 @@ def test_a_loop_is_noticed(smollm2: Model, name: str) -> None:
     assert since is not None
     assert since < 60
     assert at < (1300 if name in ("code", "zeros") else 400)
+
+
+@pytest.mark.parametrize("word", ["Bonjour!\n", "Bonjour! ", "Bonjour!\n\n"])
+def test_a_word_is_said_ten_times(smollm2: Model, word: str) -> None:
+    since, at = guarded(smollm2, word * 40)
+    assert since is not None
+    assert at <= len(smollm2.tokenize(word * 11))
 
 
 def test_the_first_token_that_is_repeated(smollm2: Model) -> None:

@@ -283,7 +283,7 @@ def test_an_answer_that_another_window_is_writing(smollm2: Model, tmp_path: Path
     two.load(stores[1].find())
     refused: list[Callable[[], object]] = [two.extend, two.regenerate, two.undo, lambda: two.ask("And?")]
     for act in refused:
-        with pytest.raises(ConversationChangedError, match="writing"):
+        with pytest.raises(ConversationChangedError, match="being written"):
             act()
     list(pieces)
     two.check_unchanged()

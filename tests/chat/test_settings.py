@@ -76,7 +76,7 @@ def test_every_setting_can_be_reset_without_a_file(setting: Setting) -> None:
 def test_values_that_settings_refuse_and_take() -> None:
     changed = settings()
     for key, text in (("temp", "nan"), ("sampler", "max-k"), ("dry-multiplier", "-1"), ("seed", "x")):
-        with pytest.raises(click.UsageError, match=text.replace("-1", "dry_multiplier")):
+        with pytest.raises(click.UsageError, match=text.replace("-1", "dry-multiplier")):
             changed.changed(BY_KEY[key], text)
     changed = changed.changed(BY_KEY["logit-bias"], "5=1 7=-inf")
     assert changed.constraints

@@ -82,10 +82,10 @@ def test_a_conversation_keeps_its_settings(mink_chat: MinkChat) -> None:
     """Unless the command line overrides them."""
     mink_chat("-n", "1", "-s", "top-k:k=5", "--temp", "5", typed=["Hello", "/set repeat-penalty 1.5"])
     again = mink_chat("--continue", typed=["/set repeat-penalty"])
-    assert "top-k:k=5, temperature 5" in again.stderr
+    assert "top-k:k=5, T = 5" in again.stderr
     assert "temp 5, sampler top-k:k=5, max-tokens 1, repeat-penalty 1.5" in again.stderr
     assert "1.5, conversation 1" in again.stderr
-    assert "top-k:k=5, temperature 2" in mink_chat("--continue", "-t", "2", typed=["/stats"]).stderr
+    assert "top-k:k=5, T = 2" in mink_chat("--continue", "-t", "2", typed=["/stats"]).stderr
     mink_chat("--continue", "Hi", "--floor", "1").refused(2, "floor", "top-k")
 
 
@@ -186,7 +186,7 @@ def test_ctrl_c_ends_one_answer(moment: str) -> None:
     with started(*MINK_CHAT, "-p", prompt, "-t", "0", *["--verbose"] * is_prompt) as process:
         assert process.stdout
         assert process.stderr
-        loaded = (line for line in process.stderr if line.startswith("smollm2-135m on the CPU"))
+        loaded = (line for line in process.stderr if line.startswith("smollm2-135m · CPU"))
         first = next(loaded) if is_prompt else process.stdout.read(1)
         process.send_signal(signal.SIGINT)
         out, errors = process.communicate(timeout=30)
@@ -245,7 +245,7 @@ def test_a_chat_is_kept_unless_that_is_not_wanted(mink_chat: MinkChat, own_files
     assert not own_files.exists()
     assert "now secret" in mink_chat("-n", "2", typed=typed).stderr
     again = mink_chat("--continue", "-n", "2", typed=["/show system"])
-    assert "> A secret." in again.stderr
+    assert "> A secret." in again.stdout
     assert "secret, 1 message)" in again.stderr
 
 
@@ -254,9 +254,9 @@ def test_an_unanswered_message_is_sent_again(mink_chat: MinkChat) -> None:
     store = ConversationStore(default_path())
     converse(store, "What is this?", system="Be long.")
     result = mink_chat("--continue", "--system", "Be brief.", typed=["/show system"])
-    assert "What is this?" in result.stdout
+    assert "What is this?" in result.stderr
     assert "system Be brief." in result.stdout
-    assert "(command line)" in result.stderr
+    assert "(command line. " in result.stderr
     assert store.get(1).system == "Be brief."
 
 
@@ -333,7 +333,7 @@ def test_a_conversation_that_outgrows_the_context(mink_chat: MinkChat, tiny_path
     lines = ["word " * 300, *(f"{i}: tell me of the number {i}." for i in range(8))]
     result = mink_chat("-m", str(tiny_path), "-n", "30", "--ctx", "256", "--system", "Be brief.", typed=lines)
     assert len(re.findall(r"\d+ tokens.* 256", result.stderr)) >= 1
-    drops = re.findall(r": (\d) oldest turns? ", result.stderr)
+    drops = re.findall(r"your (\d) oldest turns?", result.stderr)
     assert 1 <= len(drops) < 6
 
 

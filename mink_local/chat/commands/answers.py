@@ -48,10 +48,13 @@ def _list(chat: Chat, versions: Sequence[Sequence[StoredMessage]]) -> None:
     messages = beginnings([turn[0].typed for turn in versions], width)
     answers = [turn[1].content if turn[1:] else "(never answered)" for turn in versions]
     answers = beginnings(answers, width - 5)
+    settings = [turn[-1].settings for turn in versions]
     for i, turn in enumerate(versions):
         if has_edits and (not i or turn[0] != versions[i - 1][0]):
-            chat.screen.show(f"> {one_line(messages[i], width - 2)}")
+            chat.screen.own(messages[i])
         chat.screen.show(f"{'*' if turn == current else ' '}{i + 1:>2}  {one_line(answers[i], width - 5)}")
+        if len(set(settings)) > 1 and settings[i]:
+            chat.screen.dim(f"     {one_line(settings[i], width - 5)}")
 
 
 def _show_turn(chat: Chat, unanswered: StoredMessage | None) -> None:
@@ -60,22 +63,22 @@ def _show_turn(chat: Chat, unanswered: StoredMessage | None) -> None:
         chat.offered = Offer(unanswered, "never answered: Enter sends it")
         return
     message, answer = chat.session.branch[-2:]
-    chat.note(f"> {one_line(message.typed, chat.screen.width - 2)}")
+    chat.screen.own(message.typed)
     chat.screen.text(answer.content)
 
 
 def undo(chat: Chat, argument: str) -> None:
-    """Take back the last message, or the last N, with their answers. /redo brings them back."""
+    """Undo the last message, or the last N, with their answers. /redo restores them."""
     n, n_there = WholeNumber(min=1)(argument or "1"), len(chat.session.branch) // 2
     if n > n_there > 0:
-        raise MinkError(f"only {counted(n_there, 'message')} can be taken back")
+        raise MinkError(f"only {counted(n_there, 'message')} can be undone")
     for _ in range(n):
         message = chat.session.undo()
-    chat.note(f"(taken back: {one_line(message.typed, chat.screen.width - 30)}; /redo brings it back)")
+    chat.note(f"undone: {one_line(message.typed, chat.screen.width - 30)}; /redo restores it")
 
 
 def redo(chat: Chat, _: str) -> None:
-    """Bring back what the last /undo took, or what else came next, perhaps without an answer."""
+    """Restore what the last /undo took. Without one: go on with what once came next."""
     _show_turn(chat, chat.session.redo())
 
 
@@ -87,7 +90,7 @@ def edit(chat: Chat, _: str) -> None:
     chat.session.last_answer()
     chat.offered = Offer(chat.session.branch[-2], replaces=True)
     editor = ", Ctrl-X Ctrl-E opens an editor" if chat.screen.has_line_input else ""
-    chat.note(f"(Enter sends the changed message{editor}, Ctrl-C leaves it as it was)")
+    chat.note(f"Enter sends the changed message{editor}, Ctrl-C leaves it as it was")
 
 
 def continue_(chat: Chat, _: str) -> None:
@@ -103,16 +106,19 @@ def file(chat: Chat, argument: str) -> None:
     if argument == "-":
         chat.attached.clear()
     elif argument:
-        chat.attached += [Attachment.read(chat.session.model, path) for path in matching(argument)]
+        new = [Attachment.read(chat.session.model, path) for path in matching(argument)]
+        if again := [one.name for one in new if one in chat.attached]:
+            raise MinkError(f"{again[0]} is attached already: /file - removes all files")
+        chat.attached += dict.fromkeys(new)
     files = ", ".join(f"{one.name} ({counted(one.tokens, 'token')})" for one in chat.attached)
-    chat.note(f"(with your next message: {files}; /file - removes them)" if files else "(no file attached)")
+    chat.note(f"with your next message: {files}; /file - removes them" if files else "no file attached")
 
 
 def copy(chat: Chat, _: str) -> None:
     """Copy the last answer to the clipboard, also over ssh, if the terminal supports OSC 52."""
     text = chat.session.last_answer().content
     chat.screen.copy(text)
-    chat.note(f"(copied {counted(len(text), 'character')}, if your terminal supports OSC 52)")
+    chat.note(f"copied {counted(len(text), 'character')}, if your terminal supports OSC 52")
 
 
 def reasoning(chat: Chat, argument: str) -> None:
@@ -125,4 +131,4 @@ def reasoning(chat: Chat, argument: str) -> None:
     elif argument:
         change_setting(chat, "reasoning", argument)
     else:
-        chat.screen.text(chat.session.last_answer().reasoning or "(there is no reasoning)")
+        chat.screen.text(chat.session.last_answer().reasoning or "There is no reasoning.")

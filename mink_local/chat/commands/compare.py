@@ -152,11 +152,11 @@ def compare(chat: Chat, argument: str) -> None:
     temperature, samplers, text = parsed(argument, session.settings["temp"], session.settings.sampler)
     comparison = Comparison(session, text, temperature, samplers)
     if not text:
-        chat.note(f"> {one_line(comparison.message, chat.screen.width - 2)}")
-    chat.note(f"(temperature {temperature:g}, seed {comparison.info.seed}, the same random numbers)\n")
+        chat.screen.own(comparison.message)
+    chat.note(f"temperature {temperature:g}, seed {comparison.info.seed}, the same random numbers\n")
     _generate(chat, comparison)
     chat.comparison = comparison
-    chat.note("(the conversation is unchanged: /compare take N continues with answer N)")
+    chat.note("the conversation is unchanged: /compare take N continues with answer N")
 
 
 def parsed(argument: str, temperature: float, own: Sampler) -> tuple[float, list[Sampler], str]:
@@ -278,7 +278,7 @@ def take(chat: Chat, number: int) -> None:
         raise MinkError("the comparison belongs to another conversation: /load goes back to it")
     comparison.take(number, session)
     chat.screen.text(session.last_answer().content)
-    chat.note(f"(answer {number} is part of the conversation; /pick lists all answers to this message)")
+    chat.note(f"answer {number} is part of the conversation; /pick lists all answers to this message")
 
 
 def complete(chat: Chat, text: str) -> Completions:

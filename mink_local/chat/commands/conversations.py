@@ -8,7 +8,7 @@ from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from mink_local.chat.attachments import unquoted
+from mink_local.chat.attachments import path_of
 from mink_local.chat.chat import Chat, Offer
 from mink_local.chat.conversation import cache
 from mink_local.chat.conversation.export import export as write_export
@@ -16,7 +16,6 @@ from mink_local.chat.conversation.store import Conversation, ConversationStore, 
 from mink_local.chat.terminal.screen import Screen, counted, one_line
 from mink_local.cli import UNPRINTABLE, WholeNumber
 from mink_local.errors import MinkError
-from mink_local.files import user_path
 
 _SHOWN = 20  # conversations, in a terminal
 _COLUMNS = {"": 0, "name": 0, "turns": 60, "last": 60, "model": 100}  # and the least width of their window
@@ -27,7 +26,7 @@ def clear(chat: Chat, _: str) -> None:
     _leave(chat)
     chat.session.clear()
     chat.attached.clear()
-    chat.note("(a new conversation)")
+    chat.note(f"a new conversation · {chat.session.settings.summary}")
 
 
 def save(chat: Chat, argument: str) -> None:
@@ -42,7 +41,7 @@ def save(chat: Chat, argument: str) -> None:
         raise MinkError(f"{name} could be the number of a conversation: choose a name with a letter")
     session.store.rename(_current(chat).id, name)
     kept = "" if session.settings["store"] else ", until you leave: --no-store"
-    chat.note(f"(this conversation is now {name}{kept})")
+    chat.note(f"this conversation is now {name}{kept}")
 
 
 def load(chat: Chat, argument: str) -> None:
@@ -72,16 +71,16 @@ def delete(chat: Chat, argument: str) -> None:
         chat.session.clear()
     if chat.session.store.is_on_disk:
         cache.forget(conversation.id)
-    chat.note(f"({argument} is deleted)")
+    chat.note(f"{argument} is deleted")
 
 
 def export(chat: Chat, argument: str) -> None:
     """Write this conversation to FILE.md, for people, or FILE.json, with every branch and every figure."""
-    path = user_path(unquoted(argument))
+    path = path_of(argument)
     if path.exists():
         chat.confirm(f"overwrite {path}?")
     write_export(chat.session.store, _current(chat), path)
-    chat.note(f"(written to {path})")
+    chat.note(f"written to {path}")
 
 
 def history(chat: Chat, argument: str) -> None:
@@ -99,9 +98,9 @@ def recall(chat: Chat) -> None:
     name = _current(chat).name or f"number {chat.session.conversation}"
     turns = sum(message.role == "user" for message in branch)
     more = ": /history shows them" if turns > 1 else ""
-    chat.note(f"(conversation {name}, {counted(turns, 'message')}{more})")
+    chat.note(f"conversation {name}, {counted(turns, 'message')}{more}")
     if restored := chat.session.settings.restored():
-        chat.note(f"(its settings: {restored})")
+        chat.note(f"its settings: {restored}")
 
 
 def show_conversations(
@@ -114,7 +113,7 @@ def show_conversations(
     """
     found = [one for one in store.conversations(text) if one.turns]
     if not found:
-        screen.note("(there is no conversation)")
+        screen.note(f"no conversation contains {text!r}" if text else "there is no conversation")
         return
     conversations = found[:_SHOWN] if screen.is_terminal else found
     last = "found in" if text else "begins with"
@@ -137,7 +136,12 @@ def show_conversations(
         table.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in texts))
     screen.show(table)
     if n_older := len(found) - len(conversations):
-        screen.note(f"({n_older} older: /list TEXT and mink-chat --list TEXT search them)")
+        screen.note(f"{n_older} older: /list TEXT and mink-chat --list TEXT search them")
+
+
+def _attached(message: StoredMessage) -> str:
+    """Return in words that files are attached to a message, before its text."""
+    return f"[{counted(message.attached, 'character')} of attached files] " if message.attached else ""
 
 
 def _when(seconds: float) -> str:
@@ -149,13 +153,13 @@ def _when(seconds: float) -> str:
 def _leave(chat: Chat) -> None:
     """Ask before leaving a conversation that could not be stored. Raises MinkError after a no."""
     if problem := chat.session.flush():
-        chat.confirm(f"this conversation could not be kept ({problem}): leave it for good?")
+        chat.confirm(f"this conversation could not be saved ({problem}): leave it for good?")
 
 
 def _current(chat: Chat) -> Conversation:
     """Return the conversation as it is stored. Raises MinkError if it could not be."""
     if problem := chat.session.flush():
-        raise MinkError(f"this conversation is not kept yet: {problem}")
+        raise MinkError(f"this conversation is not saved yet: {problem}")
     if chat.session.conversation is None:
         raise MinkError("there is no message in this conversation yet")
     return chat.session.store.get(chat.session.conversation)
@@ -165,10 +169,10 @@ def _show_messages(chat: Chat, messages: Sequence[StoredMessage]) -> None:
     """Show answers, and the beginnings of the messages."""
     for message in messages:
         if message.role == "user":
-            chat.note(f"> {one_line(message.content, 4 * chat.screen.width)}")
+            chat.screen.own(f"{_attached(message)}{message.typed}")
             continue
         chat.screen.text(message.content)
         if message.is_unfinished and chat.session.store.is_being_written(message):
-            chat.note("(another window is writing this answer)")
+            chat.note("another window is writing this answer")
         elif message.is_unfinished:
-            chat.note("(the program ended during this answer: /continue completes it)")
+            chat.note("the program ended during this answer: /continue completes it")

@@ -23,11 +23,12 @@ from mink_local.chat.terminal.screen import Screen, counted, one_line, wrapped_r
 from mink_local.cli import printable
 from mink_local.errors import MinkError
 from mink_local.generation.sampling_step import SamplingStep
+from mink_local.interrupts import on_interrupt
 
 TEMPERATURES = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 20.0, 50.0, 100.0)
 MIN_COLUMNS, MIN_ROWS = 76, 22  # of a window that the full-screen view fits
 _NEEDED = f"{MIN_COLUMNS} columns and {MIN_ROWS} rows"
-_KEYS = "←→ token  n p fork  ↑↓ T  Tab 1-9 select  Enter go on from it  q leave"
+_KEYS = "←→ token  n p fork  ↑↓ T  Tab 1-9 select  Enter continue from it  q leave"
 _HERE, _FORK, _DIM = "reverse", "underline", "dim"
 _PRINTED = 12  # candidates, where there is no full screen
 _NUMBER, _NAME = 8, 16  # columns of a number, and of the name of a sampler
@@ -55,10 +56,10 @@ def explain(chat: Chat, argument: str) -> None:
     if argument or not fits:
         _print_step(screen, steps, at)
         if can_show and not fits:
-            chat.note(f"(/explain N prints token N; walking along the answer needs {_NEEDED})")
+            chat.note(f"/explain N prints token N; the full-screen view needs {_NEEDED}")
     elif fork := view(Walk(steps, at), screen.console):
         at, token = fork
-        chat.note(f"(token {at + 1} is {steps.text(token)!r} instead of {steps.texts[at]!r})")
+        chat.note(f"token {at + 1} is {steps.text(token)!r} instead of {steps.texts[at]!r}")
         chat.show(session.fork(at, token))
 
 
@@ -86,7 +87,10 @@ def _index(steps: AnswerSteps, wanted: str) -> int:
 
 def _print_step(screen: Screen, steps: AnswerSteps, at: int) -> None:
     """Print one step as the full-screen view shows it."""
-    step = steps.step(at)
+    screen.progress("reading the answer again …")
+    with on_interrupt(steps.model.interrupt):
+        step = steps.step(at)
+    screen.progress()
     screen.show(_headline(steps, at))
     if at:
         before = "".join(steps.texts[max(0, at - 12) : at])
@@ -105,7 +109,7 @@ def heat(chat: Chat, _: str) -> None:
     session, screen = chat.session, chat.screen
     steps = AnswerSteps(session, session.last_answer())
     if not any(steps.k):
-        raise MinkError("the figures of this answer were lost when the program ended")
+        raise MinkError("this answer's statistics were lost when the program was killed")
     screen.show(coloured(session.model.token_texts(steps.tokens), steps.k, screen.is_plain), "")
 
 

@@ -7,11 +7,25 @@ from itertools import chain
 from rich.table import Table
 from rich.text import Text
 
+from mink_local.chat.attachments import path_of
 from mink_local.chat.chat import Chat
-from mink_local.chat.settings import BY_KEY, DEFAULT, MIN_K, SET_HERE, SETTINGS, Setting, Settings
-from mink_local.chat.terminal.screen import Screen, one_line
+from mink_local.chat.settings import (
+    BY_KEY,
+    CONSTRAINTS,
+    DEFAULT,
+    FORMER_KEYS,
+    MIN_K,
+    RARE,
+    SET_HERE,
+    SETTINGS,
+    Setting,
+    Settings,
+)
+from mink_local.chat.terminal.progress import about_model
+from mink_local.chat.terminal.screen import HEADING, Screen, one_line
 from mink_local.cli import did_you_mean, printable
 from mink_local.errors import MinkError
+from mink_local.files import size_in_words
 from mink_local.generation.model import Model
 from mink_local.llama.devices import n_cores
 from mink_local.models import trust
@@ -47,11 +61,13 @@ def change_setting(chat: Chat, key: str, text: str) -> None:
     setting = _setting(key)
     if text:
         _change(chat, setting, text)
-    settings = chat.session.settings
-    value = _value(setting, settings, chat.session.model)
-    if key == "system" and settings["system"]:
+    settings, model = chat.session.settings, chat.session.model
+    value, why = _value(setting, settings, model), settings.sources[setting.name]
+    if setting.key == "system" and settings["system"]:
         value = f'"{value}"'
-    chat.note(f"({key} is {value}, {settings.sources[setting.name]})")
+    if setting.key == "ctx" and (settings["ctx"] or model.n_ctx) < model.n_ctx:
+        why = f"to which llama.cpp rounds {settings['ctx']} up"
+    chat.note(f"{setting.key} is {value}, {why}")
 
 
 def _change(chat: Chat, setting: Setting, text: str) -> None:
@@ -59,28 +75,46 @@ def _change(chat: Chat, setting: Setting, text: str) -> None:
     session, before = chat.session, chat.session.settings
     if setting.fixed:
         raise MinkError(f"{setting.key} can only be set at the start: --{setting.key}, {setting.envvar}")
-    settings = before.changed(setting, text)
+    if setting.key == "reasoning" and text != "default" and not session.model.has_thinking_switch:
+        raise MinkError(f"{session.model.name} has no switch for reasoning: nothing was changed")
+    settings = before.changed(setting, str(path) if (path := path_of(text)).is_file() else text)
     if setting.reloads:
-        trust.check(resolve(settings["model"]))
-        session.model.close()  # there may not be enough memory for both
-        try:
-            session.model = settings.load_model()
-        except BaseException:
-            session.model = before.load_model()
-            raise
+        _load(chat, settings)
     session.settings = settings
     if setting.reloads:
         session.changed_model()
-        chat.note(f"{session.model.name} {session.model.placement}")
+        chat.note(about_model(session.model))
     session.go_to(session.branch)  # which keeps the settings with the conversation
     chat.screen = Screen(settings["plain"], settings["show_reasoning"])
 
 
+def _load(chat: Chat, settings: Settings) -> None:
+    """Load the model of settings in place of the one before, which comes back if that fails."""
+    session, screen = chat.session, chat.screen
+    trust.check(resolve(settings["model"]))
+    session.model.close()  # there may not be enough memory for both
+    try:
+        screen.progress("loading the model …")
+        session.model = settings.load_model()
+    except BaseException:
+        screen.progress("loading the model before again …")
+        session.model = session.settings.load_model()
+        raise
+    finally:
+        screen.progress()
+
+
+def key_of(text: str) -> str:
+    """Return what somebody types for the key of a setting as it is written: MAX_TOKENS is max-tokens."""
+    key = text.casefold().replace("_", "-").removeprefix("--")
+    return FORMER_KEYS.get(key, key)
+
+
 def _setting(key: str) -> Setting:
     """Return the setting of a key. Raises MinkError, with the nearest key, if there is none."""
-    if key in BY_KEY:
-        return BY_KEY[key]
-    hint = did_you_mean(key, BY_KEY) or ": /show lists them"
+    if (known := key_of(key)) in BY_KEY:
+        return BY_KEY[known]
+    hint = did_you_mean(key, BY_KEY) or ": /show all lists them"
     raise MinkError(f"there is no setting {key!r}{hint}")
 
 
@@ -100,33 +134,35 @@ def set_(chat: Chat, argument: str) -> None:
 
     The value default is that of the environment or the configuration file, if they set one.
     """
-    key, _, value = argument.partition(" ")
-    change_setting(chat, key, value.strip())
+    key, *value = re.split(r"\s*[\s=]\s*", argument, maxsplit=1)  # also KEY=VALUE
+    change_setting(chat, key, "".join(value).strip())
 
 
 def show(chat: Chat, argument: str) -> None:
-    """List the settings, changed ones first, and where each value comes from.
+    """List the settings, first those that were changed, with where their values come from.
 
-    With SETTING: show its whole value and what it is for.
+    all: also those that are rarely needed. With SETTING: show its whole value and what it is for.
     """
     settings, model, screen = chat.session.settings, chat.session.model, chat.screen
-    if argument:
+    if argument not in ("", "all"):
         setting = _setting(argument)
         screen.show(f"{setting.key} {_value(setting, settings, model)}")
-        chat.note(f"({settings.sources[setting.name]}) {with_sampler_names(setting.help or '')}")
+        chat.note(f"{settings.sources[setting.name]}. {with_sampler_names(setting.help or '')}")
         return
     changed: list[Sequence[str]] = []
     groups: dict[str, list[tuple[str, str]]] = {}
     for setting in SETTINGS:
         value, source = _value(setting, settings, model), settings.sources[setting.name]
-        if source == DEFAULT:
+        if source == DEFAULT and (argument or setting.group not in (RARE, CONSTRAINTS)):
             short = one_line(value, max(18, screen.width // _beside(screen) - _LONGEST_KEY))
             groups.setdefault(setting.group, []).append((setting.key, short))
-        else:
+        elif source != DEFAULT:
             changed.append((setting.key, one_line(value, screen.width // 2), source))
     if changed:
         screen.table(changed, "changed", "value", "from")
     show_groups(screen, groups)
+    if not argument:
+        chat.note("/show all lists the rest, /set changes one")
 
 
 def _value(setting: Setting, settings: Settings, model: Model) -> str:
@@ -150,7 +186,7 @@ def show_groups(screen: Screen, groups: Mapping[str, Sequence[tuple[str, str]]])
         grid.add_column(no_wrap=True)
         grid.add_column(overflow="fold")
     for title, pairs in groups.items():
-        grid.add_row(Text(title, "bold"))
+        grid.add_row(Text(title, HEADING))
         for at in range(0, len(pairs), n):
             grid.add_row(*(Text(printable(cell)) for cell in chain(*pairs[at : at + n])))
     screen.show(grid)
@@ -161,15 +197,27 @@ def _beside(screen: Screen) -> int:
     return 2 if screen.width >= _TWO_COLUMNS else 1
 
 
+def show_models(screen: Screen) -> None:
+    """Print which model would suit this machine, and how to get it."""
+    from mink_local.models.offer import find_offer  # slow to import
+
+    if offer := find_offer():
+        name, size = offer["name"], size_in_words(offer["size"])
+        pull = "" if offer["path"] else f"mink-models pull {name}\n"
+        screen.show(f"{pull}mink-models default {name}")
+        screen.note(f"{name} ({size}) suits this machine: type this in the shell, or /model {name} here")
+    screen.note("mink-models list shows all models; any .gguf file will do: /model PATH")
+
+
 def show_advice(screen: Screen) -> None:
     """Print which settings suit prose, code and mathematics, and the figures behind them."""
     rows = []
     for kind, options, tail_mass, usual in ADVICE:
         commands = re.sub(" ?--", ", /set ", options).removeprefix(", ")
         rows.append((kind, commands, f"{tail_mass:.1f}%", f"{usual:.1f}%"))
-    screen.table(rows, "for", "type", "tail mass", "usual")
+    screen.table(rows, "for", "type", "tail mass", "llama.cpp")
     screen.note(
-        "(tail mass: the probability of tokens that a larger model all but excludes, in texts of "
-        "Qwen2.5-Coder-0.5B; usual: that of llama.cpp's default cuts at the same temperature, at 1 beside "
-        "/set temp 0. docs/results.md has the measurements)"
+        "tail mass: how probable the tokens are together to which a larger model gives less than 1%, in "
+        "texts of Qwen2.5-Coder-0.5B; llama.cpp: that of its default cuts at the same temperature, for "
+        "/set temp 0 compared at temperature 1. docs/results.md has the measurements"
     )

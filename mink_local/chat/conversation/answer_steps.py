@@ -31,6 +31,8 @@ class AnswerSteps:
         self.answer = answer
         self.model = session.model
         self._branch = session.branch[:-1]
+        if not answer.parts:
+            raise MinkError("how this answer was sampled is not known: /regen answers again")
         self._require_model(answer.parts[-1], "this answer")
         self.tokens = session.answer_tokens(answer)
         if not self.tokens:
@@ -76,9 +78,9 @@ class AnswerSteps:
         if at in self.answer.chosen:
             remarks.append("You chose this token, not the sampler.")
         if k == 0:
-            remarks.append("This token was forced, or is read back from a text whose program was killed.")
+            remarks.append("This token was forced, or recovered after a crash.")
         elif k != step.k and step.temperature == (part.temperature or 1):
-            remarks.append(f"The sampler kept {k:,} when the token was sampled, and {step.k:,} now.")
+            remarks.append(f"When it was sampled there were {k:,}: llama.cpp's last bits vary.")
         if part.constraints:
             remarks.append("Logits are after bias, penalties and grammar.")
         remarks.append(f"{step.sampler} keeps {step.k:,} of {len(step.ids):,} tokens.")

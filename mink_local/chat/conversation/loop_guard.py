@@ -6,7 +6,10 @@ _LONGEST = 256  # tokens of a repeated phrase; longer ones go unnoticed
 _TOKENS = 128  # of repetition make a loop,
 _TOKENS_IN_A_LINE = 48  # or so many, if the phrase has no line break, and
 _TIMES = 3  # copies of the phrase after the first
+_TIMES_A_WORD = 9  # copies after the first make a loop of a single word,
+_LETTERS = 4  # with at least so many letters: laughter is none
 _PATIENCE = 8  # times as long for code, and for what has no letters: rows of zeros, rules, drawings
+_LEAST = np.minimum(_TOKENS_IN_A_LINE, _TIMES_A_WORD * np.arange(1, _LONGEST + 1))  # for each period
 
 
 class LoopGuard:
@@ -21,33 +24,43 @@ class LoopGuard:
 
     def __init__(self) -> None:
         self.since: int | None = None
-        self._text = ""
-        self._starts: list[int] = []  # of each token's part of the text
+        self._starts = [0]  # of each token's part of the text, and of the next one's
         self._run = np.zeros(_LONGEST, np.int64)  # for each period from 1 on
         self._ids = np.full(_LONGEST, -1, np.int64)  # of the last tokens, newest first
 
-    def feed(self, token: int, text: str) -> bool:
-        """Take the next token of the answer and the text that it adds; return whether there is a loop."""
-        self._starts.append(len(self._text))
-        self._text += text
+    def feed(self, token: int, n_characters: int, text: str) -> bool:
+        """Take the next token of the answer; return whether there is a loop.
+
+        Args:
+            token: Its id.
+            n_characters: By how many the text grows by it.
+            text: The whole text, at least up to there.
+        """
+        self._starts.append(self._starts[-1] + n_characters)
         self._run = np.where(self._ids == token, self._run + 1, 0)
         self._ids = np.append(token, self._ids[:-1])
-        if self.since is None and (run := self._loop()):
-            self.since = len(self._starts) - run + 1
+        if self.since is None and (run := self._loop(text[: self._starts[-1]])):
+            self.since = len(self._starts) - run
         return self.since is not None
 
     @property
     def repeated(self) -> int:
         """The number of characters at the end of the text that the loop says again; 0 if there is none."""
-        return len(self._text) - self._starts[self.since - 1] if self.since else 0
+        return self._starts[-1] - self._starts[self.since - 1] if self.since else 0
 
-    def _loop(self) -> int:
+    def _loop(self, text: str) -> int:
         """Return the length of a run that is long enough for a loop, or 0."""
-        for i in np.flatnonzero(self._run >= _TOKENS_IN_A_LINE):
+        for i in np.flatnonzero(self._run >= _LEAST):
             period = int(i) + 1
-            phrase = self._text[self._starts[-period] :]
-            tokens = _TOKENS if "\n" in phrase else _TOKENS_IN_A_LINE
-            is_prose = any(map(str.isalpha, phrase)) and self._text.count("```") % 2 == 0
-            if self._run[i] >= (1 if is_prose else _PATIENCE) * max(tokens, _TIMES * period):
+            phrase = text[self._starts[-period - 1] :]
+            is_prose = any(map(str.isalpha, phrase)) and text.count("```") % 2 == 0
+            if self._run[i] >= (1 if is_prose else _PATIENCE) * _needed(phrase, period):
                 return int(self._run[i])
         return 0
+
+
+def _needed(phrase: str, period: int) -> int:
+    """Return how many tokens of repetition make a loop of a phrase in prose."""
+    if len(phrase.split()) == 1 and sum(map(str.isalpha, phrase)) >= _LETTERS:
+        return _TIMES_A_WORD * period
+    return max(_TOKENS if "\n" in phrase else _TOKENS_IN_A_LINE, _TIMES * period)

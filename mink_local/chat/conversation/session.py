@@ -92,9 +92,10 @@ class Session:
         self._begin()
 
     def clear(self) -> None:
-        """Begin another conversation; the store keeps the one before."""
+        """Begin another conversation, with the settings of the start; the store keeps the one before."""
         self._save_cache()
         self._begin()
+        self.settings.restore({}, "")
 
     def _begin(self) -> None:
         self.conversation: int | None = None
@@ -111,8 +112,8 @@ class Session:
         """
         self.clear()
         self.conversation = conversation.id
-        self.settings.put("system", conversation.system, conversation.label)
         self.settings.restore(conversation.settings, conversation.label)
+        self.settings.put("system", conversation.system, conversation.label)
         branch = self.store.branch(conversation.head)
         if self.store.is_on_disk and self.settings["cache"]:
             cache.load(self.model, conversation.id)
@@ -144,15 +145,15 @@ class Session:
         if self.branch and self.branch[-1].is_unfinished:
             if self.store.is_being_written(self.branch[-1]):
                 raise ConversationChangedError(
-                    "another window is writing the last answer: wait until it is done"
+                    "the last answer is still being written in another window: wait for it"
                 )
             self.branch = self.store.branch(self.branch[-1].id)  # it may have been finished meanwhile
         if stored.head != self._head:
             self._head = stored.head
             name = stored.name or stored.id
             raise ConversationChangedError(
-                f"this conversation was continued in another window: /load {name} goes on from there; "
-                "try again to go on from here, in another branch"
+                f"this conversation was continued in another window: /load {name} to continue there; "
+                "repeat to continue here as a new branch"
             )
 
     def ask(self, text: str, files: str = "", replaces: bool = False) -> "AnswerStream":
@@ -393,7 +394,7 @@ class Session:
             time.sleep(0.1)
         self._save_cache()
         if problem:
-            raise MinkError(f"the end of the conversation could not be kept: {problem}")
+            raise MinkError(f"the last messages could not be saved: {problem}")
 
     def _save_cache(self) -> None:
         if self.conversation is None or not (self.store.is_on_disk and self.settings["cache"]):
@@ -464,7 +465,7 @@ class AnswerStream:
             with on_interrupt(reply.interrupt):
                 for piece in pieces_of(reply, lambda: waiting(engine.unevaluated(reply.answer))):
                     message.first_token_s = message.first_token_s or time.perf_counter() - self._began
-                    if self._guard and piece.token is not None and self._guard.feed(piece.token, piece):
+                    if self._repeats(piece):
                         reply.interrupt()
                     yield from map(self._stored, filter(_has_text, [*unseen, piece]))
                     unseen = []
@@ -473,6 +474,12 @@ class AnswerStream:
             with suppress(GenerationError):
                 reply.read()
             self._finish()
+
+    def _repeats(self, piece: Piece) -> bool:
+        """Return whether the answer has fallen into a loop."""
+        if self._guard is None or piece.token is None:
+            return False
+        return self._guard.feed(piece.token, len(piece), self.reply.text)
 
     def _stored(self, piece: Piece) -> Piece:
         self._has_text = True
@@ -486,7 +493,8 @@ class AnswerStream:
         if guard and guard.since is not None and reply.finish_reason == "interrupted":
             message.finish_reason, message.repeated = "repetition", guard.repeated
             message.repeats_since = n_before + guard.since
-        self._session.go_to(self._branch if self._has_text else self._session.branch)
+        is_kept = self._has_text or message.finish_reason == "stop"
+        self._session.go_to(self._branch if is_kept else self._session.branch)
 
 
 def _has_text(piece: Piece) -> bool:

@@ -160,6 +160,11 @@ class StoredMessage:
     repeats_since: int | None = field(default=None, compare=False, repr=False)
 
     @property
+    def settings(self) -> str:
+        """The sampler and the temperature of an answer in words, "" if they are unknown."""
+        return ", ".join(f"{how.sampler}, T = {how.temperature:g}" for how in self.parts[-1:])
+
+    @property
     def is_unfinished(self) -> bool:
         """Whether it is an answer that is being generated, or was when the program was killed."""
         return self.role == "assistant" and self.finish_reason is None
@@ -177,7 +182,7 @@ class StoredMessage:
     @property
     def n_new(self) -> int:
         """The number of tokens that were sampled last, without those before an answer was continued."""
-        return len(self.tokens) - self.parts[-1].first_token
+        return len(self.tokens) - (self.parts[-1].first_token if self.parts else 0)
 
     def add(self, reasoning: str, content: str) -> None:
         """Add what the answer has grown by; the store lacks it then."""

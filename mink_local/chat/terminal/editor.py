@@ -64,7 +64,7 @@ class EditedLine:
         with self._terminal.reading():
             text = self._session.prompt(prompt, default=default)
         if self._history and self._history.problem != told:
-            self._screen.note(f"(the history of the input line is not kept: {self._history.problem})")
+            self._screen.note(f"the history of the input line is not kept: {self._history.problem}")
         return unquoted_block(text)
 
     def answer(self) -> str:

@@ -1,5 +1,7 @@
 """An answer while it is generated: prompt progress, the reasoning, the text, the figures; and its colours."""
 
+import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -11,11 +13,13 @@ from rich.text import Text
 from mink_local.chat.conversation.export import answer_as_json
 from mink_local.chat.terminal.screen import Screen, TextWriter, counted
 from mink_local.cli import INTERRUPTED
+from mink_local.llama.devices import n_cores
 
 if TYPE_CHECKING:
     from mink_local.chat.conversation.store import StoredMessage
     from mink_local.chat.settings import Settings
     from mink_local.generation.answer import Piece
+    from mink_local.generation.model import Model
 
 # The least k of each level, its name and its style; the last levels do not differ by colour alone.
 _LEVELS = {
@@ -120,7 +124,7 @@ class _ReasoningView:
         if screen.shows_reasoning and screen.is_terminal:
             self._writer = screen.writer("dim italic")
             if screen.is_plain:
-                screen.note("(reasoning)")
+                screen.note("reasoning")
 
     def feed(self, text: str) -> None:
         self._text += text
@@ -135,7 +139,7 @@ class _ReasoningView:
             self._writer.end()
         else:
             self._screen.progress()
-            self._screen.note(f"(reasoning: {self._words}{self._hint})")
+            self._screen.note(f"reasoning: {self._words}{self._hint}")
 
     @property
     def _words(self) -> str:
@@ -147,29 +151,59 @@ def note_end(
     answer: "StoredMessage",
     max_tokens: int | None,
     against_loops: str,
-    to_go_on: str = "",
+    to_go_on: str = "--max-tokens",
+    again: str = "",
 ) -> None:
-    """Say why an answer was cut short, if it was, and what to do: `against_loops`, or `to_go_on`."""
+    """Say why an answer was cut short or is empty, if so, and what to do.
+
+    Args:
+        screen: Where to say it.
+        answer: The answer.
+        max_tokens: The limit of its length.
+        against_loops: What to do against repetition.
+        to_go_on: What to do if the limit was reached.
+        again: Where to get another answer, as the end of a sentence.
+    """
     reason = answer.finish_reason
     if reason == "repetition":
-        screen.note(f"(stopped: repeating itself since token {answer.repeats_since}; try {against_loops})")
+        screen.note(f"stopped: repeating itself since token {answer.repeats_since}; try {against_loops}")
     elif reason == "interrupted":
-        screen.note("(interrupted)")
+        screen.note("interrupted")
     elif reason == "length" and max_tokens == answer.n_new:
-        screen.note(f"(stopped after {counted(max_tokens, 'token')}: --max-tokens{to_go_on})")
+        screen.note(f"stopped after {counted(max_tokens, 'token')}: {to_go_on}")
     elif reason == "length":
         used = answer.prompt_tokens + answer.n_new
-        screen.note(f"(stopped: the context of {used} tokens is full)")
+        screen.note(f"stopped: the context of {used} tokens is full")
+    elif not answer.content:
+        ended = (
+            "no answer: it ended while reasoning" if answer.reasoning else "the model answered with nothing"
+        )
+        screen.note(f"{ended}{again}")
 
 
 def status(answer: "StoredMessage", n_ctx: int) -> str:
     """Return the figures of an answer."""
-    seconds = max(answer.seconds - answer.first_token_s, 1e-9)
     parts = [counted(answer.n_new, "token")]
     if answer.n_new > 1:
-        parts.append(f"{(answer.n_new - 1) / seconds:.1f} tokens/s")
+        parts.append(f"{speed(answer):.1f} tokens/s")
     parts.append(f"context {answer.prompt_tokens + answer.n_new}/{n_ctx}")
     return " · ".join(parts)
+
+
+def speed(answer: "StoredMessage") -> float:
+    """Return the tokens per second after the first one."""
+    return (answer.n_new - 1) / max(answer.seconds - answer.first_token_s, 1e-9)
+
+
+def is_busy() -> bool:
+    """Return whether other programs wait for the processor's cores."""
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] > 1.5 * n_cores()
+
+
+def about_model(model: "Model") -> str:
+    """Return a model's name, place and context on one line."""
+    where = re.sub(r" \(.*\)", "", model.placement.where).removeprefix("on the ")
+    return f"{model.name} · {where} · context {model.n_ctx}"
 
 
 def candidates(k: Sequence[int]) -> str:

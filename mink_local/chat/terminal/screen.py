@@ -24,6 +24,9 @@ _MOST_COPIED = 74_000  # bytes of base64; terminals that limit OSC 52 take that 
 # What is shown for our own signs in an encoding that does not have them.
 _ASCII = str.maketrans("…·–◀▸↵─│•░▁▂▃▄▅▆▇█", "~--<>$-|*._.:-=+*#")
 
+HEADING = "bold cyan"
+OWN = "bold"
+
 # All but Latin, Greek and Cyrillic letters, kana, Han and Hangul.
 _LETTERS = r" -~\u00a1-\u00ac\u00ae-\u02ff\u0370-\u0482\u048a-\u052f"
 _WIDE_LETTERS = r"\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff\uac00-\ud7a3"
@@ -160,7 +163,15 @@ class Screen:
         sys.stdout.write(f"\x1b]52;c;{data}\x07")
         sys.stdout.flush()
 
+    def own(self, text: str) -> None:
+        """Print a message of the user, which was sent before."""
+        self.show(Text(f"> {one_line(text, 2 * self.width)}", OWN))
+
     def note(self, text: str) -> None:
+        """Print an aside to standard error, in brackets where it cannot be dim."""
+        self.dim(f"({text})" if self.is_plain else text)
+
+    def dim(self, text: str) -> None:
         """Print something that is not part of an answer, to standard error."""
         text = _gated(text, sys.stderr)
         if sys.stderr.isatty():

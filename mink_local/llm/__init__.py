@@ -1,1 +1,0 @@
-"""Plugin for `llm`: the models on this machine, which answer in its process."""
