@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from mink_local.errors import NoTokenLeftError
 from mink_local.generation.request import Request
-from mink_local.generation.text import ReasoningSplitter, StopStrings
+from mink_local.generation.text import THINK, ReasoningSplitter, StopStrings
 from mink_local.generation.tool_calls import Event, ToolCallDelta, ToolParser, merged
 
 FinishReason = Literal["stop", "length", "interrupted", "overflow", "error"]
@@ -223,6 +223,8 @@ class Splitter:
         shown = ""
         if self._in_content and not had_content:
             shown = self.waiting[: len(self.waiting) - len(self._reasoning.held) - len(content)]
+            if shown and self._reasoning.follows_tag:
+                shown, self._reasoning.follows_tag = f"{THINK}\n{shown.lstrip()}", False
             reasoning = ""
         events = [shown, *self._until_stopped(found)]
         if is_final and self.stopped_by is None:

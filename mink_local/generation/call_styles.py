@@ -1,12 +1,38 @@
-"""How a model is made to write tool calls, by a grammar, and how its chat template takes earlier ones."""
+"""How a model is shown tools and earlier calls, and made to write calls: as its chat template has them.
+
+If the template has no tools, or writes calls in an unknown style, a system message shows the tools, and calls
+are text in the style of Hermes.
+"""
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from mink_local.generation.call_formats import CALL_MARKS, OPEN
+from mink_local.generation.request import Request, Tool
+from mink_local.llama.constraints import Constraints
+from mink_local.llama.guide import check
+
+_INSTRUCTIONS = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> \
+XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""  # as in Qwen's templates
+NO_PARAMETERS = {"type": "object", "properties": {}}
+
+_Messages = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -60,7 +86,70 @@ def style_of(chat_template: str) -> CallStyle | None:
     }.get(mark, PLAIN)
 
 
-NO_PARAMETERS = {"type": "object", "properties": {}}
+def as_text(messages: _Messages, tools: Sequence[Tool]) -> _Messages:
+    """Return messages in which tools, calls and results are written into contents, in the style of Hermes."""
+    texts = []
+    for is_result, group in groupby(messages, key=lambda message: message["role"] == "tool"):
+        if is_result:
+            results = [f"<tool_response>\n{message['content']}\n</tool_response>" for message in group]
+            texts.append({"role": "user", "content": "\n".join(results)})
+            continue
+        for message in map(dict, group):
+            calls = [call["function"] for call in message.pop("tool_calls", ())]
+            written = [HERMES.write(call["name"], _json(call["arguments"])) for call in calls]
+            texts.append({**message, "content": "\n".join(filter(None, [message["content"], *written]))})
+    return _with_instructions(texts, tools) if tools else texts
+
+
+def _with_instructions(messages: _Messages, tools: Sequence[Tool]) -> _Messages:
+    """Return the messages with the tools at the end of the system message."""
+    listed = _INSTRUCTIONS.format("\n".join(map(_json, tools)))
+    if messages[0]["role"] not in ("system", "developer"):
+        return [{"role": "system", "content": listed}, *messages]
+    return [{**messages[0], "content": f"{messages[0]['content']}\n\n{listed}"}, *messages[1:]]
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def one_call_each(messages: _Messages) -> Iterator[dict[str, Any]]:
+    """Yield the messages with one call in each, and its result after it, as LLaMA-3's template wants them."""
+    waiting: _Messages = []
+    for message in messages:
+        if message["role"] == "tool" and waiting:
+            ids = [call["tool_calls"][0].get("id") for call in waiting]
+            result_of = message.get("tool_call_id")
+            yield waiting.pop(ids.index(result_of) if result_of in ids else 0)
+            yield message
+            continue
+        yield from waiting
+        waiting = [{**message, "tool_calls": [call]} for call in message.get("tool_calls", ())]
+        if not waiting:
+            yield message
+    yield from waiting
+
+
+def with_call_grammar(request: Request, style: CallStyle | None) -> Request:
+    """Return a request whose answer is a call if it must be one, or if it has a schema, a call or that.
+
+    Raises:
+        ConstraintError: The schema of a tool's parameters cannot be enforced.
+    """
+    choice, constraints = request.tool_choice, request.params.constraints or Constraints()
+    answer: Any = constraints.json_schema if choice == "auto" else None
+    if not request.tools or (choice == "auto" and answer is None):
+        return request
+    parameters = {}
+    for i, tool in enumerate(request.tools):
+        function = tool["function"]
+        if isinstance(choice, str) or choice["function"]["name"] == function["name"]:
+            schema = parameters[function["name"]] = function.get("parameters") or NO_PARAMETERS
+            check("json_schema", schema, f"tools[{i}].function.parameters")
+    is_parallel = request.parallel_tool_calls is True and isinstance(choice, str)
+    grammar = calls_grammar(style or HERMES, parameters, is_parallel=is_parallel, answer=answer)
+    constraints = replace(constraints, grammar=grammar, json_schema=None, regex=None, choice=None)
+    return replace(request, params=replace(request.params, constraints=constraints))
 
 
 def calls_grammar(
@@ -68,7 +157,7 @@ def calls_grammar(
     parameters: Mapping[str, Mapping[str, Any]],
     *,
     is_parallel: bool,
-    answer: Mapping[str, Any] | None = None,
+    answer: Any = None,
 ) -> str:
     """Return a grammar for tool calls, in Lark's syntax.
 
@@ -86,5 +175,5 @@ def calls_grammar(
     if is_parallel and style.separator is not None:
         start += f" ({json.dumps(style.separator)} call)*"
     if answer is not None:
-        start += f" | %json {json.dumps(answer)}"
+        start += f" | %json {answer if isinstance(answer, str) else json.dumps(answer)}"
     return f"start: {start}\ncall: ({' | '.join(calls)}) {json.dumps(style.after)}\n"

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError
 from mink_local.generation.answer import Answer, Piece
+from mink_local.generation.call_styles import with_call_grammar
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.prompt_budget import PromptBudget
 from mink_local.generation.request import Request
@@ -96,8 +97,11 @@ class Engine:
             ValueError: The prompt, the constraints or the stop tokens do not suit the model.
             MinkError: The chat template refuses the messages.
         """
-        answer = answer or Answer(request)
-        template, make = self._template, request.make_parser or partial(ToolParser, request.tools)
+        template, answer = self._template, answer or Answer(request)
+        request = answer.request = with_call_grammar(request, template.style)
+        make = request.make_parser or partial(
+            ToolParser, request.tools, is_parallel=request.parallel_tool_calls is not False
+        )
         has_calls = request.make_parser is not None or len(request.tools) > 0
         prompt = template.tokens(
             request.prompt, request.enable_thinking, request.tools, request.template_kwargs

@@ -180,7 +180,12 @@ class Request:
         enable_thinking: Whether the model reasons before answering, if the chat template has that switch;
             None leaves it to the template.
         prefix: Token ids that the answer begins with; they are not part of `Answer.tokens`.
-        tools: Tools that the model may call, described to it by the chat template.
+        tools: Tools that the model may call, described to it by the chat template, or by a system message if
+            the template has no tools.
+        tool_choice: "required" if the answer must be a call; or which one, as in OpenAI's API:
+            `{"type": "function", "function": {"name": …}}`.
+        parallel_tool_calls: Whether an answer may have several calls; None if it may unless one is forced: a
+            small model does not find the end.
         watch: Called in the model's thread with the raw logits (V,) of every step, before its token is
             sampled. It must copy anything it keeps, and call nothing that waits for the model. If it raises,
             the answer ends with this error.
@@ -202,6 +207,15 @@ class Request:
     make_parser: Callable[[Collection[str]], Any] | None = None
     split_reasoning: bool = True
     n_rows: int = 1
+    tool_choice: str | Mapping[str, Any] = "auto"
+    parallel_tool_calls: bool | None = None
 
     def __post_init__(self) -> None:
+        if self.tool_choice not in ("auto", "required") and not isinstance(self.tool_choice, Mapping):
+            raise OptionError("tool_choice", "must be auto, required or a function")
+        names = [tool.get("function", {}).get("name") for tool in self.tools]
+        if isinstance(self.tool_choice, Mapping) and self.tool_choice["function"]["name"] not in names:
+            raise OptionError("tool_choice", "names a function that is not in tools")
+        if self.tool_choice == "required" and not names:
+            raise OptionError("tool_choice", "is required, but there are no tools")
         Range(1, whole=True).check("n_rows", self.n_rows)

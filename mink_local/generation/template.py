@@ -13,10 +13,10 @@ from typing import Any, cast
 
 from mink_local.errors import MinkError
 from mink_local.generation.call_formats import CALL_TEXTS, marks_of
-from mink_local.generation.call_styles import CallStyle, style_of
+from mink_local.generation.call_styles import LLAMA, CallStyle, as_text, one_call_each, style_of
 from mink_local.generation.rendering import Renderer, TemplateError
 from mink_local.generation.request import Message, Prompt, Request, Tool, is_raw, is_token_ids
-from mink_local.generation.text import THINK, ReasoningSplitter
+from mink_local.generation.text import THINK, THINK_END, ReasoningSplitter
 from mink_local.llama.constants import check_template_kwargs
 from mink_local.llama.weights import Weights
 
@@ -58,7 +58,7 @@ class ChatTemplate:
         self.has_thinking_switch = "enable_thinking" in source
         self.supports_tools = "tools" in source
         self.call_marks = marks_of(source)
-        self._style = style_of(source)
+        self.style = style_of(source) if self.supports_tools else None
         self._tokenizer = _MessageTokenizer(weights, self._renderer)
         self._remembered = lru_cache(maxsize=64)(self._tokenizer)
 
@@ -78,8 +78,8 @@ class ChatTemplate:
         The vocabulary's beginning-of-text token is added to a text that lacks it. Messages that are far too
         long are truncated to slightly more tokens than any context holds. `enable_thinking` sets the
         template's switch; None leaves it alone. Raises ValueError if the prompt is empty or malformed, has
-        token ids outside the vocabulary, or has tools that the template does not support, or for variables
-        that it gets from elsewhere; MinkError if the template refuses the messages.
+        token ids outside the vocabulary, or for variables that the template gets from elsewhere; MinkError if
+        it refuses the messages.
         """
         if isinstance(prompt, str):
             has_bos = bool(self._weights.bos) and prompt.startswith(self._weights.bos)
@@ -114,7 +114,7 @@ class ChatTemplate:
         """Return whether a prompt, before the beginning of an answer in it, ends by opening reasoning."""
         n = len(answer.encode())
         end = b"".join(self._weights.piece(token) for token in prompt[-len(THINK) - n :])
-        return end[: len(end) - n].rstrip().endswith(THINK.encode())
+        return _opens_reasoning(end[: len(end) - n].decode(errors="replace"))
 
     @cached_property
     def call_texts(self) -> dict[int, bytes]:
@@ -134,10 +134,13 @@ class ChatTemplate:
         """
         has_messages = not is_raw(request.prompt)
         last = _message(cast(Message, request.prompt[-1])) if has_messages else {"role": "user"}
-        begun = last["content"] if last["role"] == "assistant" else ""
-        can_reason = (self.can_reason and has_messages) or begun.lstrip().startswith(THINK)
+        message = last if last["role"] == "assistant" else None
+        begun = "".join(_prefill(message, opened=True))
         is_opened = self.opens_reasoning(prompt, begun)
+        begun = begun if is_opened else "".join(_prefill(message, opened=False))
+        can_reason = (self.can_reason and has_messages) or begun.lstrip().startswith(THINK)
         splitter = ReasoningSplitter("reasoning" if is_opened else "start" if can_reason else "text")
+        splitter.follows_tag = is_opened and not begun
         if begun.strip():
             splitter.feed(begun)
         return splitter
@@ -164,12 +167,10 @@ class ChatTemplate:
         template_kwargs: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
         """Return the template's input."""
-        if tools and not self.supports_tools:
-            raise ValueError("this chat template supports no tools: describe them in a system message")
         kwargs = self.kwargs | dict(template_kwargs or {})
         check_template_kwargs(kwargs)
         switch = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
-        return template_input(messages, tools, self._style) | kwargs | switch
+        return template_input(messages, tools, self.style) | kwargs | switch
 
 
 @dataclass(frozen=True)
@@ -201,16 +202,20 @@ class _MessageTokenizer:
         for turn, changed in zip(turns, marked["messages"], strict=True):
             if turn["role"] == "assistant":  # templates look for the tags that the model itself wrote
                 changed |= {name: own(turn[name]) for name in _OWN if isinstance(turn.get(name), str)}
-        first, *rest = self._rendered(marked).split(mark)
+        rendered = self._rendered(marked)
+        first, *rest = rendered.split(mark)
         tokens = self._tokenized(first, add_special=self._weights.chat_template is None)
         for part in rest:
             tokens += self._tokenized(part)
-        return array("i", tokens + self._tokenized(prefill, parse_special=False))
+        for i, part in enumerate(_prefill(prefill, _opens_reasoning(rendered))):
+            tokens += self._tokenized(part, parse_special=i % 2 == 1)
+        return array("i", tokens)
 
     def render(self, given: dict[str, Any]) -> str:
         """Return the prompt's text."""
         turns, prefill = _split_prefill(given["messages"])
-        return self._rendered({**given, "messages": turns}) + prefill
+        rendered = self._rendered({**given, "messages": turns})
+        return rendered + "".join(_prefill(prefill, _opens_reasoning(rendered)))
 
     def _rendered(self, given: dict[str, Any]) -> str:
         try:
@@ -263,28 +268,50 @@ def template_input(
     """Return the messages, and the tools if any, under the names that chat templates use.
 
     Text parts of a message's content are joined, None fields dropped, and tool calls written as the template
-    takes them: most want arguments parsed. Raises ValueError for malformed input.
+    takes them: most want arguments parsed. Without a style, tools and calls become text. Raises ValueError
+    for malformed input.
     """
     if not messages:
         raise ValueError("there is no message to answer")
     if not all(isinstance(tool, Mapping) for tool in tools):
         raise ValueError("tools must be dicts as in OpenAI's API")
-    found = {"messages": [_message(message, style) for message in messages]}
-    if style and style.has_named_ids:
-        _name_calls(found["messages"])
-    return found | {"tools": [dict(tool) for tool in tools]} if tools else found
-
-
-def _split_prefill(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """Split off the content of a final assistant message, which the answer continues."""
-    last = messages[-1]
-    if last["role"] != "assistant":
-        return messages, ""
-    if "tool_calls" in last:
+    found = [_message(message, style) for message in messages]
+    if "tool_calls" in found[-1]:
         raise ValueError("the last message calls tools: append a message with role tool for each call")
+    if style is None:
+        return {"messages": as_text(found, tools)}
+    if style.has_named_ids:
+        _name_calls(found)
+    given = {"messages": [*one_call_each(found)] if style is LLAMA else found}
+    return given | {"tools": [dict(tool) for tool in tools]} if tools else given
+
+
+def _split_prefill(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """Split off a final message of the assistant's, which the answer continues."""
+    if messages[-1]["role"] != "assistant":
+        return messages, None
     if len(messages) == 1:
         raise ValueError("there is no message to answer before the assistant's")
-    return messages[:-1], last["content"]
+    return messages[:-1], messages[-1]
+
+
+def _prefill(message: Mapping[str, Any] | None, opened: bool) -> list[str]:
+    """Return the beginning of an answer, alternately as a message has it and with tags that belong around it.
+
+    Args:
+        message: A final message of the assistant's, if there is one.
+        opened: Whether the template has opened the reasoning: it ends where a text begins.
+    """
+    given = message or {"content": ""}
+    reasoning, text = given.get("reasoning_content") or "", given["content"]
+    if reasoning:
+        return ["", "" if opened else f"{THINK}\n", reasoning, f"\n{THINK_END}\n\n" if text else "", text]
+    is_open = opened and text.strip() and THINK_END not in text and not text.lstrip().startswith(THINK)
+    return ["", f"\n{THINK_END}\n\n" if is_open else "", text]
+
+
+def _opens_reasoning(prompt: str) -> bool:
+    return prompt.rstrip().endswith(THINK)
 
 
 def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
@@ -335,6 +362,19 @@ def _text_of(part: Any) -> str:
     return text
 
 
+def _arguments(given: Any) -> Mapping[str, Any]:
+    """Return the arguments of a call as an object; text that is none is marked as such for the model."""
+    if isinstance(given, str):
+        with suppress(ValueError, RecursionError):
+            found = json.loads(given) if given.strip() else {}
+            if isinstance(found, dict):
+                return found
+        return {"invalid_arguments": given}
+    if not isinstance(given, Mapping):
+        raise ValueError(f"the arguments of a tool call must be an object, or JSON text, not {given!r}")
+    return given
+
+
 def _tool_call(call: Any, style: CallStyle | None) -> dict[str, Any]:
     """Return a tool call as the template takes it."""
     function = call.get("function") if isinstance(call, Mapping) else None
@@ -342,11 +382,8 @@ def _tool_call(call: Any, style: CallStyle | None) -> dict[str, Any]:
         raise ValueError(
             f'a tool call must have {{"function": {{"name": str, "arguments": …}}}}, not {call!r}'
         )
-    arguments = function.get("arguments") or {}
+    arguments: Any = _arguments(function.get("arguments") or {})
     if style and style.has_text:
-        arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    elif isinstance(arguments, str):
-        with suppress(ValueError, RecursionError):  # what is not JSON stays text
-            arguments = json.loads(arguments)
+        arguments = json.dumps(arguments, ensure_ascii=False)
     written = {**call, "function": {**function, "arguments": arguments}}
     return {**written, "id": style.id_of(call["id"])} if style and "id" in call else written

@@ -111,11 +111,13 @@ class ReasoningSplitter:
     Attributes:
         state: Where the text has got to.
         held: What is held back because it may begin a tag.
+        follows_tag: Whether the text begins right after the opening tag, in the prompt.
     """
 
     def __init__(self, state: ReasoningState = "start") -> None:
         self.state: ReasoningState = state
         self.held = ""
+        self.follows_tag = False
         self._strip = state != "text"  # whitespace next to the tags is dropped
 
     @property

@@ -14,9 +14,10 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from mink_local import Constraints, load_model
 from mink_local.errors import MinkError
 from mink_local.generation import rendering
+from mink_local.generation.call_styles import DEEPSEEK, HERMES, LLAMA
 from mink_local.generation.model import Model
 from mink_local.generation.rendering import Renderer, TemplateError
-from mink_local.generation.template import ChatTemplate, markup_pattern
+from mink_local.generation.template import ChatTemplate, markup_pattern, template_input
 from mink_local.llama.weights import Weights
 from tests.conftest import shared
 from tests.support.tiny import write_model, write_scripted
@@ -158,11 +159,30 @@ def test_fields_that_are_null_are_as_if_left_out(with_tools: Weights) -> None:
     assert template.tokens(nulls) == template.tokens(TURNS)
 
 
-def test_arguments_that_are_no_json_stay_text(with_tools: Weights) -> None:
+@pytest.mark.parametrize(
+    ("given", "arguments"),
+    [
+        ('{"query": ', {"invalid_arguments": '{"query": '}),
+        ("[1]", {"invalid_arguments": "[1]"}),
+        ("", {}),
+        (" ", {}),
+        (None, {}),
+        ({}, {}),
+        ({"a": 1}, {"a": 1}),
+    ],
+)
+def test_arguments_reach_a_template_as_an_object(given: Any, arguments: Any) -> None:
     messages = deepcopy(CALLED)
-    messages[1]["tool_calls"][0]["function"]["arguments"] = '{"query": '
-    prompt = b"".join(map(with_tools.piece, ChatTemplate(with_tools).tokens(messages))).decode()
-    assert '{"query": ' in prompt or json.dumps('{"query": ') in prompt
+    messages[1]["tool_calls"][0]["function"]["arguments"] = given
+    for style in (HERMES, LLAMA, DEEPSEEK, None):
+        [*_, called, _] = template_input(messages, (), style)["messages"]
+        if style is None:
+            assert json.dumps(arguments) in called["content"]
+        else:
+            found = called["tool_calls"][0]["function"]["arguments"]
+            assert (json.loads(found) if style is DEEPSEEK else found) == arguments
+    del messages[1]["tool_calls"][0]["function"]["arguments"]
+    assert template_input(messages, (), HERMES)["messages"][1]["tool_calls"][0]["function"]["arguments"] == {}
 
 
 @pytest.mark.parametrize(
@@ -189,10 +209,16 @@ def test_nesting_without_an_end_is_refused(with_tools: Weights) -> None:
         ChatTemplate(with_tools).tokens(TURNS, tools=[{"parameters": nested}])
 
 
-def test_a_template_without_tools_refuses_them(smollm2: Model) -> None:
+def test_a_template_without_tools_has_them_and_calls_as_text(smollm2: Model) -> None:
     assert not smollm2.supports_tools
-    with pytest.raises(ValueError, match="no tools"):
-        smollm2.chat(TURNS, tools=[SEARCH])
+    prompt = smollm2.chat_template and ChatTemplate(smollm2.weights).text(CALLED, tools=[SEARCH])
+    assert prompt is not None
+    assert json.dumps(SEARCH) in prompt
+    for text in (
+        '<tool_call>\n{"name": "search", "arguments": {"query": "rain é"}}\n</tool_call>',
+        "It falls.",
+    ):
+        assert text in prompt
 
 
 def test_a_prompt_is_rendered_once(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,9 +298,19 @@ def goes_on_in_reasoning(model: Model, turns: list[dict[str, str]], prefix: list
 
 def test_an_answer_goes_on_in_reasoning_that_the_template_opens(tiny: Callable[..., Path]) -> None:
     with load_model(tiny(template="{{ messages[0].content }}<think>\n"), trust=True) as model:
-        for prefill, reasons in [("hmm", True), ("hmm</think>So", False)]:
-            turns = [TURNS[1], {"role": "assistant", "content": prefill}]
+        for prefill, thought, reasons in [
+            ("So", "", False),
+            ("hmm</think>So", "", False),
+            ("So", "hmm", False),
+            ("", "hmm", True),
+        ]:
+            turns = [TURNS[1], {"role": "assistant", "content": prefill, "reasoning_content": thought}]
             assert goes_on_in_reasoning(model, turns, []) is reasons
+            prompt = model.apply_chat_template(turns)
+            assert prompt.count("</think>") == (not reasons)
+            assert prompt.endswith(
+                f"{thought}\n</think>\n\n{prefill}" if "</" not in prefill and prefill else prefill
+            )
 
 
 MARKUP = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<|note|>", "<b>")
@@ -359,15 +395,11 @@ def test_a_template_that_fails(tiny: Callable[..., Path]) -> None:
     assert str(path.parent) not in str(refusal.value), "clients of a server read this"
 
 
-ITEMS = """{% for m in messages %}{% for call in m.tool_calls or [] %}{% for name, value in
-call.function.arguments | items %}{{ name }}={{ value }}{% endfor %}{% endfor %}{% endfor %}"""
-
-
 def test_a_message_that_a_template_refuses_is_named(tiny: Callable[..., Path]) -> None:
-    wrong = deepcopy(CALLED[1])
-    wrong["tool_calls"][0]["function"]["arguments"] = "not json"
-    with load_model(tiny(template=ITEMS)) as model:
-        messages = [*CALLED, CALLED[0], wrong, CALLED[2], CALLED[0]]
+    items = "{% for m in messages %}{% for name in m.wrong | items %}{{ name }}{% endfor %}{% endfor %}"
+    with load_model(tiny(template=items)) as model:
+        messages = [{"role": "user", "content": "x", "wrong": {}} for _ in range(7)]
+        messages[4]["wrong"] = "no mapping"
         with pytest.raises(MinkError, match=r"messages\.4: Can only get item pairs from a mapping"):
             model.prompt_tokens(messages)
 
@@ -391,7 +423,7 @@ def test_calls_are_written_as_templates_take_them(
     template: str, prompt: str, tiny: Callable[..., Path]
 ) -> None:
     """DeepSeek's concatenate arguments, Mistral's insist on short ids, Kimi's write them for the name."""
-    looped = "{% for call in messages[1].tool_calls %}" + template + "{% endfor %}"
+    looped = "{# tools #}{% for call in messages[1].tool_calls %}" + template + "{% endfor %}"
     with load_model(tiny(template=looped), trust=True) as model:
         assert model.apply_chat_template(CALLED) == prompt
 
