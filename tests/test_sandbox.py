@@ -270,7 +270,7 @@ def test_no_child_asks_for_the_limits_that_macos_refuses(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     template = Renderer("{{ messages[0].content }}", bos_token="", eos_token="")
     assert template([{"role": "user", "content": "Hello"}]) == "Hello"
-    questions: dict[str, list[object]] = {"mink_local.models.trust": [str(tiny_path), False]}
+    questions: dict[str, object] = {"mink_local.models.trust": str(tiny_path)}
     if find_spec("math_verify"):
         questions["mink_local.evals.tasks.equivalence"] = ["1/2", "0.5"]
     for module, question in questions.items():
