@@ -25,10 +25,11 @@ from mink_local.chat.loop import COMMANDS
 from mink_local.evals.cli import cli as evals
 from mink_local.models.cli import cli as models
 from mink_local.samplers import SAMPLERS
-from mink_local.serve import endpoints
+from mink_local.serve.bodies import ErrorBody, Output
 from mink_local.serve.cli import cli as serve
-from mink_local.serve.endpoints import openapi
-from mink_local.serve.protocol import fields, responses
+from mink_local.serve.request.fields import Fields, SamplingFields
+from mink_local.serve.request.parsing import sampler_fields
+from mink_local.serve.table import ENDPOINTS, schemas
 
 DOCS = Path(__file__).parents[1] / "docs"
 PROGRAMS = {
@@ -185,25 +186,41 @@ def with_samplers(page: str) -> str:
 def server_api() -> Iterator[str]:
     """Yield mink-serve's endpoints, then a table of fields for each request and response type."""
     yield "# mink-serve: requests and responses\n\n| endpoint | request | response | |\n|---|---|---|---|"
-    for path, endpoint in openapi.ENDPOINTS.items():
+    for path, endpoint in ENDPOINTS.items():
         types = [type_link(endpoint.request), type_link(endpoint.response)]
         yield f"| {' | '.join([f'`{endpoint.method} {path}`', *types, endpoint.summary])} |"
-    for path, endpoint in openapi.ENDPOINTS.items():
+    for path, endpoint in ENDPOINTS.items():
         if endpoint.chunk is not None:
             yield f"\nA stream of `{path}` consists of {type_link(endpoint.chunk)}s."
-    yield f"\nThe body of an error is an {type_link(responses.ErrorBody)}."
-    modules = (endpoints.messages, endpoints.responses, responses, fields)
-    types_by_name = {name: kind for module in modules for name, kind in vars(module).items()}
-    for name, schema in sorted(openapi.schemas().items()):
-        kind = types_by_name[name]
-        summary = cleandoc(kind.__doc__).partition("\n\nAttributes:")[0].replace("\n", " ")
-        yield f"\n## {name}\n\n{summary}\n\n| field | type | |\n|---|---|---|"
+    yield f"\nThe body of an error is an {type_link(ErrorBody)}."
+    described = schemas()
+    sampling = msgspec.json.schema_components([SamplingFields])[1]["SamplingFields"]["properties"]
+    sampling |= {name: described["ChatRequest"]["properties"][name] for name in sampler_fields()}
+    kinds = kinds_by_name(Output, Fields)
+    for name, schema in sorted((described | {"SamplingFields": {"properties": sampling}}).items()):
+        kind = kinds[name]
+        summary = cleandoc(kind.__doc__ or "").partition("\n\nAttributes:")[0].replace("\n", " ")
+        shared = issubclass(kind, SamplingFields) and kind is not SamplingFields
+        more = " It also has the [sampling fields](#samplingfields)." if shared else ""
+        yield f"\n## {name}\n\n{summary}{more}\n\n| field | type | |\n|---|---|---|"
         texts = field_texts(kind)
         for field, field_schema in schema["properties"].items():
-            is_required = issubclass(kind, fields.Fields) and field in schema.get("required", ())
+            if shared and field in sampling:
+                continue
+            is_required = issubclass(kind, Fields) and field in schema.get("required", ())
             text = f"{'Required. ' if is_required else ''}{texts.get(field, '')}"
             yield f"| `{field}` | {type_text(field_schema)} | {text} |"
     yield ""
+
+
+def kinds_by_name(*bases: type) -> dict[str, type]:
+    """Return all classes that are based on others, by their names."""
+    found = {kind.__name__: kind for kind in bases}
+    for base in bases:
+        found |= {
+            name: kind for name, kind in kinds_by_name(*base.__subclasses__()).items() if name not in found
+        }
+    return found
 
 
 def type_link(kind: type | None) -> str:

@@ -39,7 +39,7 @@ FEW = 20  # clusters; with fewer, intervals of means may cover less than 90%
 N_RESAMPLES = 2000
 _LEVELS = (0.025, 0.975)  # the quantiles at the ends of a 95% interval
 _POWER = 0.8  # the chance of finding a difference that counts as detectable
-_DISCORDANT = 0.2  # share of clusters with differing outcomes, if the difference needs no more
+DISCORDANT = (0.2, 0.4)  # likely shares of clusters with differing outcomes
 _FINEST = 5040  # resolution of gains in the exact test; divisible by all numbers up to 10
 
 Floats = NDArray[np.float64]
@@ -57,9 +57,12 @@ class Interval(NamedTuple):
         """Return a value with its percentile bootstrap interval; see `resample`.
 
         The percentiles of `n` clusters are further apart than those of many by as much as Student's interval
-        is wider than the normal one: resamples of few clusters vary too little.
+        is wider than the normal one: resamples of few clusters vary too little. A single cluster does not
+        vary: the ends are NaN.
         """
-        tail = float(norm.sf(t.isf(_LEVELS[0], n - 1) * math.sqrt(n / (n - 1)))) if n > 1 else 0.0
+        if n == 1:
+            return cls(float(value), math.nan, math.nan)
+        tail = float(norm.sf(t.isf(_LEVELS[0], n - 1) * math.sqrt(n / (n - 1))))
         low, high = np.quantile(resampled, (tail, 1 - tail))
         return cls(float(value), float(low), float(high))
 
@@ -94,12 +97,16 @@ def share(values: Sequence[float]) -> Interval:
 def mean(clusters: Floats, least: float = -math.inf, most: float = math.inf) -> Interval:
     """Return the mean of clusters, with Student's interval, which is valid even for few of them.
 
+    The ends are NaN if all clusters are equal.
+
     Args:
         clusters: float64 (n,), the means of at least 2 clusters of equal size.
         least: Lower bound of the mean.
         most: Upper bound of the mean.
     """
     value = float(np.mean(clusters))
+    if np.ptp(clusters) == 0:  # as of few clusters, or coarse ones: they do not tell how much others vary
+        return Interval(value, math.nan, math.nan)
     half = t.isf(_LEVELS[0], len(clusters) - 1) * float(np.std(clusters, ddof=1)) / math.sqrt(len(clusters))
     return Interval(value, max(least, value - half), min(most, value + half))
 
@@ -203,15 +210,15 @@ def _sign_flip(gains: NDArray[np.int64]) -> float:
     return min(1.0, max(0.0, 2 * tail))  # a long convolution is off by some 1e-16
 
 
-def detectable_difference(n: int, n_comparisons: int = 1) -> float | None:
+def detectable_difference(n: int, n_comparisons: int = 1, discordant: float = DISCORDANT[0]) -> float | None:
     """Return the difference of two shares, 0 to 1, that the exact test of `n` clusters finds with 80% power.
 
-    None if no difference is ever significant. Each cluster has one outcome per method; outcomes differ in a
-    fifth of the clusters, or in as many as such a difference needs.
+    None if no difference is ever significant. Each cluster has one outcome per method.
 
     Args:
         n: Number of clusters.
         n_comparisons: Size of the family, of which this is the only true difference.
+        discordant: Share of clusters whose outcomes differ, or more if such a difference needs more.
     """
     level = ALPHA / n_comparisons / 2
     if 0.5**n > level:
@@ -220,23 +227,33 @@ def detectable_difference(n: int, n_comparisons: int = 1) -> float | None:
     needed = binom.isf(level, differing, 0.5) + 1  # clusters to win, by how many differ
 
     def power(difference: float) -> float:
-        discordant = max(_DISCORDANT, difference)
-        won = (discordant + difference) / (2 * discordant)
+        differ = max(discordant, difference)
+        won = (differ + difference) / (2 * differ)
         found = binom.sf(needed - 1, differing, won) + binom.cdf(differing - needed, differing, won)
-        return float(binom.pmf(differing, n, discordant) @ found)
+        return float(binom.pmf(differing, n, differ) @ found)
 
     return float(brentq(lambda difference: power(difference) - _POWER, 0.0, 1.0))
 
 
-def what_can_be_found(n: int, n_comparisons: int = 1) -> str:
-    """Return a sentence on how large a difference `n` questions can show among comparisons of cells."""
-    among = f" among {n_comparisons} comparisons" if n_comparisons > 1 else ""
-    least = detectable_difference(n, n_comparisons)
-    if least is None:
-        return f"{n} questions are too few for any difference to be significant{among}."
+def what_can_be_found(n: int, n_comparisons: int = 1, discordant: Sequence[float] = DISCORDANT) -> str:
+    """Return a sentence on how large a difference `n` questions can show among comparisons of cells.
+
+    Args:
+        discordant: Shares of questions on which methods may disagree, each with its difference.
+    """
+    size = f"{n:,} question{'s' * (n != 1)}"
+    if n_comparisons > 1:
+        size += f" and {n_comparisons} comparisons"
+    found = {share: detectable_difference(n, n_comparisons, share) for share in discordant}
+    parts = [
+        f"of {100 * least:.1f} points if methods disagree on {100 * max(share, least):.0f}%"
+        for share, least in found.items()
+        if least is not None
+    ]
+    if not parts:
+        return f"With {size}, no difference can be significant."
     return (
-        f"{n:,} questions detect a difference of {100 * least:.1f} points{among} with 80% power (if answers "
-        f"differ on {100 * max(_DISCORDANT, least):.0f}% of the questions), smaller ones less often."
+        f"With {size}, the test has 80% power for a true difference {', and '.join(parts)} of the questions."
     )
 
 

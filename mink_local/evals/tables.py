@@ -26,6 +26,8 @@ class Cell(NamedTuple):
 
 
 Format = Callable[[Any], str | Cell]
+ENDS = ("", "_low", "_high")
+"""What the columns of a number and of the ends of its interval end in."""
 
 
 def percent(share: float) -> str:
@@ -69,13 +71,32 @@ def with_interval(number: Callable[[float], str]) -> Callable[[Interval], Cell]:
     return cell
 
 
+def interval_cell(number: Format, value: float, low: float, high: float) -> Cell:
+    """Return a number with the ends of its interval below it; without them if there is none."""
+    shown, *ends = (_cell(one, number).text for one in (value, low, high))
+    if not ends[0]:
+        return Cell(shown)
+    return Cell(shown, (" to " if ends[0][0] in "+−" else "–").join(ends))
+
+
+def of_interval(row: Any, name: str, number: Format) -> Cell:
+    """Return the cell of a number of a row and its interval, which are NAME, NAME_low and NAME_high."""
+    return interval_cell(number, *(getattr(row, f"{name}{end}") for end in ENDS))
+
+
+def columns_of(found: Interval | None, name: str) -> dict[str, float | None]:
+    """Return an interval as three columns of a frame; None becomes missing values."""
+    return {f"{name}{end}": value for end, value in zip(ENDS, found or (None,) * 3, strict=True)}
+
+
 @dataclass(frozen=True)
 class Table:
     """A table whose first columns hold names and whose other columns hold numbers.
 
     Attributes:
         title: Title of the table.
-        frame: A pandas frame. Missing values become empty cells.
+        frame: A pandas frame. Missing values become empty cells, and columns NAME_low and NAME_high the ends
+            of the interval of NAME, below it.
         keys: Number of columns that hold names. A terminal never truncates them.
         formats: Format functions by column name; other columns use `str`.
         numbers: False if the other columns hold sentences.
@@ -87,16 +108,35 @@ class Table:
     formats: Mapping[str, Format] = field(default_factory=dict)
     numbers: bool = True
 
+    @classmethod
+    def of(
+        cls, title: str, frame: pd.DataFrame, columns: Mapping[str, tuple[str, Format]], keys: int
+    ) -> "Table":
+        """Return a table of the columns that a frame has of those given, each with its head and format."""
+        shown = {name: column for name, column in columns.items() if name in frame}
+        heads = {f"{name}{end}": f"{head}{end}" for name, (head, _) in shown.items() for end in ENDS}
+        heads = {name: head for name, head in heads.items() if name in frame}
+        return cls(title, frame[list(heads)].rename(columns=heads), keys, dict(shown.values()))
+
     @property
     def columns(self) -> list[str]:
-        return [str(name) for name in self.frame.columns]
+        """The columns without the ends of intervals."""
+        names = list(map(str, self.frame.columns))
+        ends = {f"{name}{end}" for name in names for end in ENDS[1:]}
+        return [name for name in names if name not in ends]
 
     @property
     def rows(self) -> list[list[Cell]]:
         """The formatted cells."""
-        formats = [self.formats.get(name, str) for name in self.columns]
-        rows = self.frame.itertuples(index=False, name=None)
-        return [[_cell(value, as_text) for value, as_text in zip(row, formats, strict=True)] for row in rows]
+        lines = self.frame.to_dict("records")
+        return [[self._cell(line, name) for name in self.columns] for line in lines]
+
+    def _cell(self, line: Mapping[Any, Any], name: str) -> Cell:
+        value, as_text = line[name], self.formats.get(name, str)
+        if isinstance(value, tuple) or f"{name}_low" not in line:
+            return _cell(value, as_text)
+        ends = (line[f"{name}{end}"] for end in ENDS)
+        return interval_cell(as_text, *ends)
 
     def print(self, console: Console) -> None:
         """Print the title and as few tables as fit without breaking numbers, each with the key columns.

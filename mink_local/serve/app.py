@@ -32,8 +32,8 @@ from mink_local.models.memory import kv_bytes_per_layer
 from mink_local.models.placement import PlacementOptions
 from mink_local.samplers import Sampler
 from mink_local.serve import request_log
-from mink_local.serve.endpoints.openapi import ENDPOINTS, Endpoint, openapi
 from mink_local.serve.endpoints.playground import playground
+from mink_local.serve.errors import ApiError
 from mink_local.serve.guard import (
     EXCEPTION_HANDLERS,
     UVICORN,
@@ -44,10 +44,10 @@ from mink_local.serve.guard import (
     while_connected,
 )
 from mink_local.serve.history import SIZE
-from mink_local.serve.protocol.fields import naming, parse
-from mink_local.serve.protocol.responses import ApiError
-from mink_local.serve.protocol.sampling import Preset, Presets
+from mink_local.serve.request.parsing import naming, parse
+from mink_local.serve.request.presets import Preset, Presets
 from mink_local.serve.service import Metrics, Service
+from mink_local.serve.table import ENDPOINTS, Endpoint, openapi
 from mink_local.version import __version__
 
 N_OUTPUTS = 64  # logits rows of a batch: with `echo` and `logprobs` a prompt needs one for each of its tokens
@@ -61,24 +61,37 @@ def _route(path: str, endpoint: Endpoint) -> Route:
     async def respond(http: HttpRequest) -> Response:
         service = http.app.state.service
         if endpoint.request is None:
-            result = await endpoint.handler(service, **http.path_params)
-        else:
-            request, names = parse(await read_body(http), endpoint.request)
-            with naming(names):
-                result = await while_connected(http.receive, endpoint.handler(service, request))
-        if isinstance(result, Response):
-            return result
-        return Response(msgspec.json.encode(result), media_type="application/json")
+            return _as_response(await endpoint.handler(service, **http.path_params))
+        parsed = parse(await read_body(http), endpoint.request)
+        with naming(parsed.places):
+            result = await while_connected(http.receive, endpoint.handler(service, parsed.request))
+        response = _as_response(result)
+        own = response.headers.get("x-mink-ignored", "").split(",")
+        if ignored := sorted(filter(None, {*parsed.ignored, *own})):
+            response.headers["x-mink-ignored"] = ",".join(ignored)
+        return response
 
     # Model ids may have slashes.
     return Route(path.replace("{model_id}", "{model_id:path}"), respond, methods=[endpoint.method])
 
 
-# Clients differ in what they call the base address: every path exists with and without /v1.
-_PATHS = {"/": Endpoint(playground), "/openapi.json": Endpoint(openapi)}
-_PATHS |= {path.removeprefix("/v1"): endpoint for path, endpoint in ENDPOINTS.items()}
-_ROUTES = [_route(prefix + path, endpoint) for prefix in ("/v1", "") for path, endpoint in _PATHS.items()]
-PATHS = [route.path for route in _ROUTES]
+def _as_response(result: Any) -> Response:
+    if isinstance(result, Response):
+        return result
+    return Response(msgspec.json.encode(result), media_type="application/json")
+
+
+_PATHS = {"/": Endpoint(playground), "/openapi.json": Endpoint(openapi)} | ENDPOINTS
+# Clients differ in what they call the base address.
+_PATHS |= {
+    path.removeprefix("/v1"): endpoint for path, endpoint in ENDPOINTS.items() if path.startswith("/v1")
+}
+_ROUTES = [_route(path, endpoint) for path, endpoint in _PATHS.items()]
+
+
+def route_of(path: str) -> str:
+    """Return the path of the endpoint that answers a request's path, with its parameters' names."""
+    return next((route.path_format for route in _ROUTES if route.path_regex.match(path)), "other")
 
 
 def make_app(service: Service) -> Starlette:
@@ -172,7 +185,7 @@ def serve(
         _warm_up(loaded, sampler)
     name = alias or model_id(model, loaded.name)
     default = Preset(sampler, temp, name, is_fixed=ignore_client_sampling)
-    metrics = Metrics({"model": name, "version": __version__}, PATHS)
+    metrics = Metrics({"model": name, "version": __version__})
     service = Service(
         loaded,
         Presets(default, presets, any_model=any_model),
@@ -182,7 +195,9 @@ def serve(
         stall_seconds=watchdog,
         n_kept=0 if no_history else SIZE,
     )
-    app = guarded(make_app(service), on_response=metrics.count_response)
+    app = guarded(
+        make_app(service), on_response=lambda path, status: metrics.count_response(route_of(path), status)
+    )
     server = _Server(app, service, drain, _welcome(service, bound, has_key=bool(keys)))
     gc.freeze()  # without this a full collection takes 70 ms, in which no client gets a token
     server.run(sockets=[bound])

@@ -157,7 +157,7 @@ def cli(
         )
     from mink_local.serve.app import listen, serve
     from mink_local.serve.guard import check_start
-    from mink_local.serve.protocol.sampling import BUILT_IN, Preset
+    from mink_local.serve.request.presets import BUILT_IN, Preset
 
     presets = dict(BUILT_IN)
     for text in preset_texts:

@@ -29,7 +29,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mink_local.errors import MinkError
 from mink_local.serve import request_log
-from mink_local.serve.protocol.responses import ApiError
+from mink_local.serve.errors import ApiError
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ BODY_SECONDS = 30.0
 WRITE_SECONDS = 60.0  # for a client to read a full buffer
 CLIENT_LEFT = 499  # nginx's status for a response that its client did not wait for
 
-PUBLIC = frozenset({"/", "/health", "/ready", "/v1/health", "/v1/ready"})  # without a key
+PUBLIC = frozenset({"/", "/health", "/ready"})  # without a key
 _ANTHROPIC = re.compile(r"(/v1)?/messages(/count_tokens)?")  # paths whose errors have Anthropic's form
 NOT_SUPPORTED = re.compile(r"(/v1)?/(embeddings|moderations|rerank|(audio|images)/\w+)")
 

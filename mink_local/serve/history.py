@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mink_local.generation.answer import Answer
-from mink_local.serve.protocol.responses import ApiError
+from mink_local.serve.errors import ApiError
 
 SIZE = 100  # requests
 _ANSWERS = 4  # of a request: the playground's columns

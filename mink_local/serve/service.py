@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -21,9 +21,9 @@ from mink_local.generation.model import Model
 from mink_local.generation.request import Prompt, Request, is_token_ids
 from mink_local.llama.guide import tokenizer_of
 from mink_local.sandbox import ChildStartError
+from mink_local.serve.errors import ApiError
 from mink_local.serve.history import SIZE, History
-from mink_local.serve.protocol.responses import ApiError
-from mink_local.serve.protocol.sampling import Presets
+from mink_local.serve.request.presets import Presets
 from mink_local.version import __version__
 
 T = TypeVar("T")
@@ -104,12 +104,10 @@ class Metrics:
 
     Args:
         info: Labels that identify the server, such as the model and the version.
-        endpoints: The paths with a counter each; other paths share one.
     """
 
-    def __init__(self, info: Mapping[str, str], endpoints: Collection[str]) -> None:
+    def __init__(self, info: Mapping[str, str]) -> None:
         self.registry = registry = CollectorRegistry()
-        self._endpoints = frozenset(endpoints)
         Info("mink", "The server.", registry=registry).info(dict(info))
         self._responses = Counter("mink_responses", "Responses.", ("endpoint", "status"), registry=registry)
         self.prompt_tokens = Counter(
@@ -135,9 +133,9 @@ class Metrics:
             registry=registry,
         )
 
-    def count_response(self, path: str, status: int) -> None:
-        """Count a response."""
-        self._responses.labels(path if path in self._endpoints else "other", status).inc()
+    def count_response(self, endpoint: str, status: int) -> None:
+        """Count a response of an endpoint."""
+        self._responses.labels(endpoint, status).inc()
 
 
 class Service:

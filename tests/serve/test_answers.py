@@ -123,9 +123,9 @@ def test_json_schemas_and_stop_strings_are_kept(server: RunningServer) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": schema}}
     answer = ask(server, response_format=form, temperature=5, max_tokens=60)
     assert json.loads(answer["choices"][0]["message"]["content"])["colour"] in ("red", "blue")
-    chosen = ask(server, guided_choice=["a parrot", "a fish"], temperature=5)
+    chosen = ask(server, choice=["a parrot", "a fish"], temperature=5)
     assert chosen["choices"][0]["message"]["content"] in ("a parrot", "a fish")
-    [matched] = ask(server, guided_regex=r"\d{3}-\w+(x|y)?!", temperature=5)["choices"]
+    [matched] = ask(server, regex=r"\d{3}-\w+(x|y)?!", temperature=5)["choices"]
     assert re.match(r"\d{3}-\w+", matched["message"]["content"])
     stopped = ask(server, messages=[*MESSAGES], temperature=0, stop=["e"], max_tokens=60)
     assert "e" not in stopped["choices"][0]["message"]["content"]
@@ -152,13 +152,13 @@ def test_an_answer_goes_on_after_other_tokens(server: RunningServer) -> None:
         ({"grammar": "root ::= ("}, 400, "grammar", None),
         ({"json_schema": {"$ref": "#/nowhere"}}, 400, "json_schema", None),
         ({"response_format": NOWHERE}, 400, "response_format.json_schema.schema", None),
-        ({"guided_json": {"$ref": "#/nowhere"}}, 400, "guided_json", None),
         ({"structured_outputs": {"json": {"$ref": "#/nowhere"}}}, 400, "structured_outputs.json", None),
         ({"structured_outputs": {"regex": r"(a)\1"}}, 400, "structured_outputs.regex", None),
         ({"regex": "("}, 400, "regex", None),
         ({"json_schema": {"enum": ["a"] * 5_001}}, 400, "json_schema", None),
         ({"tools": [NO_TOOL], "tool_choice": "required"}, 400, "tools[0].function.parameters", None),
         ({"logit_bias": {"999999": 1}}, 400, "logit_bias", None),
+        ({"tool_choice": "required"}, 400, "tool_choice", None),
         ({"stop_token_ids": [999999]}, 400, "stop_token_ids", None),
         ({"prefix_tokens": [999999]}, 400, "prefix_tokens", None),
         ({"repetition_penalty": 0}, 400, "repetition_penalty", None),
@@ -273,8 +273,8 @@ def test_slots_show_what_is_cached(server: RunningServer) -> None:
         {"stream_options": {"include_usage": True}},
         {"max_tokens": 4.0, "top_k": 20.0, "seed": 7.0},
         {"logprobs": False, "top_logprobs": 2},
-        {"tool_choice": "required"},
-        {"tools": [], "tool_choice": "required"},
+        {"tool_choice": "auto"},
+        {"tools": [], "tool_choice": "none"},
         {"temperature": 0, "top_p": 0.95, "top_k": 20, "min_p": 0},
     ],
 )
@@ -306,5 +306,5 @@ def test_tokenize_and_detokenize_are_inverse(server: RunningServer) -> None:
 
 
 def test_the_tokens_of_a_conversation_are_counted(server: RunningServer, smollm2: Model) -> None:
-    counted = server.post("/v1/chat/completions/input_tokens", messages=MESSAGES).json()
+    counted = server.post("/v1/responses/input_tokens", input=MESSAGES).json()
     assert counted == {"object": "response.input_tokens", "input_tokens": smollm2.count_tokens(MESSAGES)}

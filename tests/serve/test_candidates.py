@@ -169,5 +169,6 @@ def test_fields_that_are_not_read_are_not_published(server: RunningServer) -> No
 def test_the_tools_are_part_of_the_prompt(server: RunningServer) -> None:
     tools = [{"type": "function", "function": {"name": "now"}}]
     counts = [post(server, tools=given, top=0).json()["prompt_tokens"] for given in ([], tools)]
-    counted = server.post("/v1/chat/completions/input_tokens", messages=MESSAGES, tools=tools).json()
+    named = [{"type": "function", "name": "now"}]
+    counted = server.post("/v1/responses/input_tokens", input=MESSAGES, tools=named).json()
     assert counts[0] < counts[1] == counted["input_tokens"]

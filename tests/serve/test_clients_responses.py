@@ -11,8 +11,9 @@ from openai import APIStatusError, OpenAI
 from openai.types.responses import FunctionToolParam
 from pydantic import BaseModel
 
-from mink_local.serve.endpoints.responses import ResponsesRequest
-from mink_local.serve.protocol.fields import parse
+from mink_local.serve.messages.requests import MessagesRequest
+from mink_local.serve.request.parsing import parse
+from mink_local.serve.responses.requests import ResponsesRequest
 from tests.support.openai_client import strict_openai
 from tests.support.server import RunningServer, running_server
 
@@ -169,11 +170,11 @@ NAMED_ITEMS: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "computer_call"}]}, "input[0].type"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
     ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0]"),
-    ({"input": [{"type": "function_call", "name": "f"}]}, "input[0]"),
+    ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
     ({"tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
     ({"text": {"format": {**FORM, "name": "x"}}}, "text.format.schema"),
-    ({"max_output_tokens": 0}, "max_output_tokens"),
+    ({"max_output_tokens": -2}, "max_output_tokens"),
     ({"input": "word " * 3000}, "input"),
     ({"sampler": "no-such"}, "sampler"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
@@ -194,7 +195,7 @@ NAMED_BLOCKS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [USED], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
-    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ({"system": [{"type": "image"}]}, "system[0].type"),
     ({"output_config": {"format": FORM}}, "output_config.format.schema"),
     ({"thinking": {"type": "on"}}, "thinking.type"),
@@ -227,9 +228,87 @@ def test_what_the_system_says_first_is_one_message() -> None:
     """Codex sends two messages of the developer's; templates refuse a second one of the system's."""
     said = [{"role": role, "content": role} for role in ("developer", "system", "user", "user", "developer")]
     body = json.dumps({"instructions": "Obey.", "input": said}).encode()
-    first, *others = parse(body, ResponsesRequest)[0].chat().template_messages()
+    first, *others = parse(body, ResponsesRequest).request.chat().template_messages()
     assert first == {"role": "system", "content": "Obey.\n\ndeveloper\n\nsystem"}
     assert [message["role"] for message in others] == ["user", "user", "system"]
+
+
+SAID = [{"type": "output_text", "text": text} for text in ("One.", "Two.")]
+CALLED = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+RESULT = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "disk"}]}
+USED_IT = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+CONVERSATIONS: list[tuple[type[ResponsesRequest | MessagesRequest], list[Any], list[tuple[Any, ...]]]] = [
+    (  # two messages are two turns; several texts are joined by line breaks
+        ResponsesRequest,
+        [{"role": "assistant", "content": SAID}, {"role": "assistant", "content": "Three.", "type": None}],
+        [("assistant", "One.\nTwo.", None), ("assistant", "Three.", None)],
+    ),
+    (
+        ResponsesRequest,
+        [THOUGHT, THOUGHT, CALLED, {"role": "assistant", "content": "So."}, {"role": "user", "content": "?"}],
+        [("assistant", "So.", "Hm.\nHm."), ("user", "?", None)],
+    ),
+    (
+        MessagesRequest,
+        [
+            {"role": "assistant", "content": [USED_IT]},
+            {"role": "user", "content": [RESULT | {"is_error": True}]},
+        ],
+        [("assistant", "", None), ("tool", "Error: disk", None)],
+    ),
+    (  # results first
+        MessagesRequest,
+        [{"role": "user", "content": [{"type": "text", "text": "a"}, RESULT, {"type": "text", "text": "b"}]}],
+        [("tool", "disk", None), ("user", "a\nb", None)],
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "expected"), CONVERSATIONS)
+def test_a_conversation_is_that_of_a_chat(
+    kind: type[ResponsesRequest | MessagesRequest], given: list[Any], expected: list[tuple[Any, ...]]
+) -> None:
+    body = json.dumps({"input" if kind is ResponsesRequest else "messages": given}).encode()
+    messages = parse(body, kind).request.chat().template_messages()
+    assert [(one["role"], one["content"], one.get("reasoning_content")) for one in messages] == expected
+    calls = [call["function"]["name"] for one in messages for call in one.get("tool_calls", ())]
+    assert calls == ["f"] * ("function_call" in str(given) or "tool_use'" in str(given))
+
+
+def test_a_response_repeats_what_was_used(server: RunningServer) -> None:
+    asked = {"input": "Hi", "max_output_tokens": 1, "top_p": 0.5, "temperature": 0.3, "metadata": {"a": "b"}}
+    response = server.post("/v1/responses", **asked).json()
+    assert {name: response[name] for name in asked if name != "input"} == {
+        name: value for name, value in asked.items() if name != "input"
+    }
+    assert server.post("/v1/responses", input="Hi", max_output_tokens=1).json()["top_p"] == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/v1/chat/completions"])
+def test_many_tools_are_taken(server: RunningServer, path: str) -> None:
+    """Claude Code sends some 260 with those of MCP servers."""
+    names = [f"f{i}" for i in range(200)]
+    tools: dict[str, list[Any]] = {
+        "/v1/responses": [{"type": "function", "name": name} for name in names],
+        "/v1/messages": [{"name": name, "input_schema": {"type": "object"}} for name in names],
+        "/v1/chat/completions": [{"type": "function", "function": {"name": name}} for name in names],
+    }
+    response = server.post(path, input="Hi", messages=USER, tools=tools[path], max_tokens=1)
+    assert response.json()["error"]["code"] == "context_length_exceeded"  # of 512 tokens
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"tool_choice": "required"}),
+        ("/v1/messages", {"tool_choice": {"type": "any"}}),
+        ("/v1/responses", {"tool_choice": "required", "tools": []}),
+    ],
+)
+def test_a_call_without_tools_is_refused(server: RunningServer, path: str, fields: dict[str, Any]) -> None:
+    error = server.post(path, input="Hi", messages=USER, max_tokens=1, **fields).json()["error"]
+    assert error["param"] == "tool_choice"
 
 
 def test_long_names_of_functions_are_taken(openai: OpenAI) -> None:

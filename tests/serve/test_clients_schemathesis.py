@@ -11,7 +11,7 @@ from schemathesis import Case, GenerationMode
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import response_schema_conformance
 
-from mink_local.serve.endpoints.openapi import document
+from mink_local.serve.table import document
 from tests.support.server import RunningServer, running_server
 
 OPERATIONS = {

@@ -14,8 +14,8 @@ from starlette.routing import Route
 
 from mink_local.errors import MinkError
 from mink_local.serve import guard
+from mink_local.serve.errors import ApiError
 from mink_local.serve.guard import EXCEPTION_HANDLERS, AllowedHosts, Guard, check_start, read_body
-from mink_local.serve.protocol.responses import ApiError
 from tests.support.http import connect, receive, request, send, serving, until
 
 KEY = "sk-0123456789abcdef"

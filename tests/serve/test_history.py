@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from mink_local import Request, SamplingParams, load_model
+from mink_local.serve.errors import ApiError
 from mink_local.serve.history import History
-from mink_local.serve.protocol.responses import ApiError
 from tests.support.server import RunningServer, running_server
 
 MESSAGES = [{"role": "user", "content": "Name a colour."}]
@@ -29,7 +29,7 @@ def test_an_answer_is_found_by_its_requests_id(server: RunningServer, stream: bo
         [choice, _] = answer["choices"]
         assert [token["id"] for token in first["tokens"]] == choice["tokens"]
         assert "".join(token["text"] for token in first["tokens"]) == choice["message"]["content"]
-        assert httpx.get(f"{server.url}/v1/history/{answer['id']}").json() == record
+        assert httpx.get(f"{server.url}/history/{answer['id']}").json() == record
     ids = [token["id"] for token in first["tokens"]]
     step = server.post("/candidates", prompt=first["prompt"], prefix_tokens=ids[:3], sampled=ids[3]).json()
     assert step["sampled"]["rank"] <= 5

@@ -24,11 +24,11 @@ USER = [{"role": "user", "content": "Hi"}]
 
 def bodies(rng: random.Random) -> Iterator[dict[str, Any]]:
     schemas = [schema for _, schema, _ in suite()]
-    texts = {"guided_json": list(map(json.dumps, schemas)), "guided_regex": PATTERNS, "grammar": GRAMMARS}
+    texts = {"json": list(map(json.dumps, schemas)), "regex": PATTERNS, "grammar": GRAMMARS}
     while True:
         name = rng.choice([*texts, "json_schema", "tools"])
         if name in texts:
-            yield {name: mutated(rng.choice(texts[name]), "".join(texts[name]), rng)}
+            yield {"structured_outputs": {name: mutated(rng.choice(texts[name]), "".join(texts[name]), rng)}}
             continue
         schema = mutated_schema(rng.choice(schemas), schemas, rng)
         tool = {"type": "function", "function": {"name": "f", "parameters": schema}}

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mink_local.generation.request import SamplingParams
 from mink_local.llama.constraints import Constraints
@@ -31,16 +33,15 @@ from mink_local.samplers import (
     Typical,
     Xtc,
 )
-from mink_local.serve.protocol.fields import (
-    REFUSED,
-    ChatRequest,
-    CompletionRequest,
-    TokenizeRequest,
-    naming,
-    parse,
-)
-from mink_local.serve.protocol.responses import ApiError
-from mink_local.serve.protocol.sampling import BUILT_IN, Preset, Presets, sampling_params
+from mink_local.serve.endpoints.tokens import TokenizeRequest
+from mink_local.serve.errors import ApiError
+from mink_local.serve.messages.requests import MessagesRequest
+from mink_local.serve.request.chat import ChatRequest, CompletionRequest
+from mink_local.serve.request.fields import REFUSED, Fields
+from mink_local.serve.request.parsing import naming, parse
+from mink_local.serve.request.presets import BUILT_IN, Preset, Presets
+from mink_local.serve.request.sampling import sampling_params
+from mink_local.serve.responses.requests import ResponsesRequest
 
 LAST: Order = "temperature-last"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -50,11 +51,11 @@ ARRAY = {"type": "function", "function": {"name": "f", "parameters": {"type": "a
 
 
 def chat(**fields: Any) -> ChatRequest:
-    return parse(json.dumps({"messages": HELLO} | fields).encode(), ChatRequest)[0]
+    return parse(json.dumps({"messages": HELLO} | fields).encode(), ChatRequest).request
 
 
 def completion(**fields: Any) -> CompletionRequest:
-    return parse(json.dumps({"prompt": "Hello"} | fields).encode(), CompletionRequest)[0]
+    return parse(json.dumps({"prompt": "Hello"} | fields).encode(), CompletionRequest).request
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -64,22 +65,72 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
-def test_unknown_fields_are_ignored_and_unsupported_sampling_fields_reported() -> None:
-    fields = {"messages": HELLO, "user": "me", "store": True, "metadata": {}, "min_k_taus": 3, "top_p": 0.9}
-    fields |= {
-        "tfs_z": 0.5,
-        "min_keep": 1,
-        "tfs": 1,
-        "smoothing_factor": 0,
-        "typical_p": None,
-        "sampler_order": [6, 0],
-        "guided_json": None,
-    }
-    request = chat(**fields)
-    assert (request.sampler_options, request.unsupported) == (
-        {"top_p": 0.9},
-        {"min_keep", "sampler_order", "tfs_z"},
+UNKNOWN: list[tuple[type[Fields], dict[str, Any], set[str]]] = [
+    (
+        ChatRequest,
+        {"user": "me", "store": True, "min_k_taus": 3, "top_p": 0.9},
+        {"user", "store", "min_k_taus"},
+    ),
+    (
+        ChatRequest,
+        {"tfs_z": 0.5, "min_keep": 1, "sampler_order": [6, 0]},
+        {"tfs_z", "min_keep", "sampler_order"},
+    ),
+    (
+        ChatRequest,
+        {"tfs": 1, "smoothing_factor": 0, "typical_p": None, "guided_json": None, "metadata": {}},
+        set(),
+    ),
+    (ChatRequest, {"temprature": 0.1, "options": {"temperature": 1}}, {"temprature", "options"}),
+    (ChatRequest, {"do_sample": False, "max_new_tokens": 1}, {"do_sample", "max_new_tokens"}),
+    (ChatRequest, {"reasoning": {"effort": "low", "summry": 1}}, {"reasoning.summry"}),
+    (ChatRequest, {"stream_options": {"include_obfuscation": True}}, {"stream_options.include_obfuscation"}),
+    (
+        ChatRequest,
+        {"tools": [{"function": {"name": "f", "strict": True, "cost": 1}}]},
+        {"tools.function.cost"},
+    ),
+    (ChatRequest, {"max_tokens": 5, "max_completion_tokens": 7}, {"max_tokens"}),
+    (ChatRequest, {"max_tokens": 5, "n_predict": 5}, set()),
+    (ChatRequest, {"repeat_penalty": 1.1, "repetition_penalty": 1.2}, {"repetition_penalty"}),
+    (ChatRequest, {"a\r\nb: c": 1}, {"a??b??c"}),
+    (TokenizeRequest, {"content": "a", "add_spcial": True}, {"add_spcial"}),
+    (
+        ResponsesRequest,
+        {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a", "font": "b"}]}]},
+        {"input.content.font"},
+    ),
+    (ResponsesRequest, {"input": "a", "text": {"verbosity": "low"}, "n": 1}, {"text.verbosity"}),
+    (
+        MessagesRequest,
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"a": 1}}]}
+            ]
+        },
+        {"messages.content.cache_control"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "fields", "ignored"), UNKNOWN)
+def test_what_a_type_does_not_have_is_ignored_and_listed(
+    kind: type[Fields], fields: dict[str, Any], ignored: set[str]
+) -> None:
+    given = {"messages": HELLO} | fields if kind is ChatRequest else fields
+    assert set(parse(json.dumps(given).encode(), kind).ignored) == ignored
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(max_size=3),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     )
+)
+def test_no_value_of_an_unknown_field_is_a_fault(value: Any) -> None:
+    for place in ({"x": value}, {"messages": [HELLO[0] | {"x": value}]}, {"tools": [WEATHER | {"x": value}]}):
+        body = json.dumps({"messages": HELLO} | place).encode()
+        assert parse(body, ChatRequest).request.messages[0].content == "Hello"
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -92,6 +143,9 @@ def test_constraints_that_are_not_supported_are_refused(name: str) -> None:
         "unsupported_parameter",
     )
     chat(**{name: ""})
+    for kind in ResponsesRequest, MessagesRequest, CompletionRequest:
+        with pytest.raises(ApiError, match=name):
+            parse(json.dumps({name: "a"}).encode(), kind)
 
 
 COLOURS = {"enum": ["red", "blue"]}
@@ -100,22 +154,19 @@ COLOURS = {"enum": ["red", "blue"]}
 @pytest.mark.parametrize(
     ("fields", "form"),
     [
-        ({"guided_json": COLOURS}, ("json_schema", COLOURS)),
-        ({"guided_json": json.dumps(COLOURS)}, ("json_schema", COLOURS)),
         ({"structured_outputs": {"json": COLOURS}}, ("json_schema", COLOURS)),
-        ({"format": COLOURS}, ("json_schema", COLOURS)),
-        ({"format": "json"}, ("json_schema", {"type": "object"})),
-        ({"guided_choice": ['a"b', "é\n"]}, ("choice", ['a"b', "é\n"])),
+        ({"structured_outputs": {"json": json.dumps(COLOURS)}}, ("json_schema", COLOURS)),
+        ({"choice": ['a"b', "é\n"]}, ("choice", ['a"b', "é\n"])),
         ({"structured_outputs": {"choice": ["yes", "no"]}}, ("choice", ["yes", "no"])),
-        ({"guided_grammar": 'root ::= "x"'}, ("grammar", 'root ::= "x"')),
         ({"structured_outputs": {"grammar": 'root ::= "x"'}}, ("grammar", 'root ::= "x"')),
         ({"regex": "[ab]"}, ("regex", "[ab]")),
         ({"structured_outputs": {"regex": "[ab]"}}, ("regex", "[ab]")),
-        ({"guided_choice": [], "format": "", "structured_outputs": {}, "guided_grammar": ""}, None),
+        ({"choice": [], "format": "", "structured_outputs": {}, "grammar": ""}, None),
     ],
 )
-def test_the_forms_of_vllm_and_ollama(fields: dict[str, Any], form: object) -> None:
-    assert list(chat(**fields).form.items()) == [form] * (form is not None)
+def test_what_an_answer_conforms_to_has_several_names(fields: dict[str, Any], form: object) -> None:
+    given = [(option, value) for option, value, _ in chat(**fields).constraints()]
+    assert given == [form] * (form is not None)
 
 
 @pytest.mark.parametrize(
@@ -123,9 +174,9 @@ def test_the_forms_of_vllm_and_ollama(fields: dict[str, Any], form: object) -> N
     [
         {"structured_outputs": {"json": COLOURS, "choice": ["a"]}},
         {"structured_outputs": {"regex": "a"}, "regex": "a"},
-        {"guided_json": "{"},
-        {"guided_json": COLOURS, "json_schema": COLOURS},
-        {"guided_choice": [1]},
+        {"structured_outputs": {"json": COLOURS}, "json_schema": COLOURS},
+        {"response_format": {"type": "json_object"}, "grammar": "a"},
+        {"choice": [1]},
         {"format": "xml"},
     ],
 )
@@ -139,7 +190,7 @@ def test_forms_that_cannot_be_kept_are_refused(fields: dict[str, Any]) -> None:
 def test_tokenize_has_two_names_for_one_switch() -> None:
     for fields, value in ({}, None), ({"add_special_tokens": True}, True), ({"add_special": False}, False):
         body = {"add_special_tokens": True, "content": "a"} if "add_special" in fields else {"content": "a"}
-        assert parse(json.dumps(body | fields).encode(), TokenizeRequest)[0].add_special is value
+        assert parse(json.dumps(body | fields).encode(), TokenizeRequest).request.add_special is value
 
 
 def test_null_is_as_good_as_absent() -> None:
@@ -171,7 +222,7 @@ def test_messages_are_given_to_the_template_in_its_form() -> None:
     )
     assert request.template_messages() == [
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Hello"},
+        {"role": "user", "content": "Hel\nlo"},
         {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "Hm."},
         {"role": "tool", "content": "sunny", "tool_call_id": "call_1", "name": "weather"},
         {"role": "assistant", "content": "It is"},
@@ -216,16 +267,16 @@ def test_tools_are_given_to_the_template_as_they_came() -> None:
         ("token_limit", {"max_tokens": 5, "n_predict": 7}, 5),
         ("token_limit", {"n_predict": -1}, None),
         ("token_limit", {"n_predict": 9}, 9),
-        ("json_schema", {}, None),
-        ("json_schema", {"response_format": {"type": "text"}}, None),
-        ("json_schema", {"response_format": {"type": "json_object"}}, {"type": "object"}),
-        ("json_schema", {"response_format": {"type": "json_object", "schema": {"a": 1}}}, {"a": 1}),
+        ("answer_schema", {}, None),
+        ("answer_schema", {"response_format": {"type": "text"}}, None),
+        ("answer_schema", {"response_format": {"type": "json_object"}}, {"type": "object"}),
+        ("answer_schema", {"response_format": {"type": "json_object", "schema": {"a": 1}}}, {"a": 1}),
         (
-            "json_schema",
+            "answer_schema",
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"a": 1}}}},
             {"a": 1},
         ),
-        ("json_schema", {"json_schema": {"a": 1}}, {"a": 1}),
+        ("answer_schema", {"json_schema": {"a": 1}}, {"a": 1}),
     ],
 )
 def test_fields_with_several_names_have_one_value(attribute: str, fields: dict[str, Any], value: Any) -> None:
@@ -241,7 +292,7 @@ def test_a_prompt_has_four_forms(prompt: Any, prompts: Any) -> None:
 
 
 def test_tokenize_needs_a_text() -> None:
-    assert parse(b'{"prompt": "a"}', TokenizeRequest)[0].prompt == "a"
+    assert parse(b'{"prompt": "a"}', TokenizeRequest).request.prompt == "a"
     with pytest.raises(ApiError, match="content"):
         parse(b"{}", TokenizeRequest)
 
@@ -252,9 +303,10 @@ MODEL: Any = SimpleNamespace(n_ctx=4096, tokenize=lambda text: [ord(c) for c in 
 
 
 def params_of(preset: Preset = SERVER, **fields: Any) -> tuple[SamplingParams, list[str]]:
-    request, names = parse(json.dumps({"messages": HELLO} | fields).encode(), ChatRequest)
-    with naming(names):
-        return sampling_params(request, preset, MODEL)
+    parsed = parse(json.dumps({"messages": HELLO} | fields).encode(), ChatRequest)
+    with naming(parsed.places):
+        params, ignored = sampling_params(parsed.request, preset, MODEL)
+    return params, sorted({*ignored, *parsed.ignored})
 
 
 def accepted(**fields: Any) -> SamplingParams:
@@ -306,7 +358,8 @@ def test_neutral_values_ask_for_nothing(fields: dict[str, Any]) -> None:
         ({"min_k_floor": 1.5}, MinK(floor=1.5)),
         ({"min_k_tau": 1, "min_k_floor": 0}, MinK(tau=1.0)),
         ({"sampler": "min-k:floor=1"}, MinK(floor=1.0)),
-        ({"sampler": "p-less"}, PLess()),
+        ({"sampler": "p-less"}, PLess(LAST)),
+        ({"sampler": "top-p:order=temperature-first"}, TopP()),
         ({"sampler": "min-k:tau=0.5"}, MinK(tau=0.5)),
         ({"sampler": "top-k:k=9+min-k"}, Chain(TopK(9), MinK())),
         ({"top_p": 0.95, "top_k": 20, "min_p": 0}, Chain(TopK(20), TopP(0.95, LAST))),
@@ -403,14 +456,14 @@ def test_what_only_others_have_is_refused_with_what_to_do(
 def test_a_refusal_in_the_history_is_a_text() -> None:
     parts = [{"type": "text", "text": "Well, "}, {"type": "refusal", "refusal": "no."}]
     [message] = chat(messages=[{"role": "assistant", "content": parts}]).template_messages()
-    assert message["content"] == "Well, no."
+    assert message["content"] == "Well, \nno."
 
 
 MANY = "x" * 10_000
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": []}, "messages", "1"),
     ({"messages": "Hello"}, "messages", "str"),
-    ({"messages": [{"content": "a"}]}, "messages[0]", "role"),
+    ({"messages": [{"content": "a"}]}, "messages[0].role", "role"),
     ({"messages": [{"role": "user"}]}, "messages[0]", "content"),
     ({"messages": [{"role": "king", "content": "a"}]}, "messages[0].role", "king"),
     ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content", "int"),
@@ -443,12 +496,17 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "xml"}}, "response_format.type", "xml"),
     ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
     ({"json_schema": {}, "grammar": 'root ::= "a"'}, "grammar", "json_schema"),
-    ({"guided_json": "{"}, "guided_json", "schema"),
     ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "schema"),
-    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]", "text"),
-    ({"messages": [{"role": "user", "content": [{"type": "refusal"}]}]}, "messages[0].content[0]", "refusal"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "text"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "refusal"}]}]},
+        "messages[0].content[0].refusal",
+        "refusal",
+    ),
     ({"grammar": MANY * 7}, "grammar", "65536"),
-    ({"tools": [WEATHER] * 129}, "tools", "128"),
+    ({"tools": [WEATHER] * 2049}, "tools", "2048"),
+    ({"tool_choice": "required"}, "tool_choice", "no tools"),
+    ({"tool_choice": "required", "tools": []}, "tool_choice", "no tools"),
     ({"tools": [WEATHER] * 2}, "tools[1].function.name", "weather"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search"),
     (
@@ -547,8 +605,8 @@ def test_a_sampler_that_is_registered_later_has_its_field(monkeypatch: pytest.Mo
 
 
 def test_the_servers_limit_of_tokens_holds() -> None:
-    for given, limit in ({}, 10), ({"max_tokens": 20}, 10), ({"max_tokens": 5}, 5):
-        assert sampling_params(chat(**given), SERVER, MODEL, 10)[0].max_tokens == limit
+    for fields, limit in ({}, 10), ({"max_tokens": 20}, 10), ({"max_tokens": 5}, 5):
+        assert sampling_params(chat(**fields), SERVER, MODEL, 10)[0].max_tokens == limit
 
 
 @pytest.mark.parametrize(
@@ -584,7 +642,6 @@ def test_a_field_is_a_parameter_of_sampling(fields: dict[str, Any], params: dict
             Constraints(logit_bias={7: 1.0, 97: -math.inf, 98: -math.inf}),
         ),
         ({"repetition_penalty": 1.2}, Constraints(repeat_penalty=1.2)),
-        ({"repeat_penalty": 1.1, "repetition_penalty": 1.2}, Constraints(repeat_penalty=1.1)),
         (
             {"frequency_penalty": 0.5, "presence_penalty": 1, "repeat_last_n": -1},
             Constraints(frequency_penalty=0.5, presence_penalty=1.0, penalty_last_n=4096),
@@ -618,6 +675,7 @@ def test_a_completion_asks_for_the_prompts_logprobs_with_echo() -> None:
 
 def test_the_first_id_is_the_models_and_each_preset_has_one() -> None:
     presets = Presets(SERVER)
+    assert presets.find("m:creative") == Preset(MinK(floor=1.4), 5.0, "m:creative")
     assert list(presets.by_id) == ["m", *(f"m:{name}" for name in BUILT_IN)]
     assert presets.find("m:min-k-t5") == FIXED
     assert presets.find("m") == presets.find(None) == SERVER
@@ -635,7 +693,7 @@ def test_an_unknown_id_is_not_found_unless_any_is_accepted() -> None:
     [
         ("min-k", Preset(MinK(), 1.0)),
         ("min-k:tau=2@5", Preset(MinK(tau=2.0), 5.0)),
-        ("top-p:p=0.8@0.7", Preset(TopP(0.8), 0.7)),
+        ("top-p:p=0.8@0.7", Preset(TopP(0.8, LAST), 0.7)),
     ],
 )
 def test_a_presets_text_has_a_sampler_and_a_temperature(text: str, preset: Preset) -> None:

@@ -20,18 +20,19 @@ from mink_local.errors import ConstraintError
 from mink_local.generation.engine import Engine
 from mink_local.generation.engine_thread import Event
 from mink_local.llama import guide
-from mink_local.serve.endpoints import completions, exchange, messages, responses, tokens
-from mink_local.serve.endpoints.messages import MessagesRequest
-from mink_local.serve.endpoints.responses import ResponsesRequest
-from mink_local.serve.protocol.fields import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-    parse,
-)
-from mink_local.serve.protocol.responses import ApiError
-from mink_local.serve.protocol.sampling import Preset, Presets
+from mink_local.serve import exchange
+from mink_local.serve.app import route_of
+from mink_local.serve.completions import builder as completions
+from mink_local.serve.endpoints import tokens
+from mink_local.serve.endpoints.tokens import DetokenizeRequest, TokenizeRequest
+from mink_local.serve.errors import ApiError
+from mink_local.serve.messages import builder as messages
+from mink_local.serve.messages.requests import MessagesRequest
+from mink_local.serve.request.chat import ChatRequest, CompletionRequest
+from mink_local.serve.request.parsing import parse
+from mink_local.serve.request.presets import Preset, Presets
+from mink_local.serve.responses import builder as responses
+from mink_local.serve.responses.requests import ResponsesRequest
 from mink_local.serve.service import EventStream, Metrics, Service
 
 pytestmark = pytest.mark.anyio  # for the coroutines
@@ -74,7 +75,7 @@ async def test_a_reader_that_is_slow_finds_everything_later(tiny_path: Path) -> 
 @asynccontextmanager
 async def started(path: Path) -> AsyncIterator[Service]:
     model = load_model(str(path), n_ctx=64, n_parallel=2)
-    service = Service(model, Presets(Preset(MinK(), model_id="tiny"), {}), Metrics({}, []))
+    service = Service(model, Presets(Preset(MinK(), model_id="tiny"), {}), Metrics({}))
     await service.start()
     yield service
     await service.stop()
@@ -118,7 +119,7 @@ async def test_many_tokens_are_described_off_the_event_loop(
         weights = one.model.weights
         monkeypatch.setattr(weights, "piece", noted(weights.piece))
         monkeypatch.setattr(weights, "tokenize", noted(weights.tokenize))
-        response = await endpoint(one, parse(json.dumps(fields).encode(), kind)[0])
+        response = await endpoint(one, parse(json.dumps(fields).encode(), kind).request)
         if isinstance(response, StreamingResponse):
             async for _ in response.body_iterator:
                 pass
@@ -153,7 +154,7 @@ async def streamed(
 ) -> AsyncIterator[bytes]:
     """Yield the parts of a stream of two tokens."""
     body = json.dumps({**fields, "max_tokens": 2, "stream": True}).encode()
-    response = await endpoint(service, parse(body, kind)[0])
+    response = await endpoint(service, parse(body, kind).request)
     assert isinstance(response, StreamingResponse)
     async for part in response.body_iterator:
         assert isinstance(part, bytes)
@@ -179,16 +180,26 @@ async def test_a_stream_that_waits_says_so(
 ) -> None:
     """With a comment; with an event where clients count nothing else, as Codex does."""
     monkeypatch.setattr(exchange, "KEEP_ALIVE_SECONDS", 0.02)
-    release, step = threading.Event(), Engine.step
+    step, waits = Engine.step, [threading.Event() for _ in range(2)]  # for a slot, and for the second token
     sent: list[bytes] = []
-    monkeypatch.setattr(Engine, "step", lambda engine: release.wait(30) and step(engine))
+
+    def slow_step(engine: Engine) -> Any:
+        waits[0].wait(30)
+        events = step(engine)
+        waits[1].wait(30)
+        return events
+
+    monkeypatch.setattr(Engine, "step", slow_step)
     async with started(tiny_path) as one:
         async for part in streamed(one, *asked):
             sent.append(part)
             if len(sent) == 3:
-                release.set()
-    assert sent[0].startswith(b": waiting\n\n")
-    assert all(part.startswith(alive) for part in sent[1:3])
+                waits[0].set()
+            if len(sent) == 6:
+                waits[1].set()
+    assert all(part.startswith(b": waiting\n\n") for part in sent[:3])
+    assert all(alive in part for part in sent[1:6])
+    assert sent[5].startswith(alive)
     numbers = [int(n) for n in re.findall(rb'"sequence_number":(\d+)', b"".join(sent))]
     assert numbers == [*range(len(numbers))]
     ends = (b"data: [DONE]", b"event: message_stop", b"event: response.incomplete")
@@ -254,24 +265,28 @@ def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
 
 
 def test_responses_are_counted_by_endpoint_and_status_and_unknown_paths_together() -> None:
-    metrics = Metrics({}, ["/v1/models"])
+    metrics = Metrics({})
     for path, status in [
         ("/v1/models", 200),
         ("/v1/models", 200),
         ("/v1/models", 401),
         ("/a", 404),
         ("/b", 404),
+        ("/v1/models/a/b", 200),
+        ("/history/req_1", 200),
     ]:
-        metrics.count_response(path, status)
+        metrics.count_response(route_of(path), status)
     found = samples(metrics)
     assert found["mink_responses_total", "/v1/models", "200"] == 2
     assert found["mink_responses_total", "/v1/models", "401"] == 1
     assert found["mink_responses_total", "other", "404"] == 2
+    assert found["mink_responses_total", "/v1/models/{model_id}", "200"] == 1
+    assert found["mink_responses_total", "/history/{request_id}", "200"] == 1
 
 
 def test_each_server_has_its_own_numbers_from_zero_and_any_name_as_a_label() -> None:
     name = 'C:\\models\\"new"\n} 1\nevil 2'
-    used, new = Metrics({"model": "m"}, []), Metrics({"model": name}, [])
+    used, new = Metrics({"model": "m"}), Metrics({"model": name})
     used.prompt_tokens.inc(100)
     used.token_seconds.observe(0.0025)
     assert samples(used)["mink_prompt_tokens_total",] == 100

@@ -51,7 +51,8 @@ def test_a_template_in_place_of_the_models(tmp_path: Path) -> None:
 
         def n_tokens(**fields: object) -> int:
             body = {"messages": [{"role": "user", "content": "\n"}], **fields}
-            counted = client.post("/v1/chat/completions/input_tokens", json=body).json()["input_tokens"]
+            counting = body | {"input": body["messages"]}
+            counted = client.post("/v1/responses/input_tokens", json=counting).json()["input_tokens"]
             usage = client.post("/v1/chat/completions", json={**body, "max_tokens": 1}).json()["usage"]
             assert usage["prompt_tokens"] == counted
             return int(counted)

@@ -16,9 +16,11 @@ from mink_local.generation.rendering import Renderer
 from mink_local.generation.template import template_input
 from mink_local.generation.text import ReasoningSplitter
 from mink_local.generation.tool_calls import ToolCallDelta, ToolParser
-from mink_local.serve.protocol.fields import ChatRequest, parse
-from mink_local.serve.protocol.messages import message_delta, prepare_chat, whole_message
-from mink_local.serve.protocol.responses import ApiError
+from mink_local.serve.completions.builder import message_delta, whole_message
+from mink_local.serve.errors import ApiError
+from mink_local.serve.request.chat import ChatRequest
+from mink_local.serve.request.engine_requests import prepare_chat
+from mink_local.serve.request.parsing import parse
 from tests.conftest import shared
 from tests.support.calls import whole_calls
 
@@ -103,7 +105,7 @@ RESULTS = [result("noon", "call_2"), result("sunny", "call_1")]
 
 def chat(messages: Sequence[dict[str, Any]] = (USER,), **fields: Any) -> ChatRequest:
     body = {"messages": messages, "tools": [WEATHER, DAYS, NOW], **fields}
-    return parse(json.dumps(body).encode(), ChatRequest)[0]
+    return parse(json.dumps(body).encode(), ChatRequest).request
 
 
 def prepared(template: str | None, request: ChatRequest) -> Any:

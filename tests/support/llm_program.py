@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 from llm.cli import cli
 from llm.plugins import load_plugins, pm
 
-from mink_local.serve import llm_plugin
+from mink_local.llm import plugin
 from tests.support.tiny import write_scripted
 
 # Calls the tool, says what it gave, and reasons first if it is told to.
@@ -33,8 +33,8 @@ def write_talker(path: Path) -> Path:
 def register_plugin() -> None:
     """Give `llm` the plugin, unless it is installed with it."""
     load_plugins()  # type: ignore[no-untyped-call]
-    if not pm.is_registered(llm_plugin):
-        pm.register(llm_plugin, "mink")
+    if not pm.is_registered(plugin):
+        pm.register(plugin, "mink")
 
 
 def run(*arguments: str, input: str = "") -> Result:  # noqa: A002  # click's name for it

@@ -20,7 +20,7 @@ from mink_local.evals.measurement import Results
 from mink_local.evals.report.report import Report, Section
 from mink_local.evals.settings import SamplerSetting, SettingsMeasurement, settings_report
 from mink_local.evals.stats import FEW, share
-from mink_local.evals.tables import Format, Table, count, percent, temperature_name, values, with_interval
+from mink_local.evals.tables import Format, Table, columns_of, count, percent, temperature_name
 from mink_local.generation.model import Model
 from mink_local.models.catalog import resolve
 from mink_local.samplers import Greedy, MinK, MinP, Sampler, default_samplers, label
@@ -171,7 +171,7 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
     def report(results: Results) -> Report:
         found, n_prompts, n_left_out = means(results.frame)
         manifest = results.manifest
-        greedy = found.loc[found["sampler"] == str(Greedy()), "valid"].iloc[0].value
+        greedy = found.loc[found["sampler"] == str(Greedy()), "valid"].iloc[0]
         tables = [
             _table(
                 f"Most coverage with validity at most {count(round(100 * below), 'point')} below greedy's "
@@ -216,8 +216,8 @@ def means(rows: pd.DataFrame) -> tuple[pd.DataFrame, int, int]:
 
     Returns:
         A row per setting, by sampler in the order of `rows` and by temperature, with `valid` and `coverage`
-        as intervals, the mean of `distinct` and the largest `unexplored`; the number of prompts measured with
-        every setting; and the number of other prompts.
+        with intervals, the mean of `distinct` and the largest `unexplored`; the number of prompts measured
+        with every setting; and the number of other prompts.
 
     Raises:
         ReportError: No prompt was measured with every setting.
@@ -229,11 +229,18 @@ def means(rows: pd.DataFrame) -> tuple[pd.DataFrame, int, int]:
     if complete.empty:
         raise ReportError("no prompt has been measured with every setting yet")
     complete["sampler"] = pd.Categorical(complete["sampler"], rows["sampler"].unique())
-    found = complete.groupby(settings, as_index=False, observed=True).agg(
-        {"valid": share, "coverage": share, "distinct": "mean", "unexplored": "max"}
+    found = pd.DataFrame(
+        {
+            **dict(zip(settings, key, strict=True)),
+            **columns_of(share(cell["valid"].tolist()), "valid"),
+            **columns_of(share(cell["coverage"].tolist()), "coverage"),
+            "distinct": cell["distinct"].mean(),
+            "unexplored": cell["unexplored"].max(),
+        }
+        for key, cell in complete.groupby(settings, observed=True)
     )
     n_prompts = complete["prompt"].nunique()
-    return found.astype({"sampler": object}), n_prompts, rows["prompt"].nunique() - n_prompts
+    return found, n_prompts, rows["prompt"].nunique() - n_prompts
 
 
 def best(found: pd.DataFrame, least: float) -> pd.DataFrame:
@@ -242,28 +249,27 @@ def best(found: pd.DataFrame, least: float) -> pd.DataFrame:
     The sampler with the most coverage comes first; one that is less valid at every temperature has empty
     cells.
     """
-    enough = found[values(found["valid"]) >= least]
+    enough = found[found["valid"] >= least]
     ranked = enough.sort_values("coverage", ascending=False, kind="stable").drop_duplicates("sampler")
     others = pd.DataFrame({"sampler": sorted(set(found["sampler"]) - set(ranked["sampler"]))})
-    return pd.concat([ranked, others])[["sampler", "temperature", "valid", "coverage"]]
+    return pd.concat([ranked, others])[list(found.columns[:-2])]
 
 
 _COLUMNS: dict[str, tuple[str, Format]] = {
     "sampler": ("method", label),
     "temperature": ("T", temperature_name),
-    "valid": ("validity, %", with_interval(percent)),
-    "coverage": ("coverage, %", with_interval(percent)),
+    "valid": ("validity, %", percent),
+    "coverage": ("coverage, %", percent),
     "distinct": ("distinct", "{:.1f}".format),
     "unexplored": ("unexplored, %", percent),
 }
 
 
 def _table(title: str, frame: pd.DataFrame) -> Table:
-    heads = {name: head for name, (head, _) in _COLUMNS.items()}
-    return Table(title, frame.rename(columns=heads), 2, dict(_COLUMNS.values()))
+    return Table.of(title, frame, _COLUMNS, 2)
 
 
 def _figure(found: pd.DataFrame) -> Figure:
     """Draw validity against coverage, a curve per sampler, from the lowest temperature up."""
-    shown = found.assign(x=100 * values(found["coverage"]), y=100 * values(found["valid"]))
+    shown = found.assign(x=100 * found["coverage"], y=100 * found["valid"])
     return curves(shown, "coverage, %", "validity, %")

@@ -23,15 +23,15 @@ from mink_local.evals.report.report import Report, Section
 from mink_local.evals.settings import SamplerSetting, settings_report, sweep
 from mink_local.evals.stats import Interval, few_clusters, resample
 from mink_local.evals.tables import (
+    ENDS,
     Cell,
     Format,
     Table,
+    columns_of,
     count,
+    of_interval,
     percent,
-    points,
     temperature_name,
-    values,
-    with_interval,
 )
 from mink_local.samplers import label, parse
 
@@ -59,7 +59,7 @@ class FrontierResults:
 
     Attributes:
         settings: The settings; within a curve, from few candidates to many.
-        figures: The FIGURES for every setting, as intervals, with its `curve`, `sampler` and `temperature`.
+        figures: The FIGURES for every setting, with intervals, and its `curve`, `sampler` and `temperature`.
         n_left_out: Number of texts that lack a setting.
     """
 
@@ -84,7 +84,11 @@ class FrontierResults:
         self._means: Floats = np.concatenate([[sums.sum(axis=0) / self.n_positions], resampled])
         self.figures = pd.DataFrame(
             {"curve": one.curve, "sampler": str(one.sampler), "temperature": one.temperature}
-            | {figure: self._interval(self._means[:, i, j]) for j, figure in enumerate(FIGURES)}
+            | {
+                column: value
+                for j, figure in enumerate(FIGURES)
+                for column, value in columns_of(self._interval(self._means[:, i, j]), figure).items()
+            }
             for i, one in enumerate(self.settings)
         )
         curves = self.figures.groupby(["temperature", "curve"], sort=False)
@@ -104,8 +108,9 @@ class FrontierResults:
             wanted: Tail mass above greedy's, as a share.
 
         Returns:
-            For each curve, its `entropy` and, paired, how far it is `behind` the best curve's, as intervals;
-            and `between` which settings it lies: a single one if the sweep ends below the wanted tail mass.
+            For each curve, its `entropy` and, paired, how far it is `behind` the best curve's, with
+            intervals; and `between` which settings it lies: a single one if the sweep ends below the wanted
+            tail mass.
         """
         found: list[tuple[str, Floats, str]] = []
         for (t, curve), members in self._numbers.items():
@@ -120,10 +125,15 @@ class FrontierResults:
                 found.append((curve, best, " to ".join(names[place : place + 2])))
         found.sort(key=lambda one: -one[1][0])
         rows = [
-            (curve, self._interval(best), between, self._interval(found[0][1] - best))
+            {
+                "curve": curve,
+                **columns_of(self._interval(best), "entropy"),
+                "between": between,
+                **columns_of(self._interval(found[0][1] - best), "behind"),
+            }
             for curve, best, between in found
         ]
-        return pd.DataFrame(rows, columns=["curve", "entropy", "between", "behind"])
+        return pd.DataFrame(rows)
 
     def defaults(self, temperature: float) -> pd.DataFrame:
         """Return the `figures` of every sampler's default at a temperature, with its `gain`.
@@ -143,7 +153,8 @@ class FrontierResults:
             if i not in greedy and own_tail[0] <= tail[0].max():
                 best, _ = most_entropy(tail, entropy, np.maximum(own_tail, tail[:, 0]))
                 gains[i] = self._interval(own_entropy - best)
-        return self.figures.loc[list(gains)].assign(gain=list(gains.values()))
+        found = pd.DataFrame([columns_of(gain, "gain") for gain in gains.values()], index=list(gains))
+        return self.figures.loc[list(gains)].join(found.astype(float))
 
     def _path(self, numbers: Any) -> tuple[Floats, Floats]:
         """Return tail mass and entropy along the settings, float64 (1 + resamples, settings)."""
@@ -195,13 +206,13 @@ def _gain(difference: float) -> str:
 _COLUMNS: dict[str, tuple[str, Format]] = {
     "sampler": ("method", label),
     "temperature": ("T", temperature_name),
-    "tail_mass": ("tail mass, %", with_interval(_percent)),
-    "deep_tail_mass": ("tail mass at 0.1%, %", with_interval(_percent)),
-    "surprise": ("surprise", with_interval("{:.3f}".format)),
-    "entropy": ("entropy", with_interval("{:.3f}".format)),
-    "k_is_1": ("k = 1, %", lambda share: percent(share.value)),
-    "k": ("mean k", lambda k: f"{k.value:,.1f}"),
-    "gain": ("gain", with_interval(_gain)),
+    "tail_mass": ("tail mass, %", _percent),
+    "deep_tail_mass": ("tail mass at 0.1%, %", _percent),
+    "surprise": ("surprise", "{:.3f}".format),
+    "entropy": ("entropy", "{:.3f}".format),
+    "k_is_1": ("k = 1, %", percent),
+    "k": ("mean k", "{:,.1f}".format),
+    "gain": ("gain", _gain),
 }
 
 
@@ -235,7 +246,8 @@ def report(results: Results) -> Report:
         f"{100 * MOST_TAIL_MASS:g}% are ignored.",
     )
     hottest = max((t for t in found.temperatures if math.isfinite(t)), default=math.inf)
-    columns = ["sampler", "tail_mass", "entropy", "k_is_1", "gain"]
+    shown = ("tail_mass", "entropy", "gain")
+    columns = ["sampler", "k_is_1", *(f"{name}{end}" for name in shown for end in ENDS)]
     title = f"Tail mass against variety: {model}, judged by {reference}"
     tables = [
         *_tail_mass_tables(at_tail_mass),
@@ -261,27 +273,27 @@ def report(results: Results) -> Report:
 
 def _table(title: str, frame: pd.DataFrame) -> Table:
     """Return a table of a frame's figures."""
-    columns = {name: column for name, column in _COLUMNS.items() if name in frame}
-    renamed = frame[list(columns)].rename(columns={name: head for name, (head, _) in columns.items()})
+    bare = [f"{name}{end}" for name in ("k_is_1", "k") for end in ENDS[1:]]  # shown without intervals
     keys = 1 + ("temperature" in frame)
-    return Table(title, renamed, keys, dict(columns.values()))
+    return Table.of(title, frame.drop(columns=bare, errors="ignore"), _COLUMNS, keys)
 
 
 def _tail_mass_tables(at_tail_mass: pd.DataFrame) -> Iterator[Table]:
     """Yield a table per temperature: the maximum entropy of every curve at the wanted levels of tail mass."""
     for temperature, frame in at_tail_mass.groupby("temperature"):
-        best = values(frame["entropy"]).groupby(frame["curve"]).sum()
+        best = frame.groupby("curve")["entropy"].sum()
         table = pd.DataFrame({"method": best.sort_values(ascending=False).index})
         for wanted, column in frame.groupby("wanted"):
             cells = {one.curve: _most(one) for one in column.itertuples()}
-            table[f"{points(wanted)} points"] = table["method"].map(cells)
+            table[f"+{100 * wanted:g} points"] = table["method"].map(cells)
         yield Table(f"Maximum entropy at equal tail mass, T = {temperature_name(temperature)}", table)
 
 
 def _most(row: Any) -> Cell:
     at_least = "" if " to " in row.between else "≥ "
-    value, low, high = map("{:.3f}".format, row.entropy)
-    return Cell(f"{at_least}{value}", f"{low}–{high}, {row.between}", bold=row.behind.low <= 0)
+    shown = of_interval(row, "entropy", "{:.3f}".format)
+    below = ", ".join(filter(None, (shown.below, row.between)))
+    return Cell(f"{at_least}{shown.text}", below, bold=not row.behind_low > 0)
 
 
 def _figure(found: FrontierResults) -> Figure:
@@ -293,7 +305,7 @@ def _figure(found: FrontierResults) -> Figure:
     y_label = f"tail mass: probability of tokens below {level} under the reference"
     figure, axes = panels([f"T = {temperature_name(t)}" for t in shown], "entropy, nats", y_label)
     figure.set_size_inches(5.2 * len(shown) + 0.6, 6.2)
-    frame = found.figures.assign(x=values(found.figures["entropy"]), y=values(found.figures["tail_mass"]))
+    frame = found.figures.assign(x=found.figures["entropy"], y=found.figures["tail_mass"])
     lowest = frame["y"].min()
     highest = min(1.0, max(_LOOSE_TAIL_MASS, 10 * lowest))
     for temperature, axis in zip(shown, axes.values(), strict=True):

@@ -18,12 +18,12 @@ from mink_local.evals.tables import (
     Cell,
     Format,
     Table,
+    columns_of,
     count,
     p_value,
     percent,
     points,
     temperature_name,
-    with_interval,
 )
 from mink_local.samplers import label
 
@@ -36,7 +36,7 @@ CELL = ["task", "model", "sampler", "against", "temperature"]
 PAIR = [*CELL, "repeat", "question_id"]
 _FAMILY = ["task", "model", "protocol"]  # what a table is about, whose rows are corrected together
 _NOISE_FAMILY = ["judge", "task", "model"]
-_RATE = ["pairs", "missing", "questions", "win_rate", "won:tied:lost", "p"]
+_RATE = ["pairs", "missing", "questions", *columns_of(None, "win_rate"), "won:tied:lost", "p"]
 
 COHERENT = -1  # the sentence at which a coherent response collapses
 
@@ -87,9 +87,10 @@ def win_rates(pairs: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
             questions = found.groupby(QUESTION).outcome.agg(["sum", "size"]).astype(int)
             row["questions"] = len(questions)
             test = paired_test(list(questions["sum"]), list(questions["size"]))
-            row["win_rate"] = Interval(*((1 + gain) / 2 for gain in test.difference))
+            rate = Interval(*((1 + gain) / 2 for gain in test.difference))
             if found.protocol.iloc[0] == PAPER:
-                row["win_rate"] = mean_by_question(found, (found.outcome == 1).astype(float))
+                rate = mean_by_question(found, (found.outcome == 1).astype(float))
+            row |= columns_of(rate, "win_rate")
             row["won:tied:lost"] = ":".join(str((found.outcome == sign).sum()) for sign in (1, 0, -1))
             row["p"] = test.p
         rows.append(row)
@@ -192,17 +193,18 @@ def noise_rates(rows: pd.DataFrame, against: str) -> pd.DataFrame:
     for key, cell in cells.items():
         row = dict(zip(by, key, strict=True)) | {
             "questions": len(means[key]),
-            "noise": share(means[key].tolist()),
-            "collapsed": share(cell["any_noise"].mean().tolist()),
+            **columns_of(share(means[key].tolist()), "noise"),
+            **columns_of(share(cell["any_noise"].mean().tolist()), "collapsed"),
         }
         *family, sampler, temperature = key
         other = means.get((*family, against, temperature), means.get((*family, against, 0.0)))
         if other is not None and sampler != against:
             gains = (100 * (means[key] - other)).dropna().round().astype(int)  # to a point
             test = paired_test(gains.tolist(), 100)
-            row |= {"against": against, "difference": test.difference, "p": test.p}
+            row |= {"against": against, **columns_of(test.difference, "difference"), "p": test.p}
         found.append(row)
-    columns = [*by, "questions", "noise", "collapsed", "against", "difference", "p"]
+    figures = ("noise", "collapsed", "difference")
+    columns = [*by, "questions", "against", *(one for name in figures for one in columns_of(None, name)), "p"]
     return _corrected(pd.DataFrame(found, columns=columns), _NOISE_FAMILY)
 
 
@@ -258,31 +260,22 @@ def _report(
     return Report(name, title, notes, sections, tables, about=said, frames={"rows": rates}, csv={name: rates})
 
 
-_HEADINGS = {
-    "sampler": "method",
-    "against": "against",
-    "temperature": "T",
-    "judge": "judge",
-    "pairs": "pairs",
-    "questions": "questions",
-    "noise": "noise, %",
-    "collapsed": "collapsed, %",
-    "difference": "difference, points",
-    "win_rate": "win rate, %",
-    "won:tied:lost": "won:tied:lost",
-    "inconsistent": "disagree",
-    "identical": "identical",
-    "missing": "missing",
-    "p": "p",
-}
-
-
-_FORMATS: dict[str, Format] = {
-    "T": temperature_name,
-    "win rate, %": with_interval(percent),
-    "noise, %": with_interval(percent),
-    "collapsed, %": with_interval(percent),
-    "difference, points": with_interval(points),
+_COLUMNS: dict[str, tuple[str, Format]] = {
+    "sampler": ("method", label),
+    "against": ("against", label),
+    "temperature": ("T", temperature_name),
+    "judge": ("judge", str),
+    "pairs": ("pairs", str),
+    "questions": ("questions", str),
+    "noise": ("noise, %", percent),
+    "collapsed": ("collapsed, %", percent),
+    "difference": ("difference, points", points),
+    "win_rate": ("win rate, %", percent),
+    "won:tied:lost": ("won:tied:lost", str),
+    "inconsistent": ("disagree", str),
+    "identical": ("identical", str),
+    "missing": ("missing", str),
+    "p": ("p", str),
 }
 
 
@@ -292,14 +285,11 @@ def _table(title: str, rows: pd.DataFrame) -> Table:
         Cell(p_value(p), f"Holm {p_value(adjusted)}", bold=adjusted <= ALPHA) if p == p else Cell()
         for p, adjusted in zip(rows.p, rows.p_holm, strict=True)
     ]
-    shown = rows.assign(
-        p=p_values, sampler=rows.sampler.map(label), against=rows.against.map(label, na_action="ignore")
-    )
-    columns = [name for name in _HEADINGS if name in shown and shown[name].notna().any()]
+    shown = rows.assign(p=p_values).dropna(axis="columns", how="all")
     if rows.get("judge", pd.Series()).nunique() == 1:
-        columns.remove("judge")
-    keys = sum(name in ("sampler", "against", "temperature", "judge") for name in columns)
-    return Table(title, shown[columns].rename(columns=_HEADINGS), keys, _FORMATS)
+        shown = shown.drop(columns="judge")
+    keys = sum(name in ("sampler", "against", "temperature", "judge") for name in shown)
+    return Table.of(title, shown, _COLUMNS, keys)
 
 
 def _in_words(found: Interval) -> str:

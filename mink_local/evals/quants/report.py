@@ -307,7 +307,8 @@ def _task_run(folder: Path) -> RecordedRun | None:
 def _task_sections(run: RecordedRun, against: Baseline) -> Iterator[Section]:
     """Yield the questions that flip, and the run's report."""
     summary = summarise(run, against)
-    flips = _flips(run, summary.verdicts[summary.verdicts["scoring"] == "flexible"], against.value)
+    judged = summary.judged
+    flips = _flips(run, judged.assign(answer=[one.answer for one in judged["flexible"]]), against.value)
     if len(flips):
         yield Section("Questions that flip", [Table("Answers", flips, keys=3, numbers=False)])
     yield from run_sections(run, summary)

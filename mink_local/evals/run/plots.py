@@ -15,6 +15,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from mink_local.evals.figures import GREY, MARKERS, NOTE, Picture, look, panels
 from mink_local.evals.run.summary import Summary
+from mink_local.evals.tables import ENDS
 from mink_local.samplers import label
 
 
@@ -23,7 +24,7 @@ def pictures(part: Summary, number: int, title: str) -> dict[str, Picture]:
 
     A single temperature yields only the figure of k.
     """
-    cells = part.cells[part.cells["scoring"] == "flexible"]
+    cells = part.cells.dropna(subset="accuracy")
     draws: dict[str, tuple[str, Callable[[], Figure]]] = {}
     if cells["temperature"].nunique() > 1:
         draws["accuracy"] = ("Accuracy against temperature", partial(accuracy_figure, part))
@@ -41,11 +42,11 @@ def accuracy_figure(part: Summary) -> Figure:
     Methods that differ only in the order of temperature and cut share a panel. A hollow marker means no
     significant difference from the baseline.
     """
-    cells = part.cells[part.cells["scoring"] == "flexible"]
+    cells = part.cells
     samplers = list(cells["sampler"].unique())
     shown = [text for text in samplers if text != part.baseline] or samplers
     figure, axes = panels([_without_order(text) for text in shown], "temperature", "accuracy, %")
-    found = part.comparisons[part.comparisons["scoring"] == "flexible"]
+    found = part.comparisons
     found = found[(found["better"] | found["worse"]).astype(bool) & (found["kind"] != "default")]
     significant = set(zip(found["sampler"], found["temperature"], strict=True))
     temperatures = sorted(cells["temperature"].unique())
@@ -62,7 +63,7 @@ def accuracy_figure(part: Summary) -> Figure:
             axis.set_xscale("log")
         axis.set_xticks(temperatures, [f"{t:g}" for t in temperatures])
         axis.xaxis.set_minor_locator(NullLocator())
-    highest = max(accuracy.high for accuracy in cells["accuracy"])
+    highest = cells["accuracy_high"].max()
     figure.axes[0].set_ylim(0, 100 * min(1.0, 1.08 * highest))
     figure.suptitle("Bands: 95% intervals. Filled markers: significant differences.", **NOTE)
     return figure
@@ -74,7 +75,7 @@ def _without_order(text: str) -> str:
 
 def _plot_accuracy(axis: Any, line: pd.DataFrame, style: dict[str, Any], filled: Any) -> None:
     t = line["temperature"].to_numpy()
-    value, low, high = 100 * np.array(list(line["accuracy"])).T
+    value, low, high = (100 * line[f"accuracy{end}"].to_numpy() for end in ENDS)
     axis.fill_between(t, low, high, color=style["color"], alpha=0.15, linewidth=0)
     axis.vlines(t, low, high, color=style["color"], alpha=0.4, linewidth=1)
     name = label(line["sampler"].iloc[0])

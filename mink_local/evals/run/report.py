@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -13,47 +15,53 @@ from mink_local.evals.run.plots import pictures
 from mink_local.evals.run.records import RecordedRun
 from mink_local.evals.run.summary import (
     CELL,
+    EVERY,
     GROUP,
     Baseline,
     Summary,
     default_options,
+    once,
     sampler_rank,
     summarise,
 )
+from mink_local.evals.stats import what_can_be_found
 from mink_local.evals.tables import (
     Cell,
     Table,
+    columns_of,
     count,
     grid,
     listed,
+    of_interval,
     p_value,
     percent,
     points,
     temperature_name,
-    with_interval,
 )
 from mink_local.evals.tasks.base import Verdict
 from mink_local.samplers import label
 
 HOW_TO_READ = (
-    "Flexible scoring counts answers that a person would accept as stated, strict scoring those that the "
-    "paper's regular expression finds. Responses cut off by the token limit count as wrong, as do prompts "
-    "that did not fit into the context.",
+    "Accuracy counts answers that a person would accept as stated; strict accuracy, given beside it, those "
+    "that the paper's regular expression finds. Responses cut off by the token limit count as wrong, as do "
+    "prompts that did not fit into the context.",
     "Accuracies are means over questions, with 95% intervals over questions: Clopper and Pearson's, with an "
-    "effective number of questions if a question has several responses. They hold at least 95% of the time. "
-    "±: the standard deviation of the repeats' accuracies. Greedy decoding is run once, and its row repeats "
+    "effective number of questions if a question has several responses. Their coverage is at least 95%. ±: "
+    "the standard deviation of the repeats' accuracies. Greedy decoding is run once, and its row repeats "
     "those responses.",
     "▲ and ▼: significantly more, or less, accurate than what a cell is compared with, on the same "
     "questions, by McNemar's exact test; with several responses per question, by the permutation test that "
     "flips the sign of each question's difference, and by the difference's interval. Holm's correction "
-    "covers all comparisons of one kind (samplers, models, options) with one task and model under one "
-    "scoring; those of models cover a task. Bold: a method marked ▲, or the baseline if it is significantly "
-    "better than every other method. *: some responses are missing.",
+    "covers all comparisons of one kind (samplers, models, options) with one task and model; those of models "
+    "cover a task. Bold: a method marked ▲, or the baseline if it is significantly better than every other "
+    "method. *: some responses are missing. Accuracies by category are not compared.",
     "The range of a difference is its 95% interval over questions, which holds at least 93% of the time and "
     "excludes 0 if p is at most 0.05. The corrected p decides about ▲ and ▼. Won and lost: questions "
     "answered correctly more often, and less often.",
     "Any of k responses right (pass@k): the mean over all choices of k of a question's responses.",
     "Distinct responses: nonsense is distinct too, so compare at equal accuracy, not at equal temperature.",
+    "Seconds: the sum over responses of the time from getting a slot to the end, so tokens per second are "
+    "those of one response beside the others that were generated at the same time.",
     "Intervals and tests hold for questions like these, with this model file, prompt and token limit, and "
     "for a number of questions chosen beforehand: extending a run until a difference is significant finds "
     "one too often.",
@@ -64,7 +72,6 @@ _KINDS = {
     "temperature": ("temperature", "by the same method"),
     "default": ("variant", "at the same temperature"),
 }
-_percent, _points = with_interval(percent), with_interval(points)
 
 
 def run_report(run: RecordedRun, chosen: tuple[str, Any] | None = None) -> Report:
@@ -74,7 +81,12 @@ def run_report(run: RecordedRun, chosen: tuple[str, Any] | None = None) -> Repor
     """
     summary = summarise(run, chosen)
     sections = run_sections(run, summary)
-    frames = {"table": summary.cells, "comparisons": summary.comparisons, "repeats": summary.attempts}
+    frames = {
+        "table": once(summary.cells),
+        "categories": once(summary.categories),
+        "comparisons": summary.comparisons,
+        "repeats": once(summary.attempts),
+    }
     frames = {name: frame for name, frame in frames.items() if len(frame)}
     settings = [settings_table(run.manifest)] if run.manifest else []
     against = next((one for one in summary.baselines if one.kind != "temperature"), None)
@@ -88,9 +100,13 @@ def run_report(run: RecordedRun, chosen: tuple[str, Any] | None = None) -> Repor
         {"made_with": [row for table in settings for row in table.frame.to_numpy().tolist()]},
         frames,
         csv=frames,
-        folder="report",
+        folder="report" if chosen is None else f"report-against-{_file_name(summary.baselines[0])}",
         responses=pack(run, against),
     )
+
+
+def _file_name(baseline: Baseline) -> str:
+    return re.sub(r"[^\w.+=-]+", "-", str(baseline))
 
 
 def run_sections(run: RecordedRun, summary: Summary) -> list[Section]:
@@ -103,68 +119,77 @@ def run_sections(run: RecordedRun, summary: Summary) -> list[Section]:
 
 def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str) -> Section:
     title, of = f"{task} with {model}", f"{task} · {model} ·"
-    cells = part.cells[part.cells["scoring"] != "strict"]
-    is_open = bool(cells["scoring"].isna().all())
+    cells, attempts = part.cells, part.attempts
+    is_open = part.judged.empty
     drawn = pictures(part, number, title)
-    comparisons = part.comparisons[part.comparisons["scoring"].isin(part.scorings)]
+    comparisons = part.comparisons
     is_variant = comparisons["sampler"].map(default_options) == comparisons["against"]
-    attempts = part.attempts[part.attempts["scoring"].isin(part.scorings)].rename(columns={"pass": "passed"})
     n = attempts["k"].max()
     parts = [
-        _accuracies(of, part, "flexible"),
+        _accuracies(of, part),
         *(picture for subject, picture in drawn.items() if subject not in ("accuracy", "k")),
+        *_compared(of, comparisons[comparisons["kind"] != "default"]),
         _grid(
             f"{of} accuracy minus that of the sampler's default options, points",
-            _flexible(comparisons[(comparisons["kind"] == "default") | is_variant]),
-            lambda row: _points(row.difference),
+            comparisons[(comparisons["kind"] == "default") | is_variant],
+            lambda row: of_interval(row, "difference", points),
         ),
+        *_by_category(of, part.categories),
         _grid(
-            f"{of} {'mean tokens' if is_open else 'no answer found, %'}; cut off at the token limit, %",
+            f"{of} tokens; cut off at the token limit, %",
             cells,
             lambda row: Cell(
-                f"{row.mean_tokens:.1f}" if is_open else percent(row.no_answer),
+                f"{row.mean_tokens:.1f}",
                 f"cut off {percent(row.truncated)}"
                 + (f", thoughts {percent(row.thoughts_cut)}" if row.thoughts_cut else ""),
             ),
         ),
-        _grid(f"{of} mean tokens", _flexible(cells), lambda row: Cell(f"{row.mean_tokens:.1f}")),
         _grid(
             f"{of} any of {n} responses right, %",
-            _flexible(attempts[attempts["k"] == n]),
-            lambda row: _percent(row.passed),
+            attempts[attempts["k"] == n],
+            lambda row: of_interval(row, "passed", percent),
         ),
         _grid(
             f"{of} distinct responses to a question, %",
             cells.dropna(subset="distinct"),
             lambda row: Cell(percent(row.distinct)),
         ),
-        _grid(
-            f"{of} steps with one candidate, %, and the k of 95%, 99% and all steps",
-            cells.dropna(subset="k_is_1"),
-            lambda row: Cell(percent(row.k_is_1), f"≤ {row.k_95:,.0f} {row.k_99:,.0f} {row.k_max:,.0f}"),
-        ),
         drawn.get("k"),
     ]
-    more: list[Table | None] = [_accuracies(of, part, scoring) for scoring in part.scorings[1:]]
-    for (kind, against, scoring), rows in comparisons.groupby(["kind", "against", "scoring"], sort=False):
-        named = f"{of} {scoring}, against {against} {_KINDS[kind][1]}"
-        columns = ("common_questions", "difference", "won", "lost", "p", "adjusted")
-        more.append(_comparison_table(named, rows, *columns))
-    for scoring, rows in attempts.groupby("scoring"):
-        named = f"{of} {scoring}: any of k responses right, %"
-        method = rows["sampler"].map(label) + ", T = " + rows["temperature"].map(temperature_name)
-        more.append(_grid(named, rows.assign(method=method), lambda row: _percent(row.passed), "k"))
+    more = [
+        _grid(
+            f"{of} strict accuracy, %; no answer found, %",
+            cells if not is_open else cells[:0],
+            lambda row: Cell(percent(row.strict_accuracy), f"no answer {percent(row.no_answer)}"),
+        ),
+        _grid(
+            f"{of} tokens, seconds and tokens per second",
+            cells,
+            lambda row: Cell(f"{row.tokens_per_second:.1f}", f"{row.tokens:,.0f} in {row.seconds:,.0f} s"),
+        ),
+        _grid(
+            f"{of} steps with one candidate, %, and the k of 95%, 99% and all steps",
+            cells.dropna(subset="k_is_1") if "k_is_1" in cells else cells[:0],
+            lambda row: Cell(percent(row.k_is_1), f"≤ {row.k_95:,.0f} {row.k_99:,.0f} {row.k_max:,.0f}"),
+        ),
+        _grid(
+            f"{of} any of k responses right, %",
+            attempts.assign(
+                method=attempts["sampler"].map(label)
+                + ", T = "
+                + attempts["temperature"].map(temperature_name)
+            ),
+            lambda row: of_interval(row, "passed", percent),
+            "k",
+        ),
+    ]
     return Section(
         title,
         [one for one in parts if one],
-        list(_findings(run, part, cells)),
+        list(_findings(run, part)),
         drawn.get("accuracy"),
         [table for table in more if table],
     )
-
-
-def _flexible(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame[frame["scoring"] == "flexible"]
 
 
 def _grid(
@@ -182,22 +207,49 @@ def _grid(
     return Table(title, grid(shown, "method", by, "cell"))
 
 
-def _accuracies(of: str, part: Summary, scoring: str) -> Table | None:
+def _accuracies(of: str, part: Summary) -> Table | None:
     """Return accuracies with intervals and significance, laid out as in the paper's Table 1."""
     compared = part.comparisons[part.comparisons["kind"] != "default"]  # these have their own table
-    compared = compared[compared["scoring"] == scoring]
+    if any(one.value == EVERY for one in part.baselines):
+        compared = compared[:0]  # better than some, and worse than others
 
     def cell(row: Any) -> Cell:
         here = compared[compared["temperature"] == row.temperature]
         own = here[here["sampler"] == row.sampler]
         is_better, is_worse = (bool(own[way].any()) for way in ("better", "worse"))
         beats_all = own.empty and len(here) and here["worse"].all()
-        shown = _percent(row.accuracy)
+        shown = of_interval(row, "accuracy", percent)
         spread = "" if pd.isna(row.spread) else f"±{percent(row.spread)}"
         marks = "▲" * is_better + "▼" * is_worse + "*" * (not row.complete)
         return Cell(f"{shown.text}{spread}{marks}", shown.below, is_better or bool(beats_all))
 
-    return _grid(f"{of} {scoring} accuracy, %", part.cells[part.cells["scoring"] == scoring], cell)
+    return _grid(f"{of} accuracy, %", part.cells.dropna(subset="accuracy"), cell)
+
+
+def _compared(of: str, comparisons: pd.DataFrame) -> Iterator[Table]:
+    """Yield the paired tests against each baseline; those of all pairs are in one table."""
+    pairs = comparisons.assign(pair=comparisons["against"].map(label))
+    columns = ("common_questions", *columns_of(None, "difference"), "won", "lost", "p", "adjusted")
+    if comparisons["against"].nunique() > 1 and set(comparisons["kind"]) == {"sampler"}:
+        yield _comparison_table(f"{of} every pair of samplers, points", pairs, "pair", *columns)
+        return
+    for (kind, against), rows in comparisons.groupby(["kind", "against"], sort=False):
+        yield _comparison_table(f"{of} against {against} {_KINDS[kind][1]}, points", rows, *columns)
+
+
+def _by_category(of: str, categories: pd.DataFrame) -> Iterator[Table]:
+    """Yield a table of accuracies per temperature: a row per category, and a column per method."""
+    if categories["category"].nunique() < 2:
+        return
+    for temperature, rows in categories.groupby("temperature"):
+        shown = rows.assign(
+            cell=[of_interval(row, "accuracy", percent) for row in rows.itertuples()],
+            method=rows["sampler"].map(label),
+        )
+        wide = shown.pivot(index=["category", "questions"], columns="method", values="cell")
+        wide = wide[list(shown["method"].unique())].reset_index()
+        at = f"T = {temperature_name(temperature)}"
+        yield Table(f"{of} accuracy by category, {at}, %", wide.astype(object).where(wide.notna(), None), 2)
 
 
 def _comparison_table(title: str, rows: pd.DataFrame, *columns: str) -> Table:
@@ -215,32 +267,37 @@ def _comparison_table(title: str, rows: pd.DataFrame, *columns: str) -> Table:
         "adjusted": "p, Holm",
         "lost_questions": "right → wrong",
         "won_questions": "wrong → right",
+        "pair": "against",
     }
     frame = shown[["method", "T", *columns]].rename(columns=names)
-    return Table(title, frame, 2 + ("model" in columns), {"difference": _points, "p": p_value})
+    keys = 2 + any(name in columns for name in ("model", "pair"))
+    return Table(title, frame, keys, {"difference": points, "p": p_value, "accuracy": percent})
 
 
 def _models_section(summary: Summary, task: str) -> Section | None:
     """Return a section with a task's models side by side, if they are compared."""
-    found = _flexible(summary.comparisons)
+    found = summary.comparisons
     found = found[(found["task"] == task) & (found["kind"] == "model")]
     if found.empty:
         return None
-    against = str(found["against"].iloc[0])
-    cells = _flexible(summary.cells)[[*CELL, "accuracy"]]
-    cells = cells.assign(accuracy=cells["accuracy"].map(_percent))
-    base = cells[cells["model"] == against].drop(columns="model").rename(columns={"accuracy": against})
+    against, accuracy = str(found["against"].iloc[0]), list(columns_of(None, "accuracy"))
+    cells = summary.cells[[*CELL, *accuracy]]
+    heads = dict(zip(accuracy, columns_of(None, against), strict=True))
+    base = cells[cells["model"] == against].drop(columns="model").rename(columns=heads)
     rows = found.merge(base, on=["task", "sampler", "temperature"]).merge(cells, on=CELL)
-    title = f"{task} · flexible accuracy, %, and the difference from {against} on the same questions, points"
-    table = _comparison_table(title, rows, "model", "accuracy", against, "difference", "adjusted")
+    columns = ("model", *accuracy, *heads.values(), *columns_of(None, "difference"), "adjusted")
+    title = f"{task} · accuracy, %, and the difference from {against} on the same questions, points"
+    table = _comparison_table(title, rows, *columns)
+    table = replace(table, formats={**table.formats, against: percent})
     title = f"{task} · questions that flipped from {against}, or that are answered right less or more often"
     flips = _comparison_table(title, found, "model", "lost_questions", "won_questions")
-    return Section(f"{task}: models side by side", [table], [_family(found)], more=[flips])
+    return Section(f"{task}: models side by side", [table], [_family(found, against)], more=[flips])
 
 
-def _findings(run: RecordedRun, part: Summary, cells: pd.DataFrame) -> Iterator[str]:
+def _findings(run: RecordedRun, part: Summary) -> Iterator[str]:
     """Yield sentences about one model and task: its size, caveats, and significant differences."""
-    task, responses = cells["task"].iloc[0], part.responses
+    cells, responses, judged = part.cells, part.responses, part.judged
+    task = cells["task"].iloc[0]
     n_questions, n_repeats = responses["question_id"].nunique(), responses["repeat"].nunique()
     temperatures = sorted(cells["temperature"].unique())
     yield (
@@ -254,13 +311,12 @@ def _findings(run: RecordedRun, part: Summary, cells: pd.DataFrame) -> Iterator[
     if n_questions < len(questions):
         n_left = count(len(questions) - n_questions, "question")
         yield f"{n_left} of the run without a response yet: repeat the mink-eval run command to resume."
-    if part.verdicts.empty:
+    if judged.empty:
         yield "Open-ended: responses have no verdicts, so there is no accuracy."
-    elif len(part.scorings) > 1:
-        none = part.verdicts.loc[part.verdicts["scoring"] == "strict", "answer"].isna().mean()
-        yield f"Strict scoring (under More tables) finds no answer in {percent(none)}% of the responses."
-    coldest = _flexible(part.verdicts)
-    coldest = coldest[coldest["temperature"] == temperatures[0]]
+    n_differ = int((judged["correct"] != judged["strictly_correct"]).sum())
+    if n_differ:
+        yield f"Strict scoring differs in {percent(n_differ / len(judged))}% of the responses."
+    coldest = judged[judged["temperature"] == temperatures[0]]
     cut_off = (coldest["finish_reason"] == "length").mean()
     if cut_off > 0.5:
         yield (
@@ -269,15 +325,15 @@ def _findings(run: RecordedRun, part: Summary, cells: pd.DataFrame) -> Iterator[
             "like most base models, does not end its answers."
         )
     if n_repeats == 1:
-        yield "One response per question shows nothing about diversity: use --repeats 2 or more."
+        yield "Diversity needs several responses per question: use --repeats 2 or more."
     n_incomplete = (~cells["complete"]).sum()
     if n_incomplete:
         yield (
             f"Incomplete: {n_incomplete} of {len(cells)} cells, marked *. Accuracies over different "
             "questions are not comparable; the tests use the questions that both methods answered."
         )
-    compared = _flexible(part.comparisons)
-    for against in map(str, part.baselines):
+    compared = part.comparisons[part.comparisons["kind"] != "default"]
+    for against in compared["against"].unique():
         for way in ("better", "worse"):
             differ = compared[(compared["against"] == against) & compared[way].astype(bool)]
             if len(differ):
@@ -294,7 +350,7 @@ def _places(cells: pd.DataFrame) -> str:
 
 def _run_findings(summary: Summary) -> Iterator[str]:
     """Yield sentences about all comparisons of a run."""
-    if summary.verdicts.empty:  # all questions are open-ended
+    if summary.judged.empty:  # all questions are open-ended
         return
     if not any(one.kind != "model" for one in summary.baselines) and summary.cells["sampler"].nunique() > 1:
         yield "The run has no Min-k to compare other methods with: choose one with --against."
@@ -302,19 +358,29 @@ def _run_findings(summary: Summary) -> Iterator[str]:
         compared = summary.comparisons[summary.comparisons["kind"] == baseline.kind]
         if compared.empty:
             yield f"There is no other {_KINDS[baseline.kind][0]} to compare with {baseline}."
-        for scoring in summary.scorings if len(compared) else ():
-            yield _family(compared[compared["scoring"] == scoring])
+        else:
+            yield _family(compared, str(baseline))
+            yield from _power(compared)
 
 
-def _family(found: pd.DataFrame) -> str:
+def _power(compared: pd.DataFrame) -> Iterator[str]:
+    """Yield a sentence on what the tests can find if as many questions differ as in most comparisons."""
+    differing = float(((compared["won"] + compared["lost"]) / compared["common_questions"]).median())
+    if differing:
+        n, n_comparisons = int(compared["common_questions"].min()), len(compared)
+        yield f"{what_can_be_found(n, n_comparisons, [differing])} That is the median here."
+
+
+def _family(found: pd.DataFrame, against: str) -> str:
     """Return a sentence about comparisons of one kind."""
-    first = found.iloc[0]
-    other, alike = _KINDS[first["kind"]]
+    other, alike = _KINDS[found["kind"].iloc[0]]
     n_undecided = int((~(found["better"] | found["worse"]).astype(bool)).sum())
+    compared = f"with {against} {alike}, the other {other}"
+    if against == EVERY:
+        compared = f"of two samplers {alike}, the first"
     sentence = (
-        f"{first['scoring'].capitalize()}: of {count(len(found), 'comparison')} with {first['against']} "
-        f"{alike}, the other {other} is significantly better in {found['better'].sum()} and significantly "
-        f"worse in {found['worse'].sum()}"
+        f"Of {count(len(found), 'comparison')} {compared} is significantly better in {found['better'].sum()} "
+        f"and significantly worse in {found['worse'].sum()}"
     )
     if not n_undecided:
         return f"{sentence}."

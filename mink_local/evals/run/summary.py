@@ -3,7 +3,7 @@
 Source: M. Chen et al. (2021), arXiv:2107.03374, for unbiased pass@k.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import comb
@@ -15,24 +15,20 @@ import pandas as pd
 
 from mink_local.errors import ReportError
 from mink_local.evals.measurement import frame
-from mink_local.evals.run.records import SCORINGS, RecordedRun
-from mink_local.evals.stats import ALPHA, holm, paired_test, share
+from mink_local.evals.run.records import RecordedRun
+from mink_local.evals.stats import ALPHA, Interval, PairedTest, holm, paired_test, share
+from mink_local.evals.tables import columns_of
 from mink_local.samplers import SAMPLERS, MinK, Sampler, default_samplers, parse
 
 GROUP = ["task", "model"]
 CELL = [*GROUP, "sampler", "temperature"]
 PLACE = ["question_id", "repeat"]
 
-_NUMBERS = [
-    *("questions", "responses", "complete", "truncated", "thoughts_cut", "overflowed", "mean_tokens"),
-    *("k_is_1", "k_95", "k_99", "k_max", "distinct"),
-]
-_ACCURACY = ["scoring", "accuracy", "spread", "no_answer"]
-_ATTEMPTS = [*CELL, "scoring", "questions", "k", "pass"]
 _COMPARISON = [
-    *(*CELL, "scoring", "kind", "against", "common_questions", "difference", "won", "lost"),
-    *("won_questions", "lost_questions", "p", "p_holm", "better", "worse"),
+    *(*CELL, "kind", "against", "common_questions", "difference", "difference_low", "difference_high"),
+    *("won", "lost", "won_questions", "lost_questions", "p", "p_holm", "better", "worse"),
 ]
+EVERY = "every sampler"
 
 
 class Baseline(NamedTuple):
@@ -40,7 +36,7 @@ class Baseline(NamedTuple):
 
     Attributes:
         kind: What differs: "sampler", "model" or "temperature", or "default" for a sampler's options.
-        value: The sampler, model or temperature; None for the default options.
+        value: The sampler, model or temperature; None for the default options; `EVERY` for all pairs.
     """
 
     kind: str
@@ -54,27 +50,29 @@ class Baseline(NamedTuple):
 
 @dataclass(frozen=True)
 class Summary:
-    """All numbers of a report.
+    """All numbers of a report. Intervals have three columns: NAME, NAME_low and NAME_high.
 
     Attributes:
         responses: A row per response; greedy ones are copied to every temperature and repeat of their task
             and model, since a run generates them once.
-        verdicts: A row per response and scoring; none if the task is open-ended.
-        cells: A row per cell and scoring, in the order of the tables; a single one without scoring if the
-            task is open-ended.
-        comparisons: A row per cell, scoring and baseline.
-        attempts: A row per cell, scoring and k, with pass@k; empty without repeats.
+        cells: A row per cell, in the order of the tables; without accuracy if the task is open-ended.
+        categories: A row per cell and category of questions; empty without categories.
+        comparisons: A row per cell and baseline.
+        attempts: A row per cell and k, with pass@k; empty without repeats.
         baselines: What the cells are compared with, except for samplers' default options.
-        scorings: Scorings with tables of their own: strict is omitted if it agrees with flexible everywhere.
     """
 
     responses: pd.DataFrame
-    verdicts: pd.DataFrame
     cells: pd.DataFrame
+    categories: pd.DataFrame
     comparisons: pd.DataFrame
     attempts: pd.DataFrame
     baselines: Sequence[Baseline]
-    scorings: Sequence[str]
+
+    @property
+    def judged(self) -> pd.DataFrame:
+        """The responses that have verdicts."""
+        return self.responses.dropna(subset="correct")
 
     @property
     def baseline(self) -> str | None:
@@ -104,29 +102,31 @@ def summarise(run: RecordedRun, against: tuple[str, Any] | None = None) -> Summa
         ReportError: The run does not contain `against`.
     """
     responses = _responses(run)
-    flexible, strict = (_verdicts(responses, scoring) for scoring in SCORINGS)
-    verdicts = pd.concat([flexible, strict]).sort_index(kind="stable")
+    judged = responses.dropna(subset="correct")
     baselines = [Baseline(*against)] if against else _baselines(responses)
     for kind, value in baselines:
-        if value not in responses[kind].array:
+        if value not in (EVERY, *responses[kind].array):
             there = ", ".join(map(str, responses[kind].unique()))
             raise ReportError(f"{value} is not in this run: choose from {there}")
     compared = baselines if against else [*baselines, Baseline("default")]
     tested = [one.value for one in baselines if one.kind == "sampler"]
-    comparisons = chain.from_iterable(_comparisons(verdicts, one, tested) for one in compared)
+    comparisons = chain.from_iterable(_comparisons(judged, one, tested) for one in compared)
     return Summary(
         responses,
-        verdicts,
-        _cells(responses, verdicts),
+        _cells(responses),
+        _categories(judged),
         pd.DataFrame(list(comparisons), columns=_COMPARISON),
-        pd.DataFrame(list(_attempts(verdicts)), columns=_ATTEMPTS),
+        _attempts(judged),
         baselines,
-        SCORINGS[:1] if flexible["correct"].equals(strict["correct"]) else SCORINGS,
     )
 
 
 def _responses(run: RecordedRun) -> pd.DataFrame:
     found = frame(run.responses).rename(columns={"response": "text"})
+    found["category"] = [run.questions[response.question].category for response in run.responses]
+    for scoring, name in (("flexible", "correct"), ("strict", "strictly_correct")):
+        found[name] = pd.Series([verdict and verdict.correct for verdict in found[scoring]], dtype=float)
+    found["answered"] = [verdict is not None and verdict.answer is not None for verdict in found["flexible"]]
     order = {
         "sampler": sorted(found["sampler"].unique(), key=sampler_rank).index,
         "model": list(found["model"].unique()).index,
@@ -153,17 +153,6 @@ def sampler_rank(sampler: str) -> tuple[bool, int, str]:
     names = list(SAMPLERS)
     name = sampler.partition(":")[0]
     return (sampler != str(MinK()), names.index(name) if name in names else len(names), sampler)
-
-
-def _verdicts(responses: pd.DataFrame, scoring: str) -> pd.DataFrame:
-    """Return the responses that have verdicts, with those of one scoring: `correct` and `answer`."""
-    found = responses.dropna(subset=scoring)
-    verdicts = found[scoring]
-    return found.assign(
-        scoring=scoring,
-        correct=[float(verdict.correct) for verdict in verdicts],
-        answer=pd.Series([verdict.answer for verdict in verdicts], found.index, dtype=object),
-    )
 
 
 def _baselines(responses: pd.DataFrame) -> list[Baseline]:
@@ -193,40 +182,70 @@ def default_options(text: str) -> str:
     return str(next(alike, sampler))  # a chain has no default
 
 
-def _cells(responses: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
-    cells, accuracies = [], []
+def _cells(responses: pd.DataFrame) -> pd.DataFrame:
+    found = []
     for _, part in responses.groupby(GROUP, sort=False):
         n_wanted = len(part[PLACE].drop_duplicates())
         for key, cell in part.groupby(CELL, sort=False):
-            cells.append(
+            once = cell.drop_duplicates(["question_id", *([] if cell["copied"].iloc[0] else ["repeat"])])
+            seconds = once["seconds"].sum()
+            found.append(
                 {
                     **dict(zip(CELL, key, strict=True)),
+                    "copied": bool(cell["copied"].iloc[0]),
                     "questions": cell["question_id"].nunique(),
-                    "responses": len(cell),
+                    "responses": len(once),
                     "complete": len(cell) == n_wanted,
                     "truncated": (cell["finish_reason"] == "length").mean(),
                     "thoughts_cut": cell["thoughts_cut"].mean(),
                     "overflowed": (cell["finish_reason"] == "overflow").mean(),
-                    "mean_tokens": cell["n_tokens"].mean(),
+                    "tokens": once["n_tokens"].sum(),
+                    "mean_tokens": once["n_tokens"].mean(),
+                    "seconds": seconds,
+                    "tokens_per_second": once["n_tokens"].sum() / seconds if seconds else None,
                     **_cutoffs(cell),
                     "distinct": _distinct(cell, part["repeat"].nunique()),
+                    **_accuracy(cell.dropna(subset="correct")),
                 }
             )
-    for key, cell in verdicts.groupby([*CELL, "scoring"], sort=False):
-        accuracies.append({**dict(zip([*CELL, "scoring"], key, strict=True)), **_accuracy(cell)})
-    numbers = pd.DataFrame(accuracies, columns=[*CELL, *_ACCURACY])
-    found = pd.DataFrame(cells, columns=[*CELL, *_NUMBERS]).merge(numbers, how="left", on=CELL)
-    return found[["scoring", *CELL, *_NUMBERS, *_ACCURACY[1:]]]
+    return pd.DataFrame(found)
+
+
+def once(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return cells with greedy's, which are copied to every temperature, once each at temperature 0."""
+    at_0 = cells.assign(temperature=cells["temperature"].where(~cells["copied"], 0.0))
+    return at_0.drop_duplicates(CELL).drop(columns="copied")
 
 
 def _accuracy(cell: pd.DataFrame) -> dict[str, Any]:
-    questions = cell.groupby("question_id")["correct"].mean()
+    """Return a cell's accuracy by flexible scoring, and by strict; None without verdicts."""
+    is_judged = len(cell) > 0
     repeats = cell.groupby("repeat")["correct"].mean()
     return {
-        "accuracy": share(questions.tolist()),
-        "spread": None if cell["copied"].iloc[0] or len(repeats) < 2 else repeats.std(),
-        "no_answer": cell["answer"].isna().mean(),
+        **columns_of(_mean(cell, "correct"), "accuracy"),
+        **columns_of(_mean(cell, "strictly_correct"), "strict_accuracy"),
+        "spread": None if len(repeats) < 2 or cell["copied"].iloc[0] else repeats.std(),
+        "no_answer": 1 - cell["answered"].mean() if is_judged else None,
     }
+
+
+def _mean(cell: pd.DataFrame, name: str) -> Interval | None:
+    """Return the mean over questions of a share, with its interval; None without any."""
+    return share(cell.groupby("question_id")[name].mean().tolist()) if len(cell) else None
+
+
+def _categories(judged: pd.DataFrame) -> pd.DataFrame:
+    by = [*CELL, "category"]
+    found = [
+        {
+            **dict(zip(by, key, strict=True)),
+            "copied": bool(cell["copied"].iloc[0]),
+            "questions": cell["question_id"].nunique(),
+            **columns_of(_mean(cell, "correct"), "accuracy"),
+        }
+        for key, cell in judged[judged["category"] != ""].groupby(by, sort=False)
+    ]
+    return pd.DataFrame(found, columns=[*by, "copied", "questions", *columns_of(None, "accuracy")])
 
 
 def _cutoffs(cell: pd.DataFrame) -> dict[str, Any]:
@@ -252,53 +271,68 @@ def _distinct(cell: pd.DataFrame, n_repeats: int) -> float | None:
     return fmean(of_question.nunique() / n_repeats for of_question in texts)
 
 
-def _comparisons(
-    verdicts: pd.DataFrame, baseline: Baseline, tested: Sequence[str]
-) -> Iterator[dict[str, Any]]:
-    """Yield the comparison of each cell with its counterpart.
+def _comparisons(judged: pd.DataFrame, baseline: Baseline, tested: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the comparison of each cell with its counterpart, or with those of all other samplers.
 
-    Those of a task and model under one scoring are corrected together; if models are compared, those of a
-    task. Variants whose default options are among the `tested` baselines are not compared with them again.
+    Those of a task and model are corrected together; if models are compared, those of a task. Variants whose
+    default options are among the `tested` baselines are not compared with them again.
 
     A question with fewer common repeats than others is excluded: it is still being answered, and its short
     responses come first. Greedy's copies make a single comparison between models, and none between
     temperatures.
     """
     varies = "sampler" if baseline.kind == "default" else baseline.kind
-    others = {
-        one: default_options(one) if baseline.kind == "default" else baseline.value
-        for one in verdicts[varies].unique()
-    }
-    first = verdicts.assign(other=verdicts[varies].map(others).astype(verdicts[varies].dtype))
-    first = first[first["other"] != first[varies]]
+    pairs = pd.concat([_pairs(judged, varies, others) for others in _counterparts(judged, baseline, tested)])
+    gains = pairs.assign(gain=pairs["correct"] - pairs["other_correct"])
+    questions = gains.groupby([*CELL, "other", "question_id"], sort=False)["gain"].agg(["sum", "size"])
+    for _, family in questions.groupby(level=GROUP[:1] if varies == "model" else GROUP, sort=False):
+        found = [(key, *_tested(cell)) for key, cell in family.groupby(level=[*CELL, "other"], sort=False)]
+        adjusted = holm([test.p for _, test, _ in found])
+        for ((*cell, other), test, flips), p_holm in zip(found, adjusted, strict=True):
+            gain = test.difference.value if p_holm <= ALPHA else 0.0
+            against = str(other if baseline.value == EVERY else baseline)
+            of_test = (test.n, *test.difference, test.won, test.lost, *flips, test.p)
+            values = (*cell, baseline.kind, against, *of_test, p_holm, gain > 0, gain < 0)
+            yield dict(zip(_COMPARISON, values, strict=True))
+
+
+def _counterparts(
+    judged: pd.DataFrame, baseline: Baseline, tested: Sequence[str]
+) -> Iterator[Mapping[Any, Any]]:
+    """Yield what each value of what varies is compared with; for all pairs, one mapping per sampler."""
     if baseline.kind == "default":
-        first = first[~first["other"].isin(tested)]
+        defaults = {one: default_options(one) for one in judged["sampler"].unique()}
+        yield {one: default for one, default in defaults.items() if default not in (one, *tested)}
+        return
+    values = judged[baseline.kind].unique()
+    if baseline.value != EVERY:
+        yield {one: baseline.value for one in values if one != baseline.value}
+        return
+    for number, value in enumerate(values):
+        yield dict.fromkeys(values[number + 1 :], value)
+
+
+def _pairs(judged: pd.DataFrame, varies: str, others: Mapping[Any, Any]) -> pd.DataFrame:
+    """Return responses with the verdict, `other_correct`, on their counterpart of what `varies`."""
+    first = judged[judged[varies].isin(list(others))]
+    first = first.assign(other=first[varies].map(others).astype(judged[varies].dtype))
     if varies == "temperature":
         first = first[~first["copied"]]
     elif varies == "model":
         coldest = first.groupby([*GROUP, "sampler"])["temperature"].transform("min")
         first = first[~first["copied"] | (first["temperature"] == coldest)]
-    same = [name for name in ("scoring", *CELL, *PLACE) if name != varies]
-    other = verdicts[[*same, varies, "correct"]].rename(columns={varies: "other", "correct": "other_correct"})
-    pairs = first.merge(other, on=[*same, "other"])
-    gains = pairs.assign(gain=pairs["correct"] - pairs["other_correct"])
-    questions = gains.groupby(["scoring", *CELL, "question_id"], sort=False)["gain"].agg(["sum", "size"])
-    together = ["scoring", *(GROUP[:1] if varies == "model" else GROUP)]
-    for (scoring, *_), family in questions.groupby(level=together, sort=False):
-        tests, flips = {}, {}
-        for key, cell in family.groupby(level=CELL, sort=False):
-            n_repeats = int(cell["size"].max())
-            complete = cell.loc[cell["size"] == n_repeats, "sum"].sort_index()
-            tests[key] = paired_test(complete.astype(int).tolist(), n_repeats)
-            ids = complete.index.get_level_values("question_id")
-            flips[key] = (_listed(ids[complete > 0]), _listed(ids[complete < 0]))
-        adjusted = holm([test.p for test in tests.values()])
-        for (key, test), p_holm in zip(tests.items(), adjusted, strict=True):
-            gain = test.difference.value if p_holm <= ALPHA else 0.0
-            of_cell = (*key, scoring, baseline.kind, str(baseline))
-            of_test = (test.n, test.difference, test.won, test.lost, *flips[key])
-            found = (test.p, p_holm, gain > 0, gain < 0)
-            yield dict(zip(_COMPARISON, (*of_cell, *of_test, *found), strict=True))
+    same = [name for name in (*CELL, *PLACE) if name != varies]
+    other = judged[[*same, varies, "correct"]].rename(columns={varies: "other", "correct": "other_correct"})
+    return first.merge(other, on=[*same, "other"])
+
+
+def _tested(cell: pd.DataFrame) -> tuple[PairedTest, tuple[str, str]]:
+    """Return the test of a cell's questions that have all repeats, and those that are won and lost."""
+    n_repeats = int(cell["size"].max())
+    gains = cell.loc[cell["size"] == n_repeats, "sum"].sort_index()
+    ids = gains.index.get_level_values("question_id")
+    flips = (_listed(ids[gains > 0]), _listed(ids[gains < 0]))
+    return paired_test(gains.astype(int).tolist(), n_repeats), flips
 
 
 def _listed(ids: Iterable[str]) -> str:
@@ -306,14 +340,17 @@ def _listed(ids: Iterable[str]) -> str:
     return ", ".join(sorted(ids, key=lambda one: (len(one), one)))
 
 
-def _attempts(verdicts: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    for _, part in verdicts.groupby(GROUP, sort=False):
+def _attempts(judged: pd.DataFrame) -> pd.DataFrame:
+    found = []
+    for _, part in judged.groupby(GROUP, sort=False):
         n = part["repeat"].nunique()
-        for key, cell in part.groupby([*CELL, "scoring"], sort=False):
+        for key, cell in part.groupby(CELL, sort=False):
             rights = [int(question["correct"].sum()) for question in _repeated(cell, n)]
             for k in attempt_sizes(n) if rights else ():
                 passed = share([pass_at(n, n_right, k) for n_right in rights])
-                yield dict(zip(_ATTEMPTS, (*key, len(rights), k, passed), strict=True))
+                row = {**dict(zip(CELL, key, strict=True)), "copied": bool(cell["copied"].iloc[0])}
+                found.append({**row, "questions": len(rights), "k": k, **columns_of(passed, "passed")})
+    return pd.DataFrame(found, columns=[*CELL, "copied", "questions", "k", *columns_of(None, "passed")])
 
 
 def attempt_sizes(n: int) -> list[int]:

@@ -73,6 +73,8 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True, rename={"id": "q
         order: The i-th option shown is option `order[i]` in the file; empty if options are not shuffled.
         worked: The worked answer, for few-shot prompts; empty if the data has none, and in a run's files.
         task: Name of the task.
+        others: Other answers that are right as well.
+        category: What the data calls the question's category, subject or level; empty if nothing.
     """
 
     id: Name
@@ -82,10 +84,17 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True, rename={"id": "q
     order: tuple[int, ...] = ()
     worked: str = ""
     task: Name = ""
+    others: tuple[str, ...] = ()
+    category: str = ""
 
     @property
     def key(self) -> tuple[str, str]:
         return self.task, self.id
+
+    @property
+    def golds(self) -> tuple[str, ...]:
+        """All right answers."""
+        return self.gold, *self.others
 
 
 @dataclass(frozen=True)
@@ -112,7 +121,7 @@ class Scorer(ABC):
     def strict(self, response: str, question: Question) -> Verdict:
         """Score the last match of the pattern."""
         found = self._pattern.findall(response)
-        return Verdict(found[-1], self.is_same(found[-1], question.gold)) if found else NO_ANSWER
+        return Verdict(found[-1], self._is_any(found[-1], question)) if found else NO_ANSWER
 
     def flexible(self, response: str, question: Question) -> Verdict:
         """Score the stated answer as a person would read it."""
@@ -132,7 +141,10 @@ class Scorer(ABC):
 
     def is_right(self, answer: str, question: Question) -> bool:
         """Return whether an answer found by `read` is right."""
-        return self.is_same(answer, question.gold)
+        return self._is_any(answer, question)
+
+    def _is_any(self, answer: str, question: Question) -> bool:
+        return any(self.is_same(answer, gold) for gold in question.golds)
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,84 @@
-"""Compares mathematical expressions with math-verify, in a child process that runs this module too.
+"""Compares mathematical expressions: exactly if they are numbers, otherwise with math-verify.
 
-A few characters (9^9^9^9) can send SymPy into an endless computation, and math-verify's own time limit works
-only in the main thread and cannot stop C code.
+math-verify runs in a child process, which runs this module too: a few characters (9^9^9^9) can send SymPy
+into an endless computation, and math-verify's own time limit works only in the main thread and cannot stop C
+code. Its "equal" is checked with more digits than it compares, because it rounds.
 """
 
 import importlib.util
+import re
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import permutations
+from typing import Any
 
 from mink_local.errors import DataError
+from mink_local.evals.tasks.exact import based, exact, same_quantity, unit_of
 from mink_local.sandbox import GIB, SandboxError, Server, serve
 
 SECONDS = 5  # per comparison
 _LONGEST = 2000  # characters; no real answer is that long
 
+_DIGITS = 50  # to which what math-verify calls equal has to agree
+_POINTS = ("3/7", "-19/11", "23/5")  # values of the variables at which expressions have to agree
+_MOST_MEMBERS = 6  # of a set whose members are matched with another's in every order
+
+_SCALES = {
+    "dozen": "12",
+    "hundred": "10^2",
+    "thousand": "10^3",
+    "million": "10^6",
+    "billion": "10^9",
+    "trillion": "10^{12}",
+}
+_SCALE = re.compile(rf"(?:\\text\w*\s*\{{\s*|\b|(?<=\d))({'|'.join(_SCALES)})s?\b\s*\}}?")
+_UNIT = re.compile(
+    r"(?:\\[,;:! ]|\s)*(?:\\(?:text\w*|mathrm|mbox)\s*\{[^{}]*\}|(?<=[\d)}\s])[A-Za-z°¢€/.]{2,}|[°¢€£]"
+    r"|(?<=\d)\s*[a-zA-Z])?(?:\^\{?[23]\}?|[²³])?(?:\^\{?\\circ\}?)?[.\s]*$"
+)
+_WORD = re.compile(r"[A-Za-z][A-Za-z' -]+")
+
 _verifier = Server("mink_local.evals.tasks.equivalence", memory=2 * GIB)
+
+
+def same_maths(gold: str, answer: str) -> bool:
+    """Return whether an answer in LaTeX (without $) is the gold answer; thread-safe.
+
+    Numbers are equal only if they are so exactly, in the same base, and in units that agree if both have one.
+    Words are compared as texts, and everything else with `equivalent`, whose exceptions it raises.
+    """
+    gold, answer = (_SCALE.sub(lambda word: rf"\cdot {_SCALES[word[1]]} ", text) for text in (gold, answer))
+    bases = based(gold), based(answer)
+    if any(bases):
+        return _in_base_ten(gold, bases[0]) == _in_base_ten(answer, bases[1])
+    words = [re.sub(r"\\text\w*|[{}]", "", text).strip() for text in (gold, answer)]
+    if all(map(_WORD.fullmatch, words)):
+        return words[0].casefold() == words[1].casefold()
+    bare = [_bare(gold), _bare(answer)]
+    values = exact(bare[0]), exact(bare[1])
+    if values[0] is None or values[1] is None:
+        return _canonical(gold) == _canonical(answer) or equivalent(gold, answer)
+    if ("%" in gold) != ("%" in answer):  # 50 is 50%, and so is 0.5
+        return values[0] == values[1] or exact(bare[0].rstrip("\\%")) == exact(bare[1].rstrip("\\%"))
+    return same_quantity(values[0], gold, values[1], answer)
+
+
+def _in_base_ten(text: str, number: tuple[str, str] | None) -> tuple[str, str]:
+    digits, base = number or (_canonical(text), "10")
+    return digits, base
+
+
+def _bare(text: str) -> str:
+    """Return a number without its unit and currency."""
+    return re.sub(r"\\?[$€£¥₹]", "", _UNIT.sub("", text) if unit_of(text) or "\\text" in text else text)
+
+
+def _canonical(text: str) -> str:
+    """Return an expression without what only spaces and sizes it."""
+    text = re.sub(
+        r"\\(?:left|right|displaystyle)(?![a-zA-Z])|\\[,;:! ]", "", text.replace("\\dfrac", "\\frac")
+    )
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text).removesuffix(".")
 
 
 @lru_cache(maxsize=100_000)
@@ -43,9 +107,66 @@ def _begin(_: object) -> Callable[[tuple[str, str]], bool]:
 
     def verify(expressions: tuple[str, str]) -> bool:
         gold, answer = (math_verify.parse(f"\\boxed{{{text}}}", parsing_timeout=None) for text in expressions)
-        return bool(math_verify.verify(gold, answer, timeout_seconds=None))
+        return bool(math_verify.verify(gold, answer, timeout_seconds=None)) and not _differ(
+            gold[0], answer[0]
+        )
 
     return verify
+
+
+def _differ(gold: Any, answer: Any) -> bool:
+    """Return whether two SymPy expressions that math-verify calls equal have different values.
+
+    False if their values cannot be compared.
+    """
+    import sympy
+
+    gold, answer = _side(gold), _side(answer)
+    if isinstance(gold, sympy.FiniteSet | sympy.Union) and type(gold) is type(answer):
+        members = list(gold.args)
+        if len(members) != len(answer.args) or len(members) > _MOST_MEMBERS:
+            return len(members) != len(answer.args)
+        return all(any(map(_differ, members, order)) for order in permutations(answer.args))
+    if isinstance(gold, sympy.Tuple | sympy.Interval | sympy.MatrixBase) and type(gold) is type(answer):
+        parts = [list(one) if isinstance(one, sympy.MatrixBase) else one.args for one in (gold, answer)]
+        return any(map(_differ, *parts))
+    if isinstance(gold, sympy.Rel) and isinstance(answer, sympy.Rel):  # equal up to a factor
+        ours, theirs = gold.lhs - gold.rhs, answer.lhs - answer.rhs
+        first, last = (_at(ours, theirs, point) for point in (_POINTS[0], _POINTS[-1]))
+        return _far_apart(first[0] * last[1], last[0] * first[1])
+    if not (isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)):
+        return False
+    return any(_far_apart(*_at(gold, answer, point)) for point in _POINTS)
+
+
+def _side(expression: Any) -> Any:
+    """Return 5 of x = 5, and any other expression as it is."""
+    import sympy
+
+    is_named = isinstance(expression, sympy.Eq) and expression.lhs.is_Symbol
+    return expression.rhs if is_named else expression
+
+
+def _at(gold: Any, answer: Any, point: str) -> list[Any]:
+    """Return the values of two expressions where their variables are multiples of `point`."""
+    import sympy
+
+    variables = sorted(gold.free_symbols | answer.free_symbols, key=str)
+    places = {name: sympy.Rational(point) * number for number, name in enumerate(variables, start=1)}
+    values = []
+    for one in (gold, answer):
+        decimals = {number: sympy.Rational(str(number)) for number in one.atoms(sympy.Float)}
+        values.append(one.xreplace(decimals).subs(places).doit().evalf(_DIGITS))
+    return values
+
+
+def _far_apart(ours: Any, theirs: Any) -> bool:
+    """Return whether two values, of _DIGITS digits, are numbers and differ by more than rounding."""
+    import sympy
+
+    if not all(value.is_number and value.is_finite for value in (ours, theirs)):
+        return False
+    return bool(abs(ours - theirs) > max(abs(ours), abs(theirs)) * sympy.Float(10) ** (10 - _DIGITS))
 
 
 if __name__ == "__main__":

@@ -2,38 +2,90 @@
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from fractions import Fraction
 from string import ascii_uppercase
 
 from mink_local.evals.tasks.base import Question, Scorer, Verdict
-from mink_local.evals.tasks.equivalence import equivalent
-from mink_local.evals.tasks.statements import Statement, plain
+from mink_local.evals.tasks.equivalence import same_maths
+from mink_local.evals.tasks.exact import exact
+from mink_local.evals.tasks.statements import BOUND, Statement, plain
 
+_POWERS = {
+    **dict.fromkeys(("k", "thousand", "grand", "千"), 3),
+    **dict.fromkeys(("hundred", "百"), 2),
+    **dict.fromkeys(("M", "million", "mn", "mln", "mil", "mio"), 6),
+    **dict.fromkeys(("billion", "bn"), 9),
+    **dict.fromkeys(("trillion", "tn"), 12),
+    "lakh": 5,
+    "crore": 7,
+    "万": 4,
+    "亿": 8,
+}
+_SCALES = re.compile(  # 18 hundred, 15k, 1.5 million, 3 hundred thousand
+    r"(?<=\d)((?:[\s-]*(?:hundred|thousand|million|billion|trillion|lakh|crore|grand)s?\b"
+    r"|\s?(?:mn|mln|mio|bn|tn)\b|k\b|(?-i:M\b)|[万亿千百])+)",
+    re.IGNORECASE,
+)
+_SCALE = re.compile("|".join(sorted(_POWERS, key=len, reverse=True)))
+_MONEY = re.compile(  # $3M, £1m, 3m dollars; but $3m$ is a formula
+    r"((?:[€£¥₹]|\\?\$|USD|EUR|Rs\.?)\s?-?[\d.,]*\d)\s?(m|mm|mn|mil|b|bn|t|tn|k)\b(?![\^²³/]|[^$\n]*\$)"
+    r"|([\d.]*\d)\s?(m|b)(?= (?:dollars|euros?|pounds|yen|USD|EUR|people)\b)",
+    re.IGNORECASE,
+)
+_LETTERS_OF_MONEY = {"m": "million", "mm": "million", "b": "billion", "t": "trillion", "k": "thousand"}
 _SPELLINGS = (
-    (r"(?<=\d),?\s?(?=\d{3}\b)", ""),  # 1,800 and 1 800
+    (r"(?<=\d)[,’']?\s?(?=(?:\d{2},)*\d{3}\b(?!-[a-z]))", ""),  # 1,800 and 1 800
+    (r"(?<=10)([⁰¹²³⁴-⁹]+)", lambda digits: f"^{unicodedata.normalize('NFKC', digits[0])}"),
     (r"\s*[×x*]\s?10\s?\^", "e"),
-    (r"(?<=\d)(?:\s*thousand|k)\b", "e3"),
-    (r"(?<=\d)\s*million\b", "e6"),
-    (r"(?<=\d)\s*billion\b", "e9"),
-    (r"\b(?:minus|negative) (?=\d)", "-"),
+    (r"(?<=[A-Za-z])\^-?\d|(?<=[a-z])[²³]", ""),  # 18 m^2, 18 m/s²
+    (r"==?>|-+>", "="),
+    (r"\b(?:minus|negative) +(?=\.?\d)", "-"),
+    (r"(?:^|(?<=[(\[:=≈,;]))\s*[-–]\s*(?=\.?\d)", "-"),
+    (r"(?<![\d/.])(\d+) of (?:the|these|those|his|her|their|all) \d+(?= [a-z])", r"\1"),
 )
 _NUMBER = re.compile(
-    r"(?<![A-Za-z_\d.,])(?<!\d:)(?:(?<![\w)]\s)-|(?<!-)\d+ (?=\d+ ?/ ?\d))?"  # -18, and the 1 of 1 1/2
-    r"(?:\d+(?:\.\d+)?|\.\d+)(?:e-?\d{1,2}(?!\d)| ?/ ?\d+(?![\d.]))?(?![\w,:]*\d)",
+    r"(?<![A-Za-z_\d.,])(?<!\d:)(?:(?<![\d)\]]\s)(?<!\b[A-Za-z]\s)(?<![)\]])-)?"  # a sign, no subtraction
+    r"(?:\d+ (?=\d+ ?/ ?\d))?(?:\d+(?:\.\d+)?|\.\d+)"  # the 1 of 1 1/2
+    r"(?:e-?\d{1,2}(?!\d)| ?/ ?\d+(?![\d.]))?(?![\w,:]*\d)",
     re.IGNORECASE,
 )
-_NUMBER_HEDGES = re.compile(  # # is the only number
-    r"\b(?:not|never|neither|nor|either|or|between|than)\b|n['’]t\b|不|或"  # no 18, at least 18, 18 or more
-    r"|\b(?:twice|half|double|multiple|sum|squared|cubed|dozens?)\b"  # twice 9
-    r"|[A-Za-z)]\s*[-+*/^×·÷]\s*#|√|#\s?[²³(±]|#\s*[xyzn]\b"  # x + 5, 3x
-    r"|\b(?:because|by|from|after|in|on|to|with|step)\b[^#]*#",  # found by adding 3
+_WORDS = r"(?:[a-z%]+\s+){0,3}?"
+_AT_LEAST = r"(?:at (?:the )?(?:least|most|minimum|maximum|min|max)\b|minimum\b|maximum\b)"
+_PARTS = (
+    r"(?:half|third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|part|portion|fraction"
+    r"|share|rest|remainder|none|some|any|most|many|few|several|one|each|two|three|four|five|six)s?"
+)
+_NUMBER_HEDGES = re.compile(  # where # is the only number
+    "|".join(
+        (
+            r"\b(?:not|never|neither|nor|either|or|between|than|wrong|incorrect)\b|n['’]t\b|不|或",
+            rf"\b{BOUND}\s+#|[<>≤≥≠]|#\s*\+|不到|至少|至多|超过",  # at least 18
+            rf"#\s*{_WORDS}[(,]?\s*(?:{_AT_LEAST}|plus\b)",  # 18 at most
+            rf"#\s*{_WORDS}and (?:more|less|fewer|over|under|above|below|up|older|younger|an?|one)\b",
+            r"\b(?:twice|thrice|half|double|triple|quadruple|treble|multiple|sum|squared|cubed|dozens?)\b",
+            r"\b(?:opposite|inverse|reciprocal|root|square|cube|factorial|logarithm) of\b",
+            rf"\b{_PARTS} of (?:(?:the|these|those|them|all|his|her|their|its|our|my) )*#",  # a third of 18
+            r"\btimes\s+#|#\s+times\s+(?:as|more|less|the|his|her|their|that|what|larger|bigger)\b|#\s*-?fold\b",
+            r"#\s*-?(?:third|fourth|fifth|sixth|seventh|eighth|ninth|tenth)s?\b",
+            r"#\s*-?\w*(?:hundred|thousand|million)ths?\b|\b(?:hundred|thousand|million)\s+(?:and\s+)?#",
+            r"[A-Za-z)]\s*[-+*/^×·÷]\s*#|#\s*[-+*×·÷]\s*\(?[a-z]\b|-\s*[(\[|]\s*#",  # x + 5, 5 + x, -(5)
+            r"√|#\s?[⁰¹²³⁴-⁹ⁿ(±^√π]|#\s*\(?(?:[xyzn]|pi|i)\b|#[abrqvBT]\b",  # 18², 3x
+            r"#\s*\\(?!circ|degree|d?l?dots|checkmark|square|pounds|euro)[a-z]",  # 3\pi
+            r"\b(?:because|by|from|after|in|on|to|with|step)\b[^#]*#",  # found by adding 3
+        )
+    ),
     re.IGNORECASE,
 )
-_NUMBER_TAIL = re.compile(  # what follows a number and explains it
-    r"(?<=\d)([^\d=≈]*?)(?:(?<![-+*/^×·÷]) \(|\b(?:because|since|as|which|and not|rather)\b|, not\b"
-    r"|(?:, (?=[a-z])|[;:]\s|\b(?:in|for|per|from|after|on|at|with)\b)(?=[^=≈]*$)).*",
+_NUMBER_TAIL = re.compile(  # what follows a number and explains it, but is no bound
+    rf"(?<=\d)([^\d=≈]*?)(?!{_AT_LEAST})"
+    rf"(?:(?<![-+*/^×·÷]) \((?!\s*(?:{_AT_LEAST}|or\b|and (?:up|above|over|more)|not (?:more|less)))"
+    r"|\b(?:because|since|as(?! (?:many|much|\w+ as))|which|and not|rather)\b|, not\b"
+    rf"|(?:, (?=[a-z])(?!{_AT_LEAST}|or\b)|[;:]\s|\b(?:in|for|per|from|after|on|at|with|over(?= \d))\b)"
+    r"(?=[^=≈]*$)|, or (?:about |around )?\d[\d.,]*(?!\1)(?= [a-z])).*",  # 90 minutes, or 1.5 hours
     re.IGNORECASE | re.DOTALL,
 )
+_SEVERAL = re.compile(r"[A-Za-z]\s*=[^=,;]*\d[^=]*?(?:[,;]|\band\b)\s*[A-Za-z]\w*\s*=")  # x = 5 and y = 7
 _TERSE = re.compile(r"\W*\d[\d./ ]*(?:[\w%/]+\s*){0,4}\W*$")  # 18 dollars per day
 
 
@@ -50,10 +102,11 @@ class NumberScorer(Scorer):
         return _value(answer.replace(",", "")) == _value(gold)
 
     def read(self, statement: Statement, question: Question) -> str | None:  # noqa: ARG002
-        text = plain(statement.text)
+        text = plain(_MONEY.sub(_in_words, statement.text))
         for written, meant in _SPELLINGS:
             text = re.sub(written, meant, text, flags=re.IGNORECASE)
-        if statement.terse and not _TERSE.match(text):
+        text = _SCALES.sub(_as_power, text)
+        if _SEVERAL.search(text) or (statement.terse and not _TERSE.match(text)):
             return None
         for part in reversed(re.split("[=≈]", _NUMBER_TAIL.sub(r"\1", text))):
             numbers: list[str] = _NUMBER.findall(part)
@@ -62,12 +115,19 @@ class NumberScorer(Scorer):
         return None
 
 
+def _in_words(money: re.Match[str]) -> str:
+    letters = (money[2] or money[4]).lower()
+    return f"{money[1] or money[3]} {_LETTERS_OF_MONEY.get(letters, letters)}"
+
+
+def _as_power(scales: re.Match[str]) -> str:
+    words = scales[1] if "M" in scales[1] else scales[1].lower()
+    return f"e{sum(_POWERS[word] for word in _SCALE.findall(words))}"
+
+
 def _value(number: str) -> Fraction | None:
     """Return the value of a number such as 18, -1.5, 1e6, 1/2 or 1 1/2."""
-    try:
-        return sum(map(Fraction, re.sub(" ?/ ?", "/", number).split()), Fraction(0))
-    except (ValueError, ZeroDivisionError):  # more digits than Python parses
-        return None
+    return exact(number)
 
 
 _GOLD_NUMBER = re.compile(
@@ -96,9 +156,12 @@ _LETTER_HEDGES = re.compile(
     re.IGNORECASE,
 )
 _LETTER_TAIL = re.compile(  # (B), not (A)
-    r"(\b[A-J]\b[)\]]?),? (?:and not|not|rather than|because|since|as)\b.*", re.DOTALL
+    r"(\b[A-J]\b[)\]]?),? (?:and not|not|rather than|instead of|because|since|as|after|though|although)\b.*",
+    re.DOTALL,
 )
 _LOOSE = re.compile(r"[\s,]+|\.$")
+_AROUND_OPTION = " .\"'“”‘’()[]"
+_LOOSE_WORDS = re.compile(r"^[).:;=-]+|[(.;]+$")
 
 
 class ChoiceScorer(Scorer):
@@ -111,18 +174,34 @@ class ChoiceScorer(Scorer):
 
     def read(self, statement: Statement, question: Question) -> str | None:
         text, options = plain(statement.text), _options(question)
-        worded = [letter for letter, option in options.items() if option == _key(text)]
+        keys = _key(text), _key(text.strip(_AROUND_OPTION))
+        worded = [letter for letter, option in options.items() if option in keys]
         if worded and not (len(text) == 1 and text.isalpha()):
             return worded[0]
         text = _LETTER_TAIL.sub(r"\1", text)
         if _LETTER_HEDGES.search(text):
+            text = _without_own_words(text, question.choices)
+        if _LETTER_HEDGES.search(text):
             return None
         named = {"".join(letters).upper() for letters in _LETTER.findall(text)}
-        return named.pop() if len(named) == 1 and named <= options.keys() else None
+        if len(named) != 1 or not named <= options.keys():
+            return None
+        (letter,) = named
+        words = _LOOSE_WORDS.sub("", _key(_LETTER.sub("", text)))
+        return None if words in options.values() and words != options[letter] else letter
 
     def is_right(self, answer: str, question: Question) -> bool:
         options = _options(question)
-        return options[answer] == options[question.gold]
+        return any(options[answer] == options[gold] for gold in question.golds)
+
+
+def _without_own_words(text: str, choices: Sequence[str]) -> str:
+    """Return a statement without an option's text beside its letter: (C) of (C) Cannot be determined."""
+    for letter, choice in zip(ascii_uppercase, choices, strict=False):
+        words = r"\s+".join(map(re.escape, plain(choice).rstrip(".").split()))
+        own = rf"(\b{letter}\b[\s).:,=–—-]*){words}(?!\w)|(?<!\w){words}[\s,]*(\(?{letter}\b)"
+        text = re.sub(own, r"\1\2 ", text, flags=re.IGNORECASE)
+    return text
 
 
 def _options(question: Question) -> dict[str, str]:
@@ -136,31 +215,42 @@ def _key(text: str) -> str:
 
 
 _ARTICLE = re.compile(r"^(?:an?|the) ")
-_LEADER = "\u2024"  # for a full stop within a sentence, as in St. Petersburg
-_AROUND_TEXT = " \t\n.,;:!?\"'“”‘’()[]"
+_SHIELDED = str.maketrans(".?!。\n", "\ue000\ue001\ue002\ue003 ")  # do not end a sentence within the gold
+_UNSHIELDED = str.maketrans("\ue000\ue001\ue002\ue003", ".?!。")
+_SIGNS = str.maketrans("’‘“”‐‑‒–—", "''\"\"-----")
+_AROUND_TEXT = " \t\n.,;:!?\"'()[]"
+_TEXT_TAIL = re.compile(r",? (?:not|and not|rather than|because|since|which is|as)\b.*|\s*\(.*\)$", re.DOTALL)
 
 
 class TextScorer(Scorer):
     """Scores answers that are texts, by equality with the stated answer.
 
-    Case, markup, a leading article and surrounding punctuation make no difference.
+    Case, markup, a leading article, surrounding punctuation and what explains the answer (", not London",
+    "because …") make no difference.
     """
 
     def is_same(self, answer: str, gold: str) -> bool:
         return normal_text(answer) == normal_text(gold)
 
     def flexible(self, response: str, question: Question) -> Verdict:
-        shielded = response.replace(question.gold, question.gold.replace(".", _LEADER))
-        return super().flexible(shielded, question)
+        for gold in question.golds:
+            words = r"\s+".join(map(re.escape, gold.split()))
+            response = re.sub(
+                words, lambda found: found[0].translate(_SHIELDED), response, flags=re.IGNORECASE
+            )
+        return super().flexible(response, question)
 
-    def read(self, statement: Statement, question: Question) -> str | None:  # noqa: ARG002
-        answer = plain(statement.text).replace(_LEADER, ".")
+    def read(self, statement: Statement, question: Question) -> str | None:
+        answer = plain(statement.text).translate(_UNSHIELDED)
+        head = _TEXT_TAIL.sub("", answer)
+        if any(self.is_same(head, gold) for gold in question.golds):
+            return head
         return answer if normal_text(answer) else None
 
 
 def normal_text(answer: str) -> str:
     """Return a text in the form used for comparison: plain, lower case, no article or punctuation."""
-    text = unicodedata.normalize("NFKC", plain(answer)).casefold()
+    text = unicodedata.normalize("NFKC", plain(answer)).casefold().translate(_SIGNS)
     return _ARTICLE.sub("", " ".join(text.split()).strip(_AROUND_TEXT)).strip(_AROUND_TEXT)
 
 
@@ -174,6 +264,13 @@ _MATHS = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.
 _DELIMITER = re.compile(r"\\[()\[\]]|(?<!\\)\$")
 _ROOT = re.compile(r"√(\w+|\([^()]*\))")
 _PROSE = re.compile(r"^(?:not\b|answer$|(?:in)?correct\b)|(?<!\\)\b[A-Za-z]{2,}[ ,]+[A-Za-z]{2,}\b")
+_UNIT_WORDS = re.compile(
+    r"\A(?:(?:square|cubic|sq|cu)\.? )?[A-Za-z°%]+(?:[²³]|\^[23])?(?: (?:per|an?) [a-z]+)?"
+)
+_UNIT_AFTER = re.compile(r"(?<=[\d)}])\s*(?:\\[,;:! ])*\\(?:text\w*|mathrm|mbox)\s*\{[^{}]*\}[.\s]*$")
+_NOT_ALL = re.compile(
+    rf"\b(?:{BOUND}|or|nor|and|not|twice|half|double|times)\b|[<>≤≥≠±+*/×·=]", re.IGNORECASE
+)
 _AROUND_MATHS = " \t\n*_`,:;\"'“”"
 
 
@@ -195,19 +292,31 @@ class MathScorer(Scorer):
     def read(self, statement: Statement, question: Question) -> str | None:  # noqa: ARG002
         """Return the statement's only part in math mode, or all of it; None for a sentence."""
         text = statement.text
-        if _PROSE.search(_MATHS.sub("", text)):
+        pieces = list(_MATHS.finditer(text))
+        if len(pieces) == 1:
+            text = _with_unit(text, pieces[0])
+        elif _PROSE.search(_MATHS.sub("", _UNIT_AFTER.sub("", text))):
             return None
-        pieces = _MATHS.findall(text)
-        text = "".join(pieces[0]) if len(pieces) == 1 else _DELIMITER.sub("", text)
-        text = text.lstrip(_AROUND_MATHS).rstrip(f"{_AROUND_MATHS}.")
-        if text.count("{") != text.count("}") or _PROSE.search(normalized(text)):
+        text = _DELIMITER.sub("", text).lstrip(_AROUND_MATHS).rstrip(f"{_AROUND_MATHS}.")
+        if text.count("{") != text.count("}") or _PROSE.search(normalized(_UNIT_AFTER.sub("", text))):
             return None
         return _ROOT.sub(r"\\sqrt{\1}", text).replace("π", "\\pi").replace("°", "^\\circ")
 
     def is_right(self, answer: str, question: Question) -> bool:
         is_bracketed = answer.startswith("(") and answer.endswith(")")
         readings = [answer, answer[1:-1].strip()] if is_bracketed else [answer]
-        return any(self.is_same(one, question.gold) or equivalent(question.gold, one) for one in readings)
+        return any(same_maths(gold, one) for gold in question.golds for one in readings)
+
+
+def _with_unit(text: str, piece: re.Match[str]) -> str:
+    """Return the part in math mode with the sign before it and the unit after it; "" if there is more."""
+    before, after = text[: piece.start()].rstrip(" (*"), text[piece.end() :].strip(" ).*")
+    if _PROSE.search(f"{before} {_UNIT_WORDS.sub('', after)}") or _NOT_ALL.search(f"{before}#{after}"):
+        return ""
+    inside = next(filter(None, piece.groups()))
+    sign = "-" if before.endswith(("-", "−")) else ""
+    unit = rf" \text{{ {after}}}" if _UNIT_WORDS.fullmatch(after) else ""
+    return f"{sign}{inside.rstrip('. ')}{unit}"
 
 
 _COMMAND = re.compile(r"\\[a-zA-Z]|\^|[√π]")

@@ -9,6 +9,7 @@ visible reason.
 """
 
 import re
+import unicodedata
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,11 +40,40 @@ _FORMS = (  # what comes before an answer
 )
 _FORM = re.compile("|".join(_FORMS), re.IGNORECASE)
 _BEFORE = re.compile(  # an answer, and what comes after it: 18 is the answer, option B is correct
-    r"(\S{1,40}) (?:is|as) the (?:(?:final|correct|right) )?(?:answer|option|choice)\b"
+    r"(?<!\S)((?:(?:\S{0,12}\d\S{0,12}|not|or|and|nor|at|least|most|than|over|under|minus"
+    r"|negative|[-−–]) ){0,3}(?!(?:what|this|that|which|here|it)\b)\S{1,40})"
+    r" (?:is|as) the (?:(?:final|correct|right) )?(?:answer|option|choice)\b"
     rf"|({_OPTION} \S{{1,9}}|\([A-J]\)) is (?:correct|right)\b",
     re.IGNORECASE,
 )
 _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]++|\{(?:[^{}]++|\{(?:[^{}]++|\{[^{}]*+\})*+\})*+\})*+)\}")
+BOUND = (  # words before a number that is not the answer: at least 18, up to 18, almost 18
+    r"(?:(?:at|a|an|the) (?:very )?(?:least|most|minimum|maximum|min|max)(?: of)?|over|under|above|below"
+    r"|beyond|exceed\w*|up to|upwards? of|north of|nearly|almost|close to|within|instead of|all but|except"
+    r"|(?:more|less|fewer|greater|larger|smaller|higher|lower) than|as (?:many|much|few|little|high|low) as)"
+    r"(?:\s+(?:a|an|the|about|around|of|total))*"
+)
+_SCALE = r"(?:hundred|thousand|million|billion|trillion|lakh|crore|dozen|grand)s?\b"
+_GLUE_BEFORE = re.compile(  # what belongs to a box, and stands before it
+    r"(?:[-−–+<>≤≥≠±√]|\\(?:leq?|geq?|neq?|lt|gt|pm|sqrt)\b"
+    rf"|\b{BOUND}|\b(?:minus|negative|twice|half|not|or))[\s$({{*]*$",
+    re.IGNORECASE,
+)
+_GLUE_AFTER = re.compile(  # and after it
+    rf"[\s$)}}*]*(?:\\?%|°|{_SCALE}"
+    r"|[*/^×·+<>≤≥](?=\s*[\w\\({])[^.\n]{,12}"
+    r"|\\(?:times|cdot|sqrt|pi|text|mathrm)\b[^.\n]{0,20}"
+    r"|(?:or|and) (?:more|less|fewer|over|under|up|above|below|higher|lower|a half)\b|at (?:least|most)\b)",
+    re.IGNORECASE,
+)
+_DENIED = re.compile(  # before a form: I don't think the answer is 18, if the answer is 18
+    r"(?:n['’]t (?:think|believe|say|mean|agree)\b|\bnot (?:think|believe|true|the case|that|say)\b"
+    r"|\b(?:doubt|deny|denies|false|untrue|unlikely|impossible|wrong)\b"
+    r"|\b(?:might|may|could) (?:think|say|guess|believe)\b"
+    r"|\b(?:if|whether|unless|suppose|assume|assuming|imagine)\b"
+    r"(?=(?: that)?(?: the| my| your| this)?\s*\Z))[^.!?\n]*\Z",
+    re.IGNORECASE,
+)
 _BOLD = re.compile(r"(?:^|\n) *\*\*(\S[^*\n]{0,40})\*\*$")
 _CONCLUSION = re.compile(  # a last sentence that begins with "so", or states a total
     r"(?:.*[.!?。\n])?\W*(?:(?:so|therefore|thus|hence|in (?:total|conclusion))\b|因此|所以"
@@ -64,28 +94,43 @@ _NO_STATEMENT = re.compile(
     re.IGNORECASE,
 )
 _DISPLAY = re.compile(r"\\\[(.+?)\\\]|\$\$(.+?)\$\$", re.DOTALL)
+_BULLET = re.compile(r"\A[-–•+] ")
 _OPENING = " \t\n…:：*_`\"“'‘="  # before an answer
 _END = re.compile(r"\n|(?<!\\)(?<!\bRs)(?:[.?]|!(?!\s*[\\*/+=×·÷]))(?=\W*(?:\s|$))|[。！？]")
 
+_WIDE = re.compile(  # letters, digits and signs that only look different: （Ｂ）, 𝐁, Ⓑ, １８, ＄
+    "[\uff04\uff05\uff08\uff09\uff0b\uff0d\uff0f-\uff19\uff1c-\uff1e\uff21-\uff3b\uff3d\uff41-\uff5b\uff5d"
+    "\uffe5\u24b6-\u24e9\U0001d400-\U0001d7ff]"
+)
+_BRACKETS = str.maketrans("【】〔〕「」", "[][][]")
+_VULGAR = re.compile("(\\d?)([¼-¾⅐-⅞])")  # 1½
+_SUM = re.compile(r"^[^A-Za-z=]*=")  # 1 + 1 = 2, as a whole response
+_FENCE = re.compile(r"^\s*(?:```|~~~)\w*[ \t]*$", re.MULTILINE)
+
 _PLAIN = (  # pattern, what it means
-    (r"<<[^<>]*>>", ""),  # GSM8K's calculations
+    (r"<<[^<>]*>>|<\|\w+\|>", ""),  # GSM8K's calculations, special tokens
+    (r"<([A-J])>(?!.*</\1>)", r"(\1)"),
+    (r"<(-?\$?\d[\d.,]*)>", r"\1"),
     (r"\{,\}", ","),
     (r"\\!", ""),
-    ("−", "-"),
-    ("½", " 1/2"),
-    ("¼", " 1/4"),
-    ("¾", " 3/4"),
-    (r"\\[dt]?frac\s*(?:\{([^{}]*)\}|(\w))\s*(?:\{([^{}]*)\}|(\w))", r" \1\2/\3\4"),
+    (r"−|\\minus\b", "-"),
+    (r"(?<=\d)\s*(?=\\[dtc]?frac)", " "),
+    (r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|(\w))\s*(?:\{([^{}]*)\}|(\w))", r"\1\2/\3\4"),
     (r"\\times\b", "×"),
     (r"\\cdot\b", "·"),
     (r"\\div\b", "÷"),
     (r"\\approx\b", "≈"),
     (r"\\pm\b", "±"),
+    (r"\\(?:leq?|leqslant)\b|<=|=<", "≤"),
+    (r"\\(?:geq?|geqslant)\b|>=", "≥"),
+    (r"\\neq?\b|!=|=/=", "≠"),
+    (r"\\lt\b", "<"),
+    (r"\\gt\b", ">"),
     (r"\\[,;:!> ]|~|[\u00a0\u2000-\u200b\u202f]", " "),  # spaces of LaTeX and of Unicode
     # styling commands; others, such as \sqrt, have a meaning and are kept
     (r"\\[()\[\]]|\\(?:text\w*|math\w+|mbox|boxed|operatorname|left|right|displaystyle|q?quad)\b", ""),
     (r"(?<![\d*])(?<!\d\s)(?!(?<= )\* )\*+|(?<!\*)\*+(?!\s?[\d(*])", ""),  # bold; not the * of 3 * 6
-    (r"\bUS(?=\$)|\b(?:Rs\.?|USD|EUR)\s*(?=\d)|\$|[€£¥₹]", ""),
+    (r"\bUS(?=\\?\$)|\b(?:Rs\.?|USD|EUR|GBP|JPY|INR)\s*(?=[-\d])|\\?\$|[€£¥₹]", ""),
     (r"\\(?=[%&#_{}])|[{}`]|</?\w+>|(?<!\w)_+|_+(?!\w)", ""),
 )
 
@@ -103,21 +148,36 @@ class Statement:
 
 def statements(response: str) -> Iterator[Statement]:
     """Yield statements of the answer, the most reliable first."""
-    response = _DISPLAY.sub(_on_one_line, response[-_READ:].replace("...", "…"))
+    response = _FENCE.sub("", narrow(response[-_READ:])).replace("...", "…").strip()
+    response = _DISPLAY.sub(_on_one_line, response)
     withdrawn = deque(_WITHDRAWN.finditer(response), maxlen=1)
     response = _NO_STATEMENT.sub("", response[withdrawn[0].end() :] if withdrawn else response)
     for form in reversed(deque(_FORM.finditer(response), maxlen=_MOST)):
-        yield _statement(response, form)
-    for box in deque(_BOXED.findall(response), maxlen=1):
-        yield Statement(box)
-    for before in reversed(_BEFORE.findall(response)):
-        yield Statement("".join(before))
+        if not _is_denied(response, form):
+            yield _statement(response, form)
+    for box in deque(_BOXED.finditer(response), maxlen=1):
+        yield Statement(_with_context(response, box))
+    for before in reversed(list(_BEFORE.finditer(response))):
+        if not _is_denied(response, before):
+            yield Statement(before[1] or before[2])
     if bold := _BOLD.search(response):
         yield Statement(bold[1])
     if len(response) <= _SHORT and "\n" not in response:
-        yield Statement(response, terse=True)
+        yield Statement(_SUM.sub("", response), terse=True)
     if conclusion := _CONCLUSION.match(response[-_LONGEST:]):
         yield Statement(conclusion[1])
+
+
+def _is_denied(response: str, form: re.Match[str]) -> bool:
+    return bool(_DENIED.search(response[max(0, form.start() - 80) : form.start()]))
+
+
+def _with_context(text: str, box: re.Match[str]) -> str:
+    """Return what is in a box, with the sign, bound or scale around it: -\\boxed{5}, \\boxed{5} million."""
+    before = _GLUE_BEFORE.search(text[max(0, box.start() - 40) : box.start()])
+    after = _GLUE_AFTER.match(text[box.end() : box.end() + 40])
+    parts = before[0].rstrip(" $({*") if before else "", box[1], after[0].lstrip(" $)}*") if after else ""
+    return " ".join(filter(None, parts))
 
 
 def _on_one_line(display: re.Match[str]) -> str:
@@ -131,15 +191,28 @@ def _statement(response: str, form: re.Match[str]) -> Statement:
     """
     rest = response[form.end() : form.end() + _LONGEST]
     start = rest.lstrip(_OPENING)
+    if "\n" in rest[: -len(start)]:
+        start = _BULLET.sub("", start)
     end = _END.search(start)
     sentence = start[: end.start()] if end else start
     box = _BOXED.search(start)
     if box and box.start() < len(sentence):
-        return Statement(box[1])
+        return Statement(_with_context(start, box))
     if end and end[0] in "?？":
         return Statement("")
     is_heading = form[0].endswith((":", "：", "\n")) or "\n" in rest[: -len(start)]
     return Statement(sentence, terse=is_heading and bool(re.search(r"\d", start[len(sentence) :])))
+
+
+def narrow(text: str) -> str:
+    """Return a text with letters, digits and brackets in their usual form: （Ｂ） is (B), and ½ is 1/2."""
+    text = _WIDE.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text)
+    text = text.translate(_BRACKETS)
+    return _VULGAR.sub(lambda found: f"{found[1]}{' ' * len(found[1])}{_fraction(found[2])}", text)
+
+
+def _fraction(sign: str) -> str:
+    return unicodedata.normalize("NFKC", sign).replace("⁄", "/")
 
 
 def plain(text: str) -> str:
@@ -147,6 +220,7 @@ def plain(text: str) -> str:
 
     Currency signs and styling commands are dropped.
     """
+    text = narrow(text).replace("⁄", "/")
     for written, meant in _PLAIN:
         text = re.sub(written, meant, text)
     return text.strip()

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from mink_local.errors import OptionError
@@ -12,19 +14,131 @@ from mink_local.generation.sampling_step import SamplingStep, sampling_step
 from mink_local.generation.text import TextStream
 from mink_local.llama.weights import Weights
 from mink_local.samplers import Greedy, Sampler, parse
-from mink_local.serve.protocol.fields import CandidatesRequest, naming
-from mink_local.serve.protocol.messages import prepare_chat
-from mink_local.serve.protocol.responses import ApiError, Candidate, Cut, StepCandidates
+from mink_local.serve.bodies import Output
+from mink_local.serve.errors import ApiError
+from mink_local.serve.request.chat import ChatMessage, ChatRequest, FunctionTool, NamedToolChoice
+from mink_local.serve.request.engine_requests import prepare_chat
+from mink_local.serve.request.fields import MAX_TOOLS, Fields, Name, ReasoningOptions, TokenId, TokenIds
+from mink_local.serve.request.parsing import naming
 from mink_local.serve.service import Service, api_errors
 
 _CURVE_POINTS = 256  # of the candidates' logits, over the whole vocabulary
+
+
+class CandidatesRequest(Fields, frozen=True, kw_only=True):
+    """Body of `POST /candidates`: a conversation, and what to return about the next token of its answer.
+
+    Attributes:
+        model: A model id.
+        messages: The conversation; if the last message is the assistant's, the answer continues it.
+        prompt: Token ids, in place of `messages`.
+        prefix_tokens: Token ids with which the answer begins.
+        tools: Functions that the model may call.
+        tool_choice: With `none` the model does not see them.
+        reasoning_effort: `none` switches reasoning off, anything else on.
+        reasoning: Its `effort` is the same.
+        chat_template_kwargs: Variables of the chat template.
+        samplers: Samplers such as `min-k:tau=3`, whose cuts to return.
+        temperatures: The temperatures for which to return cuts; by default 1.
+        top: Number of candidates to return.
+        sampled: Id of a token to describe, whatever its rank.
+    """
+
+    model: Name | None = None
+    messages: Annotated[list[ChatMessage], Meta(max_length=2048)] | None = None
+    prompt: TokenIds | None = None
+    prefix_tokens: TokenIds | None = None
+    tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    reasoning_effort: str | None = None
+    reasoning: ReasoningOptions | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    samplers: Annotated[list[Name], Meta(max_length=8)] | None = None
+    temperatures: Annotated[list[Annotated[float, Meta(gt=0)]], Meta(min_length=1, max_length=32)] | None = (
+        None
+    )
+    top: Annotated[int, Meta(ge=0, le=200)] = 50
+    sampled: TokenId | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.messages) == bool(self.prompt):
+            raise ApiError(400, "give messages or prompt, not both", param="messages")
+
+    def chat(self) -> ChatRequest:
+        """Return the conversation as a request to chat completions. Raises ApiError."""
+        return ChatRequest(
+            messages=self.messages or [],
+            prefix_tokens=self.prefix_tokens,
+            tools=self.tools,
+            tool_choice=self.tool_choice,
+            reasoning_effort=self.reasoning_effort,
+            reasoning=self.reasoning,
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
+
+
+class Candidate(Output, kw_only=True):
+    """A token that the model might have sampled.
+
+    Attributes:
+        rank: Counts from 1.
+        text: What it adds to the answer: nothing, if it is the beginning of a character.
+        p: At temperature 1, of the whole vocabulary.
+        ends: Whether it ends the answer.
+    """
+
+    rank: int
+    id: int
+    text: str
+    logit: float
+    p: float
+    ends: bool
+
+
+class Cut(Output, kw_only=True):
+    """The cut of a sampler at each temperature.
+
+    Attributes:
+        first: Rank of the first candidate that it keeps, from 1; above 1 with `typical` and `xtc` only.
+        k: Number of candidates that it keeps, from that rank on.
+        members: For a chain, the number of candidates left after each of its cuts.
+        weight: Sum of `exp((logit - largest) / temperature)` over the candidates.
+    """
+
+    sampler: str
+    first: list[int]
+    k: list[int]
+    members: list[list[int]]
+    weight: list[float]
+
+
+class StepCandidates(Output, kw_only=True):
+    """The answer of `POST /candidates`.
+
+    Attributes:
+        prompt_tokens: Number of tokens before the step.
+        sampled: The token that the request names.
+        curve: Ranks, evenly spaced on a logarithmic axis over the whole vocabulary, and their logits.
+        cliff: Number of candidates before the largest weighted drop.
+        entropy: Of the probabilities at temperature 1, in bits.
+    """
+
+    n_vocab: int
+    prompt_tokens: int
+    temperatures: list[float]
+    candidates: list[Candidate]
+    sampled: Candidate | None
+    curve: list[tuple[int, float]]
+    cliff: int
+    entropy: float
+    cuts: list[Cut]
 
 
 async def find_candidates(service: Service, asked: CandidatesRequest) -> StepCandidates:
     """Return the candidates of an answer's next token, and samplers' cuts."""
     service.presets.find(asked.model)
     try:
-        samplers = [parse(text) for text in asked.samplers]
+        samplers = [parse(text) for text in asked.samplers or ()]
     except ValueError as error:
         raise ApiError(400, str(error), param="samplers") from None
     rows: list[NDArray[np.float32]] = []

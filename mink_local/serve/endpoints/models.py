@@ -1,11 +1,46 @@
 """The models that the server offers: the loaded one, with each of its presets."""
 
-from mink_local.serve.protocol.responses import (
-    ModelEntry,
-    ModelList,
-    ModelMeta,
-)
+from typing import Literal
+
+from mink_local.serve.bodies import Output
 from mink_local.serve.service import Service
+
+
+class ModelMeta(Output, kw_only=True):
+    """The model behind an id, and how it is sampled.
+
+    Attributes:
+        n_ctx: Tokens that a prompt and its answer share.
+        n_ctx_train: Tokens that the model was trained for.
+        ignores_client_sampling: Whether `sampler` and `temperature` override what a client sends.
+    """
+
+    n_ctx: int
+    n_ctx_train: int
+    n_vocab: int
+    sampler: str
+    temperature: float
+    ignores_client_sampling: bool
+
+
+class ModelEntry(Output, kw_only=True):
+    """A model id."""
+
+    id: str
+    object: Literal["model"] = "model"
+    type: Literal["model"] = "model"
+    display_name: str
+    created: int
+    owned_by: str = "mink-local"
+    max_model_len: int
+    meta: ModelMeta
+
+
+class ModelList(Output, kw_only=True):
+    """All model ids, the model's own name first."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelEntry]
 
 
 async def list_models(service: Service) -> ModelList:

@@ -1,5 +1,7 @@
 """What the server is doing and has done: health, slots, numbers, the last requests."""
 
+from typing import Literal
+
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
@@ -7,14 +9,69 @@ from mink_local.generation.answer import Answer
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.model import Model
 from mink_local.generation.slots import Slot
-from mink_local.serve.protocol.responses import (
-    Health,
-    RecordedAnswer,
-    RecordedRequest,
-    RecordedToken,
-    SlotState,
-)
+from mink_local.serve.bodies import Output
 from mink_local.serve.service import Service
+
+
+class Health(Output, kw_only=True):
+    """The state of a server that works."""
+
+    status: Literal["ok"] = "ok"
+
+
+class RecordedToken(Output, kw_only=True):
+    """A token of an answer.
+
+    Attributes:
+        k: Number of candidates that it was sampled from.
+    """
+
+    id: int
+    text: str
+    k: int
+
+
+class RecordedAnswer(Output, kw_only=True):
+    """An answer, and how it was sampled.
+
+    Attributes:
+        prompt: Token ids of the prompt.
+        prompt_text: The prompt as the model saw it, with its control tokens.
+        finish_reason: `stop` or `length`; null if the client left.
+    """
+
+    prompt: list[int]
+    prompt_text: str
+    sampler: str
+    temperature: float
+    tokens: list[RecordedToken]
+    finish_reason: str | None
+
+
+class RecordedRequest(Output, kw_only=True):
+    """One of the last requests, with its answers, at most four."""
+
+    model: str
+    created: int
+    answers: list[RecordedAnswer]
+
+
+class SlotState(Output, kw_only=True):
+    """A slot of the engine.
+
+    Attributes:
+        n_answers: Number of answers that share it, since they have the same tokens so far.
+        n_cached: Tokens in its KV cache.
+        n_pending: Tokens still to be evaluated, of a prompt or one of an answer.
+        n_generated: Tokens of its answer so far.
+    """
+
+    id: int
+    is_processing: bool
+    n_answers: int
+    n_cached: int
+    n_pending: int
+    n_generated: int
 
 
 async def health(service: Service) -> Health:

@@ -1,23 +1,88 @@
 """Texts and token ids: the tokenizer, and the length of prompts."""
 
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta
+
 from mink_local.generation.request import SamplingParams
-from mink_local.serve.protocol.fields import (
-    ChatRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-)
-from mink_local.serve.protocol.messages import prepare_chat
-from mink_local.serve.protocol.responses import (
-    ApiError,
-    DetokenizedText,
-    InputTokens,
-    TokenizedText,
-    TokenizerInfo,
-    TokenPiece,
-)
+from mink_local.serve.bodies import Output
+from mink_local.serve.errors import ApiError
+from mink_local.serve.request.chat import ChatRequest
+from mink_local.serve.request.engine_requests import prepare_chat
+from mink_local.serve.request.fields import Fields, TokenId
 from mink_local.serve.service import Service
 
+MAX_TEXT_CHARACTERS = 1 << 20
 MAX_CONTROL_TOKENS = 10_000  # in a text; llama.cpp's time grows with the square of their number
+
+LongText = Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
+
+
+class TokenizeRequest(Fields, frozen=True):
+    """Body of `POST /tokenize`, with llama-server's names or vLLM's.
+
+    Attributes:
+        content: The text; with this name no token is added at the beginning by default, as in llama-server.
+        prompt: The text; with this name one is, as in vLLM.
+        add_special: Whether to add the token that begins texts; `add_special_tokens` is the same.
+        parse_special: Whether control tokens in the text are read as such.
+        with_pieces: Whether to return the text of every token.
+    """
+
+    names: ClassVar = {"add_special": ("add_special", "add_special_tokens")}
+
+    content: LongText | None = None
+    prompt: LongText | None = None
+    add_special: bool | None = None
+    parse_special: bool = True
+    with_pieces: bool = False
+
+    def __post_init__(self) -> None:
+        if self.content is None and self.prompt is None:
+            raise ApiError(400, "content is missing", param="content")
+
+
+class DetokenizeRequest(Fields, frozen=True):
+    """Body of `POST /detokenize`."""
+
+    tokens: Annotated[list[TokenId], Meta(max_length=MAX_TEXT_CHARACTERS)]
+
+
+class TokenPiece(Output, kw_only=True):
+    """A token with its text, or with its bytes if they are no whole character."""
+
+    id: int
+    piece: str | list[int]
+
+
+class TokenizedText(Output, kw_only=True):
+    """The tokens of a text; objects with `with_pieces`."""
+
+    tokens: list[int | TokenPiece]
+    count: int
+    max_model_len: int
+
+
+class DetokenizedText(Output, kw_only=True):
+    """The text of token ids, by llama-server's and vLLM's names."""
+
+    content: str
+    prompt: str
+
+
+class TokenizerInfo(Output, kw_only=True):
+    """The special tokens and the chat template."""
+
+    bos_token: str
+    eos_token: str
+    chat_template: str | None
+
+
+class InputTokens(Output, kw_only=True):
+    """The number of tokens of a conversation's prompt."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
 
 
 async def tokenize(service: Service, request: TokenizeRequest) -> TokenizedText:

@@ -48,7 +48,7 @@ def test_the_report(frontier: Frontier, tmp_path: Path) -> None:
     found = json.loads((out / "frontier.json").read_text())
     assert found["n_texts"] == 2
     markdown = (out / "frontier.md").read_text()
-    assert "+3.0 points" in markdown
+    assert "+3 points" in markdown
     assert str(tmp_path) not in markdown + json.dumps(found)  # it is for others too
     assert {row["sampler"] for row in found["defaults"]} >= {"greedy", "top-k:k=5+min-k:tau=3"}
     rows = pd.read_csv(out / "frontier.csv")

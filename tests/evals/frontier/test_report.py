@@ -1,6 +1,7 @@
 """The figures of settings, their intervals, and variety at equal tail mass, beside other computations."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ from mink_local.errors import GenerationError
 from mink_local.evals.frontier.report import YARDSTICK, FrontierResults, most_entropy
 from mink_local.evals.frontier.sums import FIGURES, TAIL_LEVELS, PositionFigures
 from mink_local.evals.settings import SamplerSetting, sweep
+from mink_local.evals.tables import ENDS
 from mink_local.samplers import Greedy, MinK, MinP, PLess, TopK
 from tests.support.logits import embedded_logits
 
@@ -50,6 +52,10 @@ def made_up(
     return positions, per_position * positions[:, None, None]
 
 
+def interval(row: Any, name: str) -> tuple[float, ...]:
+    return tuple(row[f"{name}{end}"] for end in ENDS)
+
+
 def test_intervals_are_scipys() -> None:
     settings = [GREEDY, SamplerSetting(TopK(), 5.0)]
     positions, sums = made_up(settings, 60, np.random.default_rng(0))
@@ -61,11 +67,11 @@ def test_intervals_are_scipys() -> None:
                 (own, positions), lambda s, n, axis: s.sum(axis) / n.sum(axis), paired=True, vectorized=True,
                 method="percentile", n_resamples=20_000, rng=np.random.default_rng(1),
             ).confidence_interval  # fmt: skip
-            (interval,) = found.loc[found["sampler"] == name, figure]
-            assert interval.value == pytest.approx(own.sum() / positions.sum())
+            value, low, high = interval(found[found["sampler"] == name].iloc[0], figure)
+            assert value == pytest.approx(own.sum() / positions.sum())
             width = expected.high - expected.low
-            assert abs(interval.low - expected.low) < 0.06 * width
-            assert abs(interval.high - expected.high) < 0.06 * width
+            assert abs(low - expected.low) < 0.06 * width
+            assert abs(high - expected.high) < 0.06 * width
 
 
 def along(tail: Floats, entropy: Floats, at: float) -> float:
@@ -95,11 +101,11 @@ def test_the_best_setting_for_a_wanted_tail_mass() -> None:
     careful, loose = MinP(p=0.5, order="temperature-last"), MinP(p=0.1, order="temperature-last")
     settings = [SamplerSetting(one, 5.0) for one in (Greedy(), careful, loose, TopK(k=2), TopK(k=3), PLess())]
     found = alike(settings, tail=[0.01, 0.02, 0.04, 0.02, 0.9, 0.9], entropy=[0, 0.4, 0.6, 0.3, 99, 99])
-    best, other = found.at_tail_mass(5.0, 0.02).itertuples()
-    assert (best.curve, best.between) == (YARDSTICK, "p=0.5 to p=0.1")
-    assert (best.entropy.value, *best.behind) == pytest.approx((0.5, 0, 0, 0))
-    assert (other.curve, other.between) == ("top-k", "k=2")
-    assert other.behind == pytest.approx((0.2, 0.2, 0.2))
+    best, other = found.at_tail_mass(5.0, 0.02).to_dict("records")
+    assert (best["curve"], best["between"]) == (YARDSTICK, "p=0.5 to p=0.1")
+    assert (best["entropy"], *interval(best, "behind")) == pytest.approx((0.5, 0, 0, 0))
+    assert (other["curve"], other["between"]) == ("top-k", "k=2")
+    assert interval(other, "behind") == pytest.approx((0.2, 0.2, 0.2))
 
 
 def test_a_default_beside_the_yardstick_at_its_tail_mass() -> None:
@@ -107,25 +113,31 @@ def test_a_default_beside_the_yardstick_at_its_tail_mass() -> None:
     positions, sums = made_up(settings, 40, np.random.default_rng(5))
     defaults = results(settings, positions, sums).defaults(5.0).set_index("sampler")
     assert set(defaults.index) == {str(one.sampler) for one in settings if one.is_default}
-    assert defaults.loc["greedy", "gain"] is None
+    assert math.isnan(defaults.loc["greedy", "gain"])
     values = sums.sum(axis=0) / positions.sum()
     path = [i for i, one in enumerate(settings) if one.curve == "greedy"]
     path += [i for i, one in enumerate(settings) if one.curve == YARDSTICK]
     i = next(i for i, one in enumerate(settings) if one.sampler == MinK())
     tail, entropy = values[path][:, TAIL_MASS], values[path][:, ENTROPY]
-    gain = defaults.loc[str(MinK()), "gain"]
+    gain, low, high = interval(defaults.loc[str(MinK())], "gain")
     assert values[i, TAIL_MASS] <= tail.max()
-    assert gain.value == pytest.approx(
-        values[i, ENTROPY] - along(tail, entropy, values[i, TAIL_MASS]), abs=1e-5
-    )
-    assert gain.low <= gain.value <= gain.high
+    assert gain == pytest.approx(values[i, ENTROPY] - along(tail, entropy, values[i, TAIL_MASS]), abs=1e-5)
+    assert low <= gain <= high
 
 
 def test_a_default_with_less_tail_mass_than_greedy_has_a_finite_gain() -> None:
     settings = [GREEDY, SamplerSetting(MinP(order="temperature-last"), 5.0), SamplerSetting(MinK(), 5.0)]
     found = alike(settings, tail=[0.05, 0.09, 0.04], entropy=[0, 0.4, 0.1])
     defaults = found.defaults(5.0).set_index("sampler")
-    assert defaults.loc[str(MinK()), "gain"] == pytest.approx((0.1, 0.1, 0.1))
+    assert interval(defaults.loc[str(MinK())], "gain") == pytest.approx((0.1, 0.1, 0.1))
+
+
+def test_a_single_text_has_no_intervals() -> None:
+    settings = [GREEDY, SamplerSetting(MinP(order="temperature-last"), 5.0)]
+    positions, sums = made_up(settings, 1, np.random.default_rng(5))
+    found = results(settings, positions, sums)
+    assert found.figures[["entropy_low", "tail_mass_high"]].isna().all(axis=None)
+    assert found.figures["entropy"].notna().all()
 
 
 def test_a_text_that_lacks_a_setting_is_left_out() -> None:

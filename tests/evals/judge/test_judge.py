@@ -111,8 +111,8 @@ def test_each_pair_is_judged_in_both_orders(judge: Judge, run: Path, server: Jud
     assert shown == sorted((b, a) for a, b in shown)
     for t in (1.0, 5.0):
         best, same = rows(run)["min-k:tau=3", t], rows(run)["top-n-sigma:n=1", t]
-        assert (best["won:tied:lost"], best["p"], best["win_rate"][0]) == (f"{N}:0:0", 2 * 0.5**N, 1)
-        assert (same["won:tied:lost"], same["win_rate"][0]) == (f"0:{N}:0", 0.5)
+        assert (best["won:tied:lost"], best["p"], best["win_rate"]) == (f"{N}:0:0", 2 * 0.5**N, 1)
+        assert (same["won:tied:lost"], same["win_rate"]) == (f"0:{N}:0", 0.5)
         assert best["judge"] == f"judge-1 at {server.url}"
     for output in (result.stdout, (run / "judge" / "judge.md").read_text()):
         for number in ("50.0–100.0", "0.125", "Holm 0.500", "wins 50.0%"):
@@ -351,7 +351,7 @@ def test_the_papers_protocol(judge: Judge, run: Path, server: JudgeServer) -> No
     orders = [line["order"] for line in lines(run)]
     assert 0 < orders.count(ORDERS[0]) < len(orders)
     best, tied = rows(run)["min-k:tau=3", 5.0], rows(run)["top-n-sigma:n=1", 5.0]
-    assert (best["win_rate"][0], tied["win_rate"][0], tied["won:tied:lost"]) == (1, 0, f"0:{N}:0")
+    assert (best["win_rate"], tied["win_rate"], tied["won:tied:lost"]) == (1, 0, f"0:{N}:0")
     shown = " ".join(judge().succeeded().stdout.split())
     assert len(server.bodies) == 4 * N + 8 * N
     found = json.loads((run / "judge" / "judge.json").read_text())["rows"]

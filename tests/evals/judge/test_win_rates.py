@@ -41,7 +41,7 @@ def test_the_papers_human_evaluation() -> None:
     """75 of 200 pairs for Min-k, 67 for top-nσ, 58 ties: its binomial test finds no difference."""
     found = win_rate(list(enumerate(75 * [1] + 58 * [0] + 67 * [-1])))
     assert found["won:tied:lost"] == "75:58:67"
-    assert found.win_rate.value == pytest.approx((75 + 29) / 200)
+    assert found.win_rate == pytest.approx((75 + 29) / 200)
     assert found.p == pytest.approx(stats.binomtest(75, 142).pvalue)
     assert found.p == pytest.approx(0.557, abs=5e-4)
 
@@ -49,7 +49,7 @@ def test_the_papers_human_evaluation() -> None:
 def test_by_the_papers_protocol_a_tie_is_no_win() -> None:
     outcomes = list(enumerate(75 * [1] + 58 * [0] + 67 * [-1]))
     found = win_rates(votes(outcomes, protocol=PAPER), CELL).iloc[0]
-    assert found.win_rate.value == pytest.approx(75 / 200)
+    assert found.win_rate == pytest.approx(75 / 200)
     assert found.p == win_rate(outcomes).p
 
 
@@ -58,22 +58,23 @@ def test_the_interval_excludes_half_where_the_test_finds_a_difference(
     outcomes: list[tuple[int, int]],
 ) -> None:
     found = win_rate(outcomes)
-    assert (found.p <= ALPHA) == (not found.win_rate.low <= 0.5 <= found.win_rate.high)
-    assert 0 <= found.win_rate.low <= found.win_rate.value <= found.win_rate.high <= 1
+    assert (found.p <= ALPHA) == (not found.win_rate_low <= 0.5 <= found.win_rate_high)
+    assert 0 <= found.win_rate_low <= found.win_rate <= found.win_rate_high <= 1
 
 
 def test_every_question_counts_the_same() -> None:
     found = win_rate([("a", 1)] * 3 + [("b", 1), ("b", -1), ("b", 1)] + [("c", -1)] * 3)
     assert (found["won:tied:lost"], found.questions) == ("5:0:4", 3)
-    assert found.win_rate.value == pytest.approx((1 + 2 / 3 + 0) / 3)
+    assert found.win_rate == pytest.approx((1 + 2 / 3 + 0) / 3)
 
 
 def test_rate_and_p_test_the_same_mean() -> None:
     """8 questions won by 5 votes and 20 lost by 1: fewer than half of the questions are won."""
     unequal = win_rate([(i, 1) for i in range(8) for _ in range(5)] + [(i, -1) for i in range(8, 28)])
     equal = win_rate([(i, 1 if i < 8 else -1) for i in range(28)])
-    assert unequal.win_rate.value == pytest.approx(8 / 28)
-    assert (unequal.p, *unequal.win_rate) == pytest.approx((equal.p, *equal.win_rate))
+    assert unequal.win_rate == pytest.approx(8 / 28)
+    for name in ("p", "win_rate", "win_rate_low", "win_rate_high"):
+        assert unequal[name] == pytest.approx(equal[name])
 
 
 def test_missing_judgements_are_left_out_and_p_is_corrected() -> None:

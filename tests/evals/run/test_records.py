@@ -81,7 +81,7 @@ def test_an_open_ended_response_has_no_verdicts(tmp_path: Path) -> None:
     line = json.loads(OLD_LINE) | {"strict": None, "flexible": None}
     (found,) = read(tmp_path / RECORDS, json.dumps(line).encode()).by_key.values()
     assert found.open_ended
-    assert json.loads(to_line(found)) == line | {"thoughts_cut": False, "scored": ""}
+    assert json.loads(to_line(found)) == line
 
 
 def test_every_jsonl_with_responses_is_a_record_file(tmp_path: Path) -> None:

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
-from mink_local.evals.report.report import Report, markdown
+from mink_local.evals.report.report import Report
 from mink_local.evals.run.records import read_run
 from mink_local.evals.run.report import run_report, settings_table
-from mink_local.evals.run.summary import summarise
+from mink_local.evals.run.summary import EVERY, summarise
 from mink_local.evals.tables import Table, percent
 from tests.support.made_run import change, judge, write_run
 
@@ -42,7 +43,7 @@ def test_accuracies_have_intervals_marks_and_bold_winners(tmp_path: Path) -> Non
         return int(r["question_id"]) < 15 or bool(r["sampler"] == SIGMA)
 
     report = report_of(judge(tmp_path, right))
-    table = table_of(report, "flexible accuracy, %")
+    table = table_of(report, "· accuracy, %")
     assert table.columns == ["method", "T = 1", "T = 10"]
     rows = {row[0].text: [(cell.text, cell.bold) for cell in row[1:]] for row in table.rows}
     assert rows == {
@@ -54,8 +55,8 @@ def test_accuracies_have_intervals_marks_and_bold_winners(tmp_path: Path) -> Non
     said = sentences(report)
     assert f"better than {MIN_K}: {SIGMA} at T = 10." in said
     assert f"worse than {MIN_K}: {SIGMA} at T = 1; top-p:p=0.9 (T last) at T = 1." in said
-    assert "of 4 comparisons" in said
-    assert "strict" not in markdown(report).partition("How to read")[0]  # it is the same
+    assert "4 comparisons" in said
+    assert "Strict scoring" not in said  # it is the same
 
 
 def test_variants_have_a_table_and_no_intervals_are_joined(tmp_path: Path) -> None:
@@ -67,14 +68,32 @@ def test_variants_have_a_table_and_no_intervals_are_joined(tmp_path: Path) -> No
     assert "95% intervals" not in sentences(document)
 
 
-def test_strict_scoring_is_among_more_tables(tmp_path: Path) -> None:
+def test_strict_accuracy_is_in_a_table_of_its_own(tmp_path: Path) -> None:
     write_run(tmp_path, **SMALL | {"n_questions": 4})
     change(tmp_path, lambda r: r.update(strict={"answer": None, "correct": False}))
     report = report_of(tmp_path)
-    section, _ = report.sections
-    assert not any("strict" in part.title for part in section.parts if isinstance(part, Table))
-    assert any("strict accuracy" in table.title for table in section.more)
-    assert "100.0%" in sentences(report)
+    assert {cell.text for row in table_of(report, "strict accuracy").rows for cell in row[1:]} == {"0.0"}
+    assert "Strict scoring differs" in sentences(report)
+
+
+def test_the_terminal_shows_the_tests_beside_the_accuracies(tmp_path: Path) -> None:
+    report = report_of(write_run(tmp_path, **SMALL | {"n_questions": 4, "samplers": (MIN_K, SIGMA, LAST)}))
+    titles = [table.title for table in report.printed]
+    assert "accuracy" in titles[0]
+    assert f"against {MIN_K}" in titles[1]
+    assert report.printed[1].columns[2:] == ["questions", "difference", "won", "lost", "p", "p, Holm"]
+    every = report_of(tmp_path, "sampler", EVERY)
+    assert "every pair" in every.printed[1].title
+    assert every.folder != report.folder == "report"
+
+
+def test_categories_are_rows(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path, **SMALL | {"n_questions": 4}))
+    for key, question in run.questions.items():
+        run.questions[key] = structs.replace(question, category="odd" if int(question.id) % 2 else "even")
+    table = table_of(run_report(run), "by category, T = 10")
+    assert table.columns == ["category", "questions", MIN_K, SIGMA]
+    assert [[cell.text for cell in row[:2]] for row in table.rows] == [["even", "2"], ["odd", "2"]]
 
 
 def test_models_are_side_by_side_with_their_difference(tmp_path: Path) -> None:
@@ -116,7 +135,7 @@ def test_incomplete_cells_are_marked_and_counted(tmp_path: Path) -> None:
     change(tmp_path, lambda r: r["sampler"] != SIGMA or int(r["question_id"]) < 4)
     report = report_of(tmp_path)
     assert "2 of 4 cells" in sentences(report)
-    assert "*" in table_of(report, "flexible accuracy, %").rows[1][1].text
+    assert "*" in table_of(report, "· accuracy, %").rows[1][1].text
 
 
 def test_nothing_to_compare_with_is_said(tmp_path: Path) -> None:
@@ -151,11 +170,10 @@ def test_attempts_and_diversity_have_tables(tmp_path: Path) -> None:
     write_run(tmp_path, **SMALL | {"samplers": (MIN_K, "greedy")})
     report = report_of(tmp_path)
     run = summarise(read_run(tmp_path))
-    attempts = table_of(report, "flexible: any of k responses right")
+    attempts = table_of(report, "any of k responses right")
     assert attempts.columns == ["method", "k = 1", "k = 2"]
     assert len(attempts.rows) == 4
-    last = run.attempts[(run.attempts["k"] == 2) & (run.attempts["scoring"] == "flexible")].iloc[0]
-    shown = percent(last["pass"].value)
+    shown = percent(run.attempts.loc[run.attempts["k"] == 2, "passed"].iloc[0])
     assert attempts.rows[0][2].text == table_of(report, "any of 2 responses").rows[0][1].text == shown
     assert table_of(report, "distinct").rows[1][1].text == "50.0"
 

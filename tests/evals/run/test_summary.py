@@ -8,15 +8,20 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from mink_local.evals.run.records import read_run
 from mink_local.evals.run.summary import (
+    CELL,
+    EVERY,
     Summary,
     attempt_sizes,
+    once,
     pass_at,
     summarise,
 )
-from mink_local.evals.stats import paired_test, share
+from mink_local.evals.stats import holm, paired_test, share
+from mink_local.evals.tables import ENDS
 from mink_local.samplers import label
 from tests.support.made_run import change, judge, records, write_run
 
@@ -38,7 +43,7 @@ def marks(summary: Summary, kind: str = "sampler", by: str = "sampler") -> dict[
     """Return for each method, at ascending temperatures: better +, worse -, or no difference found 0."""
     found: dict[str, str] = {}
     for row in summary.comparisons.itertuples():
-        if row.kind == kind and row.scoring == "flexible":
+        if row.kind == kind:
             name = getattr(row, by)
             found[name] = found.get(name, "") + ("+" if row.better else "-" if row.worse else "0")
     return found
@@ -47,15 +52,19 @@ def marks(summary: Summary, kind: str = "sampler", by: str = "sampler") -> dict[
 def test_every_number_of_a_cell_is_that_of_its_records(tmp_path: Path) -> None:
     summary = summary_of(make(tmp_path, n_questions=8))
     lines = records(tmp_path)
-    assert len(summary.cells) == 4 * 2 * 2
+    assert len(summary.cells) == 4 * 2
     for row in summary.cells.itertuples():
         cell = [r for r in lines if (r["sampler"], r["temperature"]) == (row.sampler, row.temperature)]
-        right: dict[str, list[bool]] = {}
-        for r in cell:
-            right.setdefault(r["question_id"], []).append(r[row.scoring]["correct"])
-        assert row.accuracy == share([sum(one) / 2 for one in right.values()])
+        for scoring, name in (("flexible", "accuracy"), ("strict", "strict_accuracy")):
+            right: dict[str, list[bool]] = {}
+            for r in cell:
+                right.setdefault(r["question_id"], []).append(r[scoring]["correct"])
+            expected = share([sum(one) / 2 for one in right.values()])
+            assert tuple(getattr(row, f"{name}{end}") for end in ENDS) == expected
+        assert (row.tokens, row.seconds) == (sum(r["n_tokens"] for r in cell), 8)
+        assert row.tokens_per_second == row.tokens / 8
         assert (row.questions, row.responses, row.complete) == (8, 16, True)
-        assert row.no_answer == pytest.approx(sum(r[row.scoring]["answer"] is None for r in cell) / 16)
+        assert row.no_answer == pytest.approx(sum(r["flexible"]["answer"] is None for r in cell) / 16)
         assert row.truncated == sum(r["finish_reason"] == "length" for r in cell) / 16
         assert row.mean_tokens == pytest.approx(sum(r["n_tokens"] for r in cell) / 16)
         sizes = sorted(k for r in cell for k in r["k"])
@@ -67,10 +76,12 @@ def test_every_number_of_a_cell_is_that_of_its_records(tmp_path: Path) -> None:
 def test_greedy_is_repeated_at_every_temperature(tmp_path: Path) -> None:
     """It was run once, at temperature 0; alone it is a run at temperature 0."""
     cells = summary_of(make(tmp_path, samplers=(MIN_K, "greedy"))).cells
-    greedy = cells[(cells["sampler"] == "greedy") & (cells["scoring"] == "flexible")]
+    greedy = cells[cells["sampler"] == "greedy"]
     assert greedy["temperature"].tolist() == [1.0, 10.0]
     assert cells["complete"].all()
     assert greedy["accuracy"].nunique() == 1
+    assert once(cells)["temperature"].tolist() == [1.0, 10.0, 0.0]
+    assert set(greedy["responses"]) == {30}  # not those that stand in for repeats
     assert greedy["spread"].isna().all()
     assert cells[cells["sampler"] == MIN_K]["spread"].notna().all()
     alone = summary_of(change(tmp_path, lambda r: r["sampler"] == "greedy")).cells
@@ -104,7 +115,7 @@ def test_a_variant_is_tested_once(tmp_path: Path) -> None:
     """Among the samplers if its default is what all are compared with, or else among the variants."""
     variant, of_other = "min-k:tau=1", "top-n-sigma:n=2"
     summary = summary_of(make(tmp_path, samplers=(MIN_K, variant, SIGMA, of_other), temperatures=(1.0,)))
-    found = summary.comparisons[summary.comparisons["scoring"] == "flexible"]
+    found = summary.comparisons
     assert sorted(zip(found["kind"], found["sampler"], strict=True)) == [
         ("default", of_other), ("sampler", variant), ("sampler", SIGMA), ("sampler", of_other),
     ]  # fmt: skip
@@ -117,10 +128,10 @@ def test_a_comparison_is_the_paired_test_of_common_repeats(tmp_path: Path) -> No
     gains = [0] * 9
     for r in records(tmp_path):
         gains[int(r["question_id"])] += r["flexible"]["correct"] * (1 if r["sampler"] == SIGMA else -1)
-    found = summary_of(tmp_path).comparisons
-    [row] = found[found["scoring"] == "flexible"].itertuples()
+    [row] = summary_of(tmp_path).comparisons.itertuples()
     expected = paired_test(gains[:3] + gains[4:], 2)
-    assert (row.common_questions, row.difference, row.won, row.lost, row.p) == (
+    difference = (row.difference, row.difference_low, row.difference_high)
+    assert (row.common_questions, difference, row.won, row.lost, row.p) == (
         8, expected.difference, expected.won, expected.lost, expected.p,
     )  # fmt: skip
 
@@ -132,13 +143,13 @@ def test_models_are_compared_side_by_side_and_greedy_once(tmp_path: Path) -> Non
     summary = summary_of(judge(tmp_path, lambda r: r["model"] == "q8"))
     models = summary.comparisons[summary.comparisons["kind"] == "model"]
     assert set(models["model"]) == {"q4"}
-    places = models[models["scoring"] == "flexible"][["task", "sampler", "temperature"]]
+    places = models[["task", "sampler", "temperature"]]
     assert places.to_numpy().tolist() == [
         ["aqua", MIN_K, 10.0], ["aqua", "greedy", 10.0],
         ["gsm8k", MIN_K, 1.0], ["gsm8k", MIN_K, 10.0], ["gsm8k", "greedy", 1.0],
     ]  # fmt: skip
     assert models["worse"].all()
-    assert {row.difference.value for row in models.itertuples()} == {-1}
+    assert set(models["difference"]) == {-1}
 
 
 @pytest.mark.parametrize(
@@ -157,6 +168,34 @@ def test_anything_can_be_compared_with(
     summary = summary_of(tmp_path, kind, value)
     assert marks(summary, kind, kind) == expected
     assert set(summary.comparisons["kind"]) == {kind}
+
+
+def test_every_pair_of_samplers_is_compared_once_in_one_family(tmp_path: Path) -> None:
+    make(tmp_path, samplers=(MIN_K, SIGMA, LAST, "greedy"), n_questions=9)
+    found = summary_of(tmp_path, "sampler", EVERY).comparisons
+    assert len(found) == 6 * 2
+    assert not (found["sampler"] == found["against"]).any()
+    by_pair = found.assign(pair=[frozenset(pair) for pair in found[["sampler", "against"]].to_numpy()])
+    assert (by_pair.groupby("pair").size() == 2).all()
+    assert found["p_holm"].tolist() == pytest.approx(holm(found["p"].tolist()))
+    for row in summary_of(tmp_path, "sampler", SIGMA).comparisons.itertuples():
+        pair = by_pair[
+            (by_pair["pair"] == {row.sampler, SIGMA}) & (by_pair["temperature"] == row.temperature)
+        ]
+        assert (abs(pair["difference"].iloc[0]), pair["p"].iloc[0]) == (abs(row.difference), row.p)
+
+
+def test_accuracy_by_category_is_that_of_its_questions(tmp_path: Path) -> None:
+    run = read_run(make(tmp_path, samplers=(MIN_K, "greedy"), n_questions=6))
+    for key, question in run.questions.items():
+        run.questions[key] = replace(question, category="even" if int(question.id) % 2 == 0 else "odd")
+    summary = summarise(run)
+    assert len(summary.categories) == 2 * 2 * 2
+    for row in summary.categories.itertuples():
+        own = summary.judged[(summary.judged[CELL] == [getattr(row, name) for name in CELL]).all(axis=1)]
+        own = own[own["question_id"].astype(int) % 2 == (row.category == "odd")]
+        assert (row.questions, row.accuracy) == (3, pytest.approx(own["correct"].mean()))
+    assert set(once(summary.categories)["temperature"]) == {0.0, 1.0, 10.0}
 
 
 def test_without_min_k_samplers_are_not_compared(tmp_path: Path) -> None:
@@ -178,7 +217,7 @@ def test_variants_are_compared_with_the_defaults(tmp_path: Path) -> None:
     of_min_k = found[(found["kind"] == "sampler") & found["sampler"].isin(variants)]
     found = pd.concat([found[found["kind"] == "default"], of_min_k])
     assert set(found["sampler"]) == {*variants, MIN_P[0], MIN_P[2], MIN_P[3], MIN_P[5]}
-    for row in found[found["scoring"] == "flexible"].itertuples():
+    for row in found.itertuples():
         default = MIN_K if "min-k" in row.sampler else MIN_P[1] if "first" in row.sampler else MIN_P[4]
         right = {
             s: sum(
@@ -188,9 +227,7 @@ def test_variants_are_compared_with_the_defaults(tmp_path: Path) -> None:
             )
             for s in (row.sampler, default)
         }
-        assert row.difference.value == pytest.approx((right[row.sampler] - right[default]) / 4), label(
-            default
-        )
+        assert row.difference == pytest.approx((right[row.sampler] - right[default]) / 4), label(default)
 
 
 # pass@k against all subsets
@@ -215,7 +252,7 @@ def made(folder: Path, **options: Any) -> Path:
 def attempts_of(folder: Path, sampler: str = MIN_K) -> tuple[Summary, pd.DataFrame]:
     summary = summarise(read_run(folder))
     found = summary.attempts
-    return summary, found[(found["sampler"] == sampler) & (found["scoring"] == "flexible")]
+    return summary, found[found["sampler"] == sampler]
 
 
 def test_questions_that_are_being_answered_are_left_out(tmp_path: Path) -> None:
@@ -224,10 +261,10 @@ def test_questions_that_are_being_answered_are_left_out(tmp_path: Path) -> None:
     summary, found = attempts_of(tmp_path)
     assert found["k"].tolist() == [1, 2, 4]
     assert set(found["questions"]) == {3}
-    kept = summary.verdicts[summary.verdicts["question_id"].isin(["0", "2", "3"])]
-    right = kept[kept["scoring"] == "flexible"].groupby("question_id")["correct"]
-    assert found["pass"].iloc[-1].value == pytest.approx(right.max().mean())
-    assert found["pass"].iloc[0].value == pytest.approx(right.mean().mean())
+    kept = summary.judged[summary.judged["question_id"].isin(["0", "2", "3"])]
+    right = kept.groupby("question_id")["correct"]
+    assert found["passed"].iloc[-1] == pytest.approx(right.max().mean())
+    assert found["passed"].iloc[0] == pytest.approx(right.mean().mean())
 
 
 def test_fewer_repeats_than_other_methods_have_are_left_out(tmp_path: Path) -> None:
@@ -243,7 +280,7 @@ def test_greedy_gains_nothing_by_attempts(tmp_path: Path) -> None:
     made(tmp_path, samplers=(MIN_K, "greedy"), n_questions=9)
     summary, found = attempts_of(tmp_path, "greedy")
     cell = summary.cells[summary.cells["sampler"] == "greedy"].iloc[0]
-    assert set(found["pass"]) == {cell["accuracy"]}
+    assert set(found["passed"]) == {cell["accuracy"]}
     assert cell["distinct"] == pytest.approx(0.25)
 
 

@@ -131,7 +131,7 @@ NUMBERS = [
     ("The final answer is \\dfrac12.", None, "0.5"),
     ("The final answer is 1 1/2 cups.", "1", "1.5"),
     ("The final answer is $1\\frac{1}{2}$.", None, "1.5"),
-    ("The final answer is -1 1/2.", "-1", None),
+    ("The final answer is -1 1/2.", "-1", "-1.5"),
     ("The final answer is 1.5 million.", "1.5", "1500000"),
     ("The final answer is £3 thousand.", None, "3000"),
     ("The final answer is 18 eggs/day.", "18", "18"),

@@ -24,12 +24,10 @@ from mink_local.errors import GenerationError, MinkError
 from mink_local.generation.answer import Piece
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
+from mink_local.generation.request import Request, SamplingParams
 from mink_local.interrupts import on_interrupt
 from mink_local.llama.constants import RANDOM_SEED
-from mink_local.samplers import MinK
-from mink_local.serve.protocol.fields import ChatRequest, parse
-from mink_local.serve.protocol.messages import message_finish_reason, prepare_chat, usage_of
-from mink_local.serve.protocol.sampling import Preset, sampling_params
+from mink_local.llama.constraints import Constraints
 
 _loading = threading.Lock()
 _last: dict[tuple[str, int | None], Model] = {}  # the model that was used last, by name and n_ctx
@@ -61,26 +59,24 @@ class PromptAnswer:
     """
 
     def __init__(self, name: str, prompt: llm.Prompt) -> None:
-        options: Any = prompt.options  # `llm_plugin.PromptOptions`
-        sampler = options.parsed_sampler()
+        options: Any = prompt.options  # `plugin.PromptOptions`
+        schema: Any = prompt.schema
+        stop = options.stop or ()
         self._name = name
         self._seed = secrets.randbelow(RANDOM_SEED) if options.seed is None else options.seed
-        body: dict[str, Any] = {
-            "messages": [message for given in prompt.messages for message in _converted(given)],
-            "temperature": options.temperature,
-            "sampler": None if sampler is None else str(sampler),
-            "max_tokens": options.max_tokens,
-            "seed": self._seed,
-            "stop": options.stop,
-            "tools": [_definition(tool) for tool in prompt.tools if isinstance(tool, llm.Tool)],
-            "json_schema": prompt.schema,
-            "chat_template_kwargs": {} if options.think is None else {"enable_thinking": options.think},
-        }
-        chat, _ = parse(json.dumps(body).encode(), ChatRequest)
+        params = SamplingParams(
+            sampler=options.parsed_sampler(),
+            temperature=1.0 if options.temperature is None else options.temperature,
+            max_tokens=options.max_tokens,
+            seed=self._seed,
+            stop=[stop] if isinstance(stop, str) else stop,
+            constraints=Constraints(json_schema=schema) if schema else None,
+        )
+        messages = [message for given in prompt.messages for message in _converted(given)]
+        tools = [_definition(tool) for tool in prompt.tools if isinstance(tool, llm.Tool)]
         model = _load(name, options.n_ctx)
-        params, _ = sampling_params(chat, Preset(MinK(), is_fixed=False), model)
-        request = prepare_chat(model, chat, params)
-        self.reply = model.reply(request)
+        think = options.think if model.has_thinking_switch else None
+        self.reply = model.reply(Request(messages, params, think, tools=tools))
 
     def pieces(self) -> Generator[Piece, None, None]:
         """Yield the answer's pieces; Ctrl-C ends it.
@@ -97,14 +93,15 @@ class PromptAnswer:
         """Yield the events of a piece."""
         if piece.reasoning:
             yield StreamEvent("reasoning", piece.reasoning)
-        if piece.content:
-            yield StreamEvent("text", piece.content)
-        for call in piece.tool_calls:
-            call_id = self.reply.tool_calls[call.index]["id"]
-            if call.name:
-                yield StreamEvent("tool_call_name", call.name, tool_call_id=call_id)
-            if call.arguments:
-                yield StreamEvent("tool_call_args", call.arguments, tool_call_id=call_id)
+        for event in piece.events:
+            if isinstance(event, str):
+                yield StreamEvent("text", event)
+                continue
+            call_id = self.reply.tool_calls[event.index]["id"]
+            if event.name:
+                yield StreamEvent("tool_call_name", event.name, tool_call_id=call_id)
+            if event.arguments:
+                yield StreamEvent("tool_call_args", event.arguments, tool_call_id=call_id)
 
     def finish(self, response: llm.Response | AsyncResponse) -> None:
         """Give a response its usage, its tool calls, and what is logged as its JSON.
@@ -115,21 +112,24 @@ class PromptAnswer:
         reply = self.reply
         for call in reply.tool_calls:
             response.add_tool_call(_tool_call(call))
-        finish_reason = message_finish_reason(reply.finish_reason, reply)
-        usage, k = usage_of([[reply]]), reply.k
         details = {
-            "cached_tokens": usage.prompt_tokens_details.cached_tokens,
-            "reasoning_tokens": usage.completion_tokens_details.reasoning_tokens,
-            "median_k": median(k) if k else 0,
+            "cached_tokens": reply.prompt_tokens - reply.evaluated_tokens,
+            "reasoning_tokens": reply.n_reasoning,
+            "median_k": median(reply.k) if reply.k else 0,
         }
         response.set_usage(
-            input=usage.prompt_tokens,
-            output=usage.completion_tokens,
+            input=reply.prompt_tokens,
+            output=reply.n_tokens,
             details={name: number for name, number in details.items() if number} or None,
         )
         response.set_resolved_model(self._name)
-        logged = {"model": self._name, "finish_reason": finish_reason, "seed": self._seed, "k": k}
-        response.response_json = logged
+        has_called = bool(reply.tool_calls) and reply.finish_reason == "stop"
+        response.response_json = {
+            "model": self._name,
+            "finish_reason": "tool_calls" if has_called else reply.finish_reason,
+            "seed": self._seed,
+            "k": reply.k,
+        }
 
 
 def _tool_call(call: Mapping[str, Any]) -> llm.ToolCall:
@@ -159,14 +159,16 @@ def _converted(message: Message) -> Iterator[dict[str, Any]]:
             yield {"role": "tool", **result}
     if message.role != "tool":
         text, reasoning = texts.values()
-        yield {"role": message.role, "content": text, "reasoning_content": reasoning, "tool_calls": calls}
+        made = {"role": message.role, "content": text, "reasoning_content": reasoning, "tool_calls": calls}
+        yield {name: value for name, value in made.items() if value or name in ("role", "content")}
 
 
 def _definition(tool: llm.Tool) -> dict[str, Any]:
     return {
+        "type": "function",
         "function": {
             "name": tool.name,
             "description": tool.description or "",
             "parameters": tool.input_schema,
-        }
+        },
     }

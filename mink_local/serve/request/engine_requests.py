@@ -1,4 +1,4 @@
-"""Chat: messages and tools as the engine takes them, and answers as messages and usage."""
+"""Requests as the engine takes them, and the usage of their answers."""
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -7,10 +7,8 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from msgspec import UNSET
-
 from mink_local.errors import ConstraintError
-from mink_local.generation.answer import Answer, FinishReason, Piece
+from mink_local.generation.answer import Answer
 from mink_local.generation.call_styles import (
     HERMES,
     LLAMA,
@@ -21,20 +19,12 @@ from mink_local.generation.call_styles import (
 )
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request, SamplingParams
-from mink_local.generation.tool_calls import ToolCallDelta, ToolParser, merged
+from mink_local.generation.tool_calls import ToolParser
 from mink_local.llama.constraints import Constraints
 from mink_local.llama.guide import check
-from mink_local.serve.protocol.fields import ChatRequest, CompletionRequest, NamedToolChoice
-from mink_local.serve.protocol.responses import (
-    ApiError,
-    AssistantMessage,
-    CompletionTokensDetails,
-    FunctionCall,
-    MessageDelta,
-    PromptTokensDetails,
-    ResponseToolCall,
-    TokenUsage,
-)
+from mink_local.serve.bodies import CompletionTokensDetails, PromptTokensDetails, TokenUsage
+from mink_local.serve.errors import ApiError
+from mink_local.serve.request.chat import ChatRequest, CompletionRequest, NamedToolChoice
 
 Message = Mapping[str, Any]
 
@@ -125,7 +115,7 @@ def _grammar(request: ChatRequest, style: CallStyle) -> str:
     It allows several calls only if the client asks for them: a small model does not find the end.
     """
     choice = request.tool_choice
-    answer = None if request.forces_call else request.json_schema
+    answer = None if request.forces_call else request.answer_schema
     parameters = {}
     for i, tool in enumerate(request.tools or ()):
         if isinstance(choice, NamedToolChoice) and tool.function.name != choice.function.name:
@@ -182,43 +172,6 @@ def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
         if not waiting:
             yield message
     yield from waiting
-
-
-def message_delta(pieces: Sequence[Piece]) -> MessageDelta:
-    """Return what pieces of an answer add to its message, perhaps nothing."""
-    message = MessageDelta(content="".join(piece.content for piece in pieces) or UNSET)
-    if reasoning := "".join(piece.reasoning for piece in pieces):
-        message.reasoning_content = message.reasoning = reasoning
-    # Clients take one entry of a call from a chunk.
-    if calls := [_call_delta(delta) for delta in merged(d for piece in pieces for d in piece.tool_calls)]:
-        message.tool_calls = calls
-    return message
-
-
-def _call_delta(delta: ToolCallDelta) -> ResponseToolCall:
-    call = ResponseToolCall(index=delta.index, function=FunctionCall(arguments=delta.arguments))
-    if delta.id and delta.name:
-        call.id, call.type, call.function.name = delta.id, "function", delta.name
-    return call
-
-
-def whole_message(pieces: Sequence[Piece]) -> AssistantMessage:
-    """Return the message of an answer, given all of its pieces."""
-    delta = message_delta(pieces)
-    calls = delta.tool_calls or []
-    for call in calls:
-        call.index = UNSET
-    return AssistantMessage(
-        content=delta.content or (None if calls else ""),
-        reasoning_content=delta.reasoning_content,
-        reasoning=delta.reasoning,
-        tool_calls=delta.tool_calls,
-    )
-
-
-def message_finish_reason(reason: FinishReason | None, answer: Answer) -> str | None:
-    """Return why a message has ended, given why its answer has: "tool_calls" if with calls."""
-    return "tool_calls" if reason == "stop" and answer.tool_calls else reason
 
 
 def usage_of(prompts: Sequence[Sequence[Answer]]) -> TokenUsage:

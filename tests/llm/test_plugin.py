@@ -242,7 +242,7 @@ def test_an_error_in_a_chat_ends_it() -> None:
 def test_nothing_heavy_is_imported_to_list_models() -> None:
     program = """
 import sys
-import mink_local.serve.llm_plugin
+import mink_local.llm.plugin
 assert "mink_local.models" not in sys.modules
 from mink_local.models.catalog import names_here
 list(names_here())

@@ -7,45 +7,39 @@ from typing import Any
 
 import msgspec
 
-from mink_local.serve.endpoints.candidates import find_candidates
-from mink_local.serve.endpoints.completions import create_chat_completion, create_completion
-from mink_local.serve.endpoints.messages import (
-    MessageObject,
-    MessagesRequest,
-    count_message_tokens,
-    create_message,
-)
-from mink_local.serve.endpoints.models import list_models, retrieve_model
-from mink_local.serve.endpoints.responses import ResponseObject, ResponsesRequest, create_response
-from mink_local.serve.endpoints.state import health, metrics, ready, recorded_request, slots
-from mink_local.serve.endpoints.tokens import count_input_tokens, detokenize, tokenize, tokenizer_info
-from mink_local.serve.protocol.fields import (
-    CandidatesRequest,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    Fields,
-    SamplingFields,
-    TokenizeRequest,
-    sampler_fields,
-    with_fields,
-)
-from mink_local.serve.protocol.responses import (
-    ChatCompletion,
-    ChatCompletionChunk,
-    DetokenizedText,
-    ErrorBody,
+from mink_local.serve.bodies import ErrorBody
+from mink_local.serve.completions.bodies import ChatCompletion, ChatCompletionChunk, TextCompletion
+from mink_local.serve.completions.builder import create_chat_completion, create_completion
+from mink_local.serve.endpoints.candidates import CandidatesRequest, StepCandidates, find_candidates
+from mink_local.serve.endpoints.models import ModelEntry, ModelList, list_models, retrieve_model
+from mink_local.serve.endpoints.state import (
     Health,
-    InputTokens,
-    ModelEntry,
-    ModelList,
     RecordedRequest,
     SlotState,
-    StepCandidates,
-    TextCompletion,
-    TokenizedText,
-    TokenizerInfo,
+    health,
+    metrics,
+    ready,
+    recorded_request,
+    slots,
 )
+from mink_local.serve.endpoints.tokens import (
+    DetokenizedText,
+    DetokenizeRequest,
+    InputTokens,
+    TokenizedText,
+    TokenizeRequest,
+    TokenizerInfo,
+    detokenize,
+    tokenize,
+    tokenizer_info,
+)
+from mink_local.serve.messages.builder import MessageObject, count_message_tokens, create_message
+from mink_local.serve.messages.requests import MessagesRequest
+from mink_local.serve.request.chat import ChatRequest, CompletionRequest
+from mink_local.serve.request.fields import Fields
+from mink_local.serve.request.parsing import with_sampler_fields
+from mink_local.serve.responses.builder import ResponseObject, count_response_tokens, create_response
+from mink_local.serve.responses.requests import ResponsesRequest
 from mink_local.serve.service import Service
 from mink_local.version import __version__
 
@@ -85,9 +79,9 @@ ENDPOINTS = {
     ),
     "/v1/completions": Endpoint(create_completion, TextCompletion, CompletionRequest, TextCompletion),
     "/v1/responses": Endpoint(create_response, ResponseObject, ResponsesRequest),
+    "/v1/responses/input_tokens": Endpoint(count_response_tokens, InputTokens, ResponsesRequest),
     "/v1/messages": Endpoint(create_message, MessageObject, MessagesRequest),
     "/v1/messages/count_tokens": Endpoint(count_message_tokens, InputTokens, MessagesRequest),
-    "/v1/chat/completions/input_tokens": Endpoint(count_input_tokens, InputTokens, ChatRequest),
     "/candidates": Endpoint(find_candidates, StepCandidates, CandidatesRequest),
     "/tokenize": Endpoint(tokenize, TokenizedText, TokenizeRequest),
     "/detokenize": Endpoint(detokenize, DetokenizedText, DetokenizeRequest),
@@ -124,8 +118,7 @@ def schemas() -> Json:
     kinds: list[type] = [ErrorBody]
     for one in ENDPOINTS.values():
         if one.request is not None:
-            names = sampler_fields() if issubclass(one.request, SamplingFields) else ()
-            kinds.append(with_fields(one.request, tuple(names)))
+            kinds.append(with_sampler_fields(one.request))
         kinds += [kind for kind in (one.response, one.chunk) if kind not in (None, str)]
     _, schemas = msgspec.json.schema_components(set(kinds), ref_template="#/components/schemas/{name}")
     return schemas

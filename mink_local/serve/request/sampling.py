@@ -1,13 +1,10 @@
-"""From the fields of a request to sampling parameters, and the presets that clients choose by model id.
-
-Even a client that can only choose a model can have Min-k at temperature 5: `qwen3-4b:min-k-t5`.
-"""
+"""From the fields of a request to sampling parameters."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
+from mink_local.checks import Range
 from mink_local.errors import OptionError
 from mink_local.generation.model import Model
 from mink_local.generation.request import SamplingParams
@@ -16,99 +13,19 @@ from mink_local.llama.grammars import IS_LARK
 from mink_local.samplers import (
     SAMPLERS,
     Chain,
-    Greedy,
-    LlamaDefault,
     MinK,
-    MinP,
     Mirostat,
     Order,
     Sampler,
-    TopP,
     parse,
 )
-from mink_local.serve.protocol.fields import ChatRequest, CompletionRequest, SamplingFields
-from mink_local.serve.protocol.responses import ApiError
+from mink_local.serve.errors import ApiError
+from mink_local.serve.request.chat import ChatRequest, CompletionRequest
+from mink_local.serve.request.fields import SamplingFields
+from mink_local.serve.request.presets import Preset
 
 LARGEST_BIAS = 100.0
 Options = Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A sampler and a temperature, with the model id that selects them.
-
-    Args:
-        sampler: The sampler.
-        temperature: At least 0.
-        model_id: What clients send as `model`.
-        is_fixed: Whether they override what a client sends; otherwise they are defaults.
-    """
-
-    sampler: Sampler
-    temperature: float = 1.0
-    model_id: str = ""
-    is_fixed: bool = True
-
-    @classmethod
-    def parse(cls, text: str) -> "Preset":
-        """Return the preset of a text such as `min-k:tau=3@5`: a sampler, and a temperature after an @.
-
-        Raises:
-            ValueError: The sampler or the temperature is invalid.
-        """
-        sampler, _, temperature = text.partition("@")
-        try:
-            number = float(temperature or 1)
-        except ValueError:
-            number = math.nan
-        if not 0 <= number < math.inf:
-            raise ValueError(f"temperature must be a finite number of at least 0, not {temperature!r}")
-        return cls(parse(sampler), number)
-
-
-BUILT_IN: Mapping[str, Preset] = {
-    "min-k": Preset(MinK()),
-    "min-k-t5": Preset(MinK(), 5.0),
-    "creative": Preset(MinK(floor=1.8)),  # for prose; docs/results.md has what was measured
-    "code": Preset(MinK()),
-    "llama-default": Preset(LlamaDefault(), 0.8),
-    "top-p": Preset(TopP(order="temperature-last")),  # as llama.cpp's users have them
-    "min-p": Preset(MinP(order="temperature-last")),
-    "greedy": Preset(Greedy(), 0.0),
-}
-"""The presets that every server has."""
-
-
-class Presets:
-    """The model ids of a server: the model's name, and NAME:PRESET for each preset.
-
-    Args:
-        default: The preset of the first id, which is the model's name.
-        named: Presets by what follows the colon.
-        any_model: Whether an unknown id means the first.
-    """
-
-    def __init__(
-        self, default: Preset, named: Mapping[str, Preset] = BUILT_IN, *, any_model: bool = False
-    ) -> None:
-        self.default = default
-        ids = {f"{default.model_id}:{name}": preset for name, preset in named.items()}
-        self.by_id = {default.model_id: default}
-        self.by_id |= {model_id: replace(preset, model_id=model_id) for model_id, preset in ids.items()}
-        self._any_model = any_model
-
-    def find(self, model_id: str | None) -> Preset:
-        """Return the preset of a model id; None is the model's own name.
-
-        Raises:
-            ApiError: No model has the id.
-        """
-        if model_id is None or (self._any_model and model_id not in self.by_id):
-            return self.default
-        if model_id not in self.by_id:
-            message = f"there is no model {model_id[:100]!r}: this server has {', '.join(self.by_id)}"
-            raise ApiError(404, message, param="model", code="model_not_found")
-        return self.by_id[model_id]
 
 
 def sampling_params(
@@ -149,7 +66,11 @@ def sampling_params(
         )
     except OptionError as error:
         raise ApiError(400, str(error), param=error.place) from None
-    return params, sorted(request.unsupported.union(ignored))
+    if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
+        ignored.append("top_logprobs")
+    if request.stream_options and not request.stream:
+        ignored.append("stream_options")
+    return params, sorted(set(ignored))
 
 
 def _sampler(request: SamplingFields, preset: Preset) -> tuple[Sampler, float, list[str]]:
@@ -166,7 +87,7 @@ def _sampler(request: SamplingFields, preset: Preset) -> tuple[Sampler, float, l
     temperature = preset.temperature if request.temperature is None else request.temperature
     if request.sampler is not None:
         try:
-            return parse(request.sampler), temperature, fields
+            return parse(request.sampler, "temperature-last"), temperature, fields
         except ValueError as error:
             raise ApiError(400, f"sampler: {error}", param="sampler") from None
     names = _names(request.samplers)
@@ -245,8 +166,8 @@ def _cut(kind: type[Sampler], given: Options, order: Order) -> Sampler:
     options: dict[str, Any] = {}
     for field, value in given.items():
         option = kind.__dataclass_fields__[kind.request_fields[field]]  # type: ignore[attr-defined]
-        low, high, _ = option.metadata.get("range", (value, value, False))
-        options[option.name] = type(option.default)(min(max(value, low), high))
+        limits = option.metadata.get("range", Range())
+        options[option.name] = type(option.default)(min(max(value, limits.low), limits.high))
     if kind.order is not None:
         options["order"] = order
     try:
@@ -272,7 +193,7 @@ def _constraints(request: SamplingFields, model: Model) -> Constraints | None:
         frequency_penalty=request.frequency_penalty,
         presence_penalty=request.presence_penalty,
         dry_multiplier=request.dry_multiplier,
-        **_form(request),
+        **_constraint(request),
     )
     if Constraints(**options) == Constraints():
         return None  # the neutral values that many clients send cost nothing
@@ -290,11 +211,12 @@ def _constraints(request: SamplingFields, model: Model) -> Constraints | None:
     )
 
 
-def _form(request: SamplingFields) -> dict[str, Any]:
+def _constraint(request: SamplingFields) -> dict[str, Any]:
     """Return what the answer conforms to. Raises ApiError for a grammar in Lark's syntax."""
-    if IS_LARK.search(request.form.get("grammar", "")):  # which can keep llguidance busy for ever
+    given = {option: value for option, value, _ in request.constraints()}
+    if IS_LARK.search(given.get("grammar", "")):  # which can keep llguidance busy for ever
         raise ApiError(400, "grammar must be GBNF: Lark's syntax is not supported here", param="grammar")
-    return request.form
+    return given
 
 
 def _bias(request: SamplingFields, model: Model) -> dict[int, float]:

@@ -19,8 +19,8 @@ from mink_local.errors import MinkError
 if TYPE_CHECKING:
     from llm.parts import StreamEvent
 
+    from mink_local.llm.answer import PromptAnswer
     from mink_local.samplers import Sampler
-    from mink_local.serve.llm_answer import PromptAnswer
 
 
 @llm.hookimpl
@@ -69,7 +69,7 @@ class PromptOptions(llm.Model.Options):
             return None
         from mink_local.samplers import MinK, parse  # takes a third of a second
 
-        parsed = parse(self.sampler or MinK.name)
+        parsed = parse(self.sampler or MinK.name, "temperature-last")
         if not given:
             return parsed
         if not isinstance(parsed, MinK):
@@ -101,7 +101,7 @@ class _AnyMinkModel:
         return f"mink-local: {self.model_id}"
 
     def _answer(self, prompt: llm.Prompt) -> "PromptAnswer":
-        from mink_local.serve.llm_answer import PromptAnswer  # llama.cpp and Numba take a second
+        from mink_local.llm.answer import PromptAnswer  # llama.cpp and Numba take a second
 
         return PromptAnswer(self._name, prompt)
 
@@ -153,9 +153,5 @@ def _prompt_errors() -> Iterator[None]:
     """Turn the errors of mink-local into PromptError."""
     try:
         yield
-    except ModuleNotFoundError as error:
-        if error.name != "msgspec":
-            raise
-        raise PromptError('msgspec is not installed: type  pip install "mink-local[llm]"') from None
     except (MinkError, ValueError) as error:
         raise PromptError(str(error)) from None

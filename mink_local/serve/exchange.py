@@ -1,13 +1,11 @@
-"""A request for answers and its response, whatever an endpoint's form: whole, or as server-sent events."""
+"""A request for answers and its response, whatever the protocol: whole, or as server-sent events."""
 
 import asyncio
 import secrets
 import time
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import msgspec
 from starlette.responses import Response, StreamingResponse
@@ -15,17 +13,19 @@ from starlette.types import Receive, Scope, Send
 
 from mink_local.generation.answer import Answer, Piece
 from mink_local.generation.engine_thread import Event
-from mink_local.generation.model import Model
-from mink_local.generation.request import Request, SamplingParams
+from mink_local.generation.request import Request
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.serve import request_log
-from mink_local.serve.protocol.fields import ChatRequest, CompletionRequest, naming
-from mink_local.serve.protocol.messages import engine_requests, usage_of
-from mink_local.serve.protocol.responses import ApiError, Timings, TokenUsage
-from mink_local.serve.protocol.sampling import sampling_params
+from mink_local.serve.bodies import Timings, TokenUsage
+from mink_local.serve.builder import ResponseBuilder, ResponseHead
+from mink_local.serve.errors import ApiError
+from mink_local.serve.request.chat import ChatRequest, CompletionRequest
+from mink_local.serve.request.engine_requests import engine_requests, usage_of
+from mink_local.serve.request.parsing import naming
+from mink_local.serve.request.sampling import sampling_params
 from mink_local.serve.service import EventStream, Service
 
-KEEP_ALIVE_SECONDS = 15.0  # between the comments of a stream that has nothing to send
+KEEP_ALIVE_SECONDS = 10.0  # between the comments of a stream that has nothing to send
 # Buffering proxies such as nginx would hold the tokens back.
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -78,121 +78,27 @@ class Clock:
         )
 
 
-@dataclass(frozen=True)
-class ResponseHead:
-    """What is known of a response before there are answers.
-
-    Attributes:
-        request_id: Identifies the request.
-        created: In seconds since 1970.
-        model: The model id that was asked for.
-        fingerprint: Identifies the model and the versions.
-        params: How the answers are sampled.
-    """
-
-    request_id: str
-    created: int
-    model: str
-    fingerprint: str
-    params: SamplingParams
-
-
-class Form(ABC):
-    """The form that an endpoint gives to answers: whole, or as the events of a stream.
-
-    Args:
-        model: The model.
-        request: The request.
-        head: What is known so far.
-        answers: The answers, which grow meanwhile.
-    """
-
-    def __init__(self, model: Model, request: Any, head: ResponseHead, answers: Sequence[Answer]) -> None:
-        self.model = model
-        self.request = request
-        self.head = head
-        self.answers = answers
-
-    @property
-    def is_long(self) -> bool:
-        """Whether the next event describes many tokens, which takes too long for the event loop."""
-        return False
-
-    def start(self) -> bytes:
-        """Return the events before the first token."""
-        return b""
-
-    def keep_alive(self) -> bytes:
-        """Return what a stream sends when it has had nothing to send for a while."""
-        return b": keepalive\n\n"
-
-    @abstractmethod
-    def add(self, answer: Answer, piece: Piece) -> None:
-        """Take what one step adds to an answer."""
-
-    @abstractmethod
-    def take(self, answer: Answer) -> bytes:
-        """Return the events for what an answer has grown by; none if there is nothing to show."""
-
-    @abstractmethod
-    def end(self, usage: TokenUsage, timings: Timings) -> bytes:
-        """Return the last events of a stream."""
-
-    def fail(self, error: ApiError) -> bytes:
-        """Return the last event of a stream that fails."""
-        return server_sent(error.body())
-
-    @abstractmethod
-    def whole(self, usage: TokenUsage, timings: Timings) -> Any:
-        """Return the body of a response that is not streamed; called in a thread."""
-
-
-class NamedEventsForm(Form):
-    """The form of one answer whose stream is made of events with names.
-
-    Args:
-        of_form: What `Form` takes.
-
-    Attributes:
-        answer: The answer.
-    """
-
-    def __init__(self, *of_form: Any) -> None:
-        super().__init__(*of_form)
-        [self.answer] = self.answers
-        self._events: list[bytes] = []
-
-    def send(self, kind: str, **fields: Any) -> None:
-        """Add an event to those that are sent next."""
-        self._events.append(server_sent({"type": kind, **fields}, kind))
-
-    def sent(self) -> bytes:
-        """Return the events since the last call."""
-        sent, self._events = b"".join(self._events), []
-        return sent
-
-    def take(self, answer: Answer) -> bytes:  # noqa: ARG002
-        return self.sent()
-
-
 class Exchange:
     """A request for answers and the response to it.
 
     Args:
         service: Answers the request.
         request: The request.
-        form: Makes the form of its answers.
+        builder: Makes what builds the response.
 
     Raises:
         ApiError: The request is invalid.
     """
 
     def __init__(
-        self, service: Service, request: ChatRequest | CompletionRequest, form: Callable[..., Form]
+        self,
+        service: Service,
+        request: ChatRequest | CompletionRequest,
+        builder: Callable[..., ResponseBuilder],
     ) -> None:
         self._service = service
         self._request = request
-        self._form = form
+        self._make_builder = builder
         preset = service.presets.find(request.model)
         params, ignored = sampling_params(request, preset, service.model, service.max_tokens)
         request_log.note(model=preset.model_id, sampler=str(params.sampler), temperature=params.temperature)
@@ -214,10 +120,10 @@ class Exchange:
         with naming(request.sources):
             events = await self._service.begin(request.n_answers, requests)
         close = partial(self._close, events)
-        form = self._form(model, request, self._head, events.answers)
+        builder = self._make_builder(model, request, self._head, events.answers)
         if request.stream:
             stream = _EventStreamResponse(
-                self._stream(events, form),
+                self._stream(events, builder),
                 headers=_STREAM_HEADERS | self._headers,
                 media_type="text/event-stream",
             )
@@ -225,8 +131,8 @@ class Exchange:
             return stream
         try:
             async for event in events:
-                self._add(event, form)
-            content = await self._service.off_loop(form.whole, *self._numbers(form))
+                self._add(event, builder)
+            content = await self._service.off_loop(builder.whole, *self._numbers(builder))
         finally:
             close()
         return Response(msgspec.json.encode(content), headers=self._headers, media_type="application/json")
@@ -244,45 +150,49 @@ class Exchange:
             first_token_seconds=self._clock.first_token_seconds,
         )
 
-    async def _stream(self, events: EventStream, form: Form) -> AsyncIterator[bytes]:
+    async def _stream(self, events: EventStream, builder: ResponseBuilder) -> AsyncIterator[bytes]:
         """Yield the server-sent events of a stream, one for each token that shows; an error is the last one.
 
         Comments keep the connection alive until then: `waiting` for a slot, `keepalive`; for clients that
-        count events only, the form has one.
+        count events only, the builder has one.
         """
         sent = time.monotonic()
-        yield b": waiting\n\n" + form.start()  # a proxy may hold the headers back until something follows
+        yield b": waiting\n\n" + builder.start()  # a proxy may hold the headers back until something follows
         try:
             while True:
                 try:
                     event = await asyncio.wait_for(anext(events), KEEP_ALIVE_SECONDS)
                 except TimeoutError:
                     has_begun = any(decoding.has_begun for decoding in events.decodings)
-                    yield (b"" if has_begun else b": waiting\n\n") + form.keep_alive()
+                    yield (b"" if has_begun else b": waiting\n\n") + builder.keep_alive()
                     continue
-                answer = self._add(event, form)
-                taken = await self._service.off_loop(form.take, answer) if form.is_long else form.take(answer)
+                answer = self._add(event, builder)
+                taken = (
+                    await self._service.off_loop(builder.take, answer)
+                    if builder.is_long
+                    else builder.take(answer)
+                )
                 if not taken and time.monotonic() - sent < KEEP_ALIVE_SECONDS:
                     continue
-                yield taken or form.keep_alive()
+                yield taken or builder.keep_alive()
                 sent = time.monotonic()
         except StopAsyncIteration:
-            yield form.end(*self._numbers(form))
+            yield builder.end(*self._numbers(builder))
         except ApiError as error:
-            yield form.fail(error)
+            yield builder.fail(error)
 
-    def _add(self, event: Event, form: Form) -> Answer:
-        """Add an event to its answer's form; return the answer."""
+    def _add(self, event: Event, builder: ResponseBuilder) -> Answer:
+        """Add an event to its builder; return the answer."""
         answer, piece = event
         self._clock.note(answer, piece)
         if self._request.token_limit == 0:  # one token was sampled all the same
             piece = Piece()
             piece.finish_reason = "length"
-        form.add(answer, piece)
+        builder.add(answer, piece)
         return answer
 
-    def _numbers(self, form: Form) -> tuple[TokenUsage, Timings]:
-        answers, n = form.answers, self._request.n or 1
+    def _numbers(self, builder: ResponseBuilder) -> tuple[TokenUsage, Timings]:
+        answers, n = builder.answers, self._request.n or 1
         usage = usage_of([answers[i : i + n] for i in range(0, len(answers), n)])
         if self._request.token_limit == 0:
             usage = msgspec.structs.replace(usage, completion_tokens=0, total_tokens=usage.prompt_tokens)
@@ -298,12 +208,6 @@ def _with_seeds(prompts: Callable[[], Sequence[Request]], n: int) -> list[Reques
         seeds = [(first + i) % RANDOM_SEED for i in range(n)]
         requests += [replace(request, params=replace(request.params, seed=seed)) for seed in seeds]
     return requests
-
-
-def server_sent(value: Any, name: str = "") -> bytes:
-    """Return a value as a server-sent event, perhaps with a name."""
-    named = f"event: {name}\n".encode() if name else b""
-    return named + b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 class _EventStreamResponse(StreamingResponse):

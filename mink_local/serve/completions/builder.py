@@ -8,16 +8,13 @@ from typing import Any, ClassVar
 from msgspec import UNSET
 from starlette.responses import Response
 
-from mink_local.generation.answer import Answer, Piece, TopLogprobs
+from mink_local.generation.answer import Answer, FinishReason, Piece, TopLogprobs
 from mink_local.generation.model import Model
-from mink_local.serve.endpoints.exchange import Exchange, Form, server_sent
-from mink_local.serve.protocol.fields import ChatRequest, CompletionRequest
-from mink_local.serve.protocol.messages import (
-    message_delta,
-    message_finish_reason,
-    whole_message,
-)
-from mink_local.serve.protocol.responses import (
+from mink_local.generation.tool_calls import ToolCallDelta, merged
+from mink_local.serve.bodies import Timings, TokenUsage
+from mink_local.serve.builder import ResponseBuilder, server_sent
+from mink_local.serve.completions.bodies import (
+    AssistantMessage,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -25,11 +22,14 @@ from mink_local.serve.protocol.responses import (
     ChatLogprobs,
     CompletionChoice,
     CompletionLogprobs,
+    FunctionCall,
+    MessageDelta,
+    ResponseToolCall,
     TextCompletion,
-    Timings,
     TokenLogprob,
-    TokenUsage,
 )
+from mink_local.serve.exchange import Exchange
+from mink_local.serve.request.chat import ChatRequest, CompletionRequest
 from mink_local.serve.service import Service
 
 LEAST_LOGPROB = -9999.0  # in place of -inf, which JSON does not have
@@ -39,15 +39,15 @@ Score = tuple[int, float | None, TopLogprobs]  # a token with its log-probabilit
 
 async def create_chat_completion(service: Service, chat: ChatRequest) -> Response:
     """Answer a conversation."""
-    return await Exchange(service, chat, _ChatForm).respond()
+    return await Exchange(service, chat, _ChatBuilder).respond()
 
 
 async def create_completion(service: Service, completion: CompletionRequest) -> Response:
     """Continue texts."""
-    return await Exchange(service, completion, _CompletionForm).respond()
+    return await Exchange(service, completion, _CompletionBuilder).respond()
 
 
-class _ChoicesForm(Form):
+class _ChoicesBuilder(ResponseBuilder):
     """Answers as choices: in a stream what each has grown by, else all of it.
 
     Attributes:
@@ -58,8 +58,8 @@ class _ChoicesForm(Form):
     whole_type: ClassVar[Any]
     chunk_type: ClassVar[Any]
 
-    def __init__(self, *of_form: Any) -> None:
-        super().__init__(*of_form)
+    def __init__(self, *known: Any) -> None:
+        super().__init__(*known)
         self._pieces: dict[Answer, list[Piece]] = {answer: [] for answer in self.answers}
         self._begun: dict[Answer, int] = {}  # with the length of what was taken, in characters
         self._common = {
@@ -107,7 +107,7 @@ class _ChoicesForm(Form):
         """Return pieces of an answer as the endpoint's choice."""
 
 
-class _ChatForm(_ChoicesForm):
+class _ChatBuilder(_ChoicesBuilder):
     whole_type, chunk_type = ChatCompletion, ChatCompletionChunk
 
     def _made(self, answer: Answer, pieces: Sequence[Piece], **common: Any) -> ChatChoice | ChatChunkChoice:
@@ -127,7 +127,7 @@ class _ChatForm(_ChoicesForm):
         return entry
 
 
-class _CompletionForm(_ChoicesForm):
+class _CompletionBuilder(_ChoicesBuilder):
     whole_type, chunk_type = TextCompletion, TextCompletion
 
     @property
@@ -173,3 +173,40 @@ def token_logprob(model: Model, token: int, logprob: float | None) -> TokenLogpr
     data = model.weights.piece(token)
     value = None if logprob is None else max(logprob, LEAST_LOGPROB)
     return TokenLogprob(token=data.decode("utf-8", "replace"), logprob=value, bytes=list(data))
+
+
+def message_delta(pieces: Sequence[Piece]) -> MessageDelta:
+    """Return what pieces of an answer add to its message, perhaps nothing."""
+    message = MessageDelta(content="".join(piece.content for piece in pieces) or UNSET)
+    if reasoning := "".join(piece.reasoning for piece in pieces):
+        message.reasoning_content = message.reasoning = reasoning
+    # Clients take one entry of a call from a chunk.
+    if calls := [_call_delta(delta) for delta in merged(d for piece in pieces for d in piece.tool_calls)]:
+        message.tool_calls = calls
+    return message
+
+
+def _call_delta(delta: ToolCallDelta) -> ResponseToolCall:
+    call = ResponseToolCall(index=delta.index, function=FunctionCall(arguments=delta.arguments))
+    if delta.id and delta.name:
+        call.id, call.type, call.function.name = delta.id, "function", delta.name
+    return call
+
+
+def whole_message(pieces: Sequence[Piece]) -> AssistantMessage:
+    """Return the message of an answer, given all of its pieces."""
+    delta = message_delta(pieces)
+    calls = delta.tool_calls or []
+    for call in calls:
+        call.index = UNSET
+    return AssistantMessage(
+        content=delta.content or (None if calls else ""),
+        reasoning_content=delta.reasoning_content,
+        reasoning=delta.reasoning,
+        tool_calls=delta.tool_calls,
+    )
+
+
+def message_finish_reason(reason: FinishReason | None, answer: Answer) -> str | None:
+    """Return why a message has ended, given why its answer has: "tool_calls" if with calls."""
+    return "tool_calls" if reason == "stop" and answer.tool_calls else reason

@@ -1,0 +1,1 @@
+"""Plugin for `llm`: the models on this machine, which answer in its process."""

@@ -1,0 +1,277 @@
+"""What requests of several endpoints have in common: types, ranges and limits of their fields."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from mink_local.samplers import SAMPLERS
+from mink_local.serve.errors import ApiError
+
+MAX_TOKENS = 2**31 - 1
+MAX_BIAS = 1024
+MAX_SCHEMA_DEPTH = 32
+MAX_SCHEMA_NODES = 5_000
+MAX_TOOLS = 2048
+
+Count = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+CountOrRest = Annotated[int, Meta(ge=-1, le=MAX_TOKENS)]  # -1: as many as there is room for
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
+TopLogprobsCount = Annotated[int, Meta(ge=0, le=20)]
+StopString = Annotated[str, Meta(max_length=1024)]
+Grammar = Annotated[str, Meta(max_length=65_536)]  # GBNF
+Pattern = Annotated[str, Meta(max_length=4096)]  # a regular expression
+Choices = Annotated[list[StopString], Meta(max_length=1024)]
+Breaker = Annotated[str, Meta(max_length=40)]  # llama.cpp reads no more
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+ToolName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,256}$")]
+Schema = dict[str, Any]
+SchemaOrText = Schema | Annotated[str, Meta(max_length=65_536)]
+
+REFUSED = {
+    "allowed_token_ids": "use grammar",
+    "bad_words": "use logit_bias",
+    "bad_words_ids": "use logit_bias",
+    "banned_strings": "use logit_bias",
+    "banned_tokens": "use logit_bias",
+    "chat_template": "the model's own template is used",
+    "ebnf": "use grammar",
+    "force_words_ids": "use grammar",
+    "format": "use response_format or json_schema",
+    "function_call": "use tool_choice",
+    "functions": "use tools",
+    "guided_choice": "use choice",
+    "guided_decoding": "use structured_outputs",
+    "guided_grammar": "use grammar",
+    "guided_json": "use response_format or json_schema",
+    "guided_regex": "use regex",
+    "mcp_servers": "declare the server's tools as functions and run them in your client",
+    "structural_tag": "use tools",
+    "web_search_options": "declare a function that searches",
+}
+"""Fields that change what an answer may contain and are not supported, with what to use instead."""
+
+ONE_ANSWER = {"n": "send a request for each answer"}
+TEXT_ONLY = "this server reads text only, so leave the part out or describe it as text"
+NO_TOOLS = "this server has no tools of its own and takes functions only: declare a function, or leave it out"
+TOOL_CHOICES = "use none, auto, required or a function; to exclude a tool, leave it out of tools"
+TEXT_FORMATS = "use text, json_object or json_schema"
+
+
+class Fields(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base class of what a client sends; a field that is null or absent is None.
+
+    Attributes:
+        names: The names that clients have for a field; the first that is given wins.
+        refused: Fields that are refused, with what to do instead.
+        instead: By path, what to do about a value that only others have.
+    """
+
+    names: ClassVar[dict[str, tuple[str, ...]]] = {}
+    refused: ClassVar[dict[str, str]] = {}
+    instead: ClassVar[dict[str, str]] = {}
+
+    @classmethod
+    def normalise(cls, fields: dict[str, Any]) -> None:
+        """Complete the decoded fields of a request before they are converted."""
+
+
+class AnswerFormat(Fields, frozen=True):
+    """What an answer is: any text, any JSON object, or JSON that conforms to a schema.
+
+    Attributes:
+        schema: The JSON schema; required for `json_schema`.
+    """
+
+    type: Literal["text", "json_object", "json_schema"]
+    schema: Schema | None = None
+
+    def __post_init__(self) -> None:
+        if self.type == "json_schema" and self.schema is None:
+            raise ValueError("schema is missing")
+
+    @property
+    def answer_schema(self) -> Schema | None:
+        """The JSON schema of the answer; None for text."""
+        return None if self.type == "text" else self.schema or {"type": "object"}
+
+    @property
+    def place(self) -> str:
+        """Where that schema is."""
+        return "schema"
+
+
+class StructuredOutputs(Fields, frozen=True):
+    """What an answer conforms to, as in vLLM; one of these.
+
+    Attributes:
+        json: A JSON schema, also as text.
+        choice: The possible answers.
+        grammar: A grammar in llama.cpp's GBNF.
+        regex: A regular expression that the whole answer matches.
+    """
+
+    json: SchemaOrText | None = None
+    choice: Choices | None = None
+    grammar: Grammar | None = None
+    regex: Pattern | None = None
+
+
+class ReasoningOptions(Fields, frozen=True):
+    """Options for the reasoning before an answer.
+
+    Attributes:
+        effort: `none` switches reasoning off, anything else on.
+    """
+
+    effort: str | None = None
+
+
+class SamplingFields(Fields, frozen=True, kw_only=True):
+    """The fields that all requests for answers have in common.
+
+    Attributes:
+        model: A model id; by default the model without a preset.
+        stream: Whether to send the answer as server-sent events.
+        seed: 0 to 2^32 - 2, or -1 for a random one. The same seed gives the same answer as long as no other
+            requests run meanwhile.
+        stop: Strings that end the answer and are not part of it; `stop_sequences` is the same.
+        stop_token_ids: Tokens that end the answer and are not part of it.
+        ignore_eos: Generate until `max_tokens`, past the tokens that end an answer.
+        max_tokens: Maximum length of the answer in tokens, with its reasoning; -1 is the rest of the context.
+            `max_completion_tokens` and `max_output_tokens` are the same and win over it; so is `n_predict`.
+        min_tokens: Minimum length of the answer in tokens.
+        reasoning_budget: Maximum length of the reasoning in tokens, then its end is forced; 0: no reasoning;
+            -1: no limit. `thinking_budget_tokens` is the same.
+        temperature: Applied to the candidates that the sampler keeps; 0 is greedy. There is no upper bound.
+        sampler: A sampler such as `min-k:tau=3`; it wins over the samplers' own fields.
+        samplers: The order in which samplers act, as in llama-server: `["top_k", "typ_p", "temperature"]`.
+            Cuts that are not listed are left out; Min-k comes first then.
+        min_k: Use Min-k, with `min_k_tau` and `min_k_floor`.
+        logit_bias: By token id, or a list of pairs of token id or text and bias, as in llama-server; -100 and
+            `false` ban a token.
+        repeat_penalty: As in llama-server; `repetition_penalty` is the same.
+        repeat_last_n: Number of last tokens that penalties look at; -1 is the context size.
+        json_schema: A JSON schema that the answer conforms to.
+        grammar: A grammar in llama.cpp's GBNF that the answer conforms to.
+        choice: The possible answers.
+        regex: A regular expression that the whole answer matches, as in SGLang.
+        structured_outputs: One of these four, as in vLLM.
+    """
+
+    names = {
+        "max_tokens": ("max_completion_tokens", "max_output_tokens", "max_tokens", "n_predict"),
+        "stop": ("stop_sequences", "stop"),
+        "repeat_penalty": ("repeat_penalty", "repetition_penalty"),
+        "reasoning_budget": ("reasoning_budget", "thinking_budget_tokens"),
+    }
+    refused = REFUSED
+
+    model: Name | None = None
+    stream: bool | None = None
+    seed: int | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
+    ignore_eos: bool | None = None
+    max_tokens: CountOrRest | None = None
+    min_tokens: Count | None = None
+    reasoning_budget: CountOrRest | None = None
+
+    temperature: Annotated[float, Meta(ge=0)] | None = None
+    sampler: Name | None = None
+    samplers: Annotated[list[Name], Meta(max_length=64)] | str | None = None
+    min_k: bool | None = None
+
+    logit_bias: (
+        Annotated[dict[TokenId, float], Meta(max_length=MAX_BIAS)]
+        | Annotated[
+            list[tuple[TokenId | Annotated[str, Meta(max_length=64)], float | bool]],
+            Meta(max_length=MAX_BIAS),
+        ]
+        | None
+    ) = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: CountOrRest | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: Count | None = None
+    dry_penalty_last_n: CountOrRest | None = None
+    dry_sequence_breakers: Annotated[list[Breaker], Meta(max_length=16)] | None = None
+
+    json_schema: Schema | None = None
+    grammar: Grammar | None = None
+    choice: Choices | None = None
+    regex: Pattern | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    def __post_init__(self) -> None:
+        constraints = [*self.constraints()]
+        if len(constraints) > 1:
+            (_, _, first), (_, _, second), *_ = constraints
+            raise ApiError(400, f"{second} cannot be combined with {first}: send one", param=second)
+
+    def constraints(self) -> Iterator[tuple[str, Any, str]]:
+        """Yield what the answer conforms to, at most once: the option of `Constraints`, its value and place.
+
+        Raises ApiError for a JSON schema that is text and cannot be read.
+        """
+        for group, prefix in ((self, ""), (self.structured_outputs, "structured_outputs.")):
+            for option in ("json_schema", "json", "grammar", "choice", "regex"):
+                value, place = getattr(group, option, None), prefix + option
+                if value not in (None, "", []):
+                    is_schema = option.startswith("json")
+                    yield (
+                        ("json_schema", _schema(value, place), place) if is_schema else (option, value, place)
+                    )
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Where the client gave options of the engine, to name them in errors."""
+        return {option: place for option, _, place in self.constraints()}
+
+    @property
+    def sampler_options(self) -> dict[str, float]:
+        """The options of samplers by the fields of the request that set them (`Sampler.request_fields`)."""
+        names = [name for sampler in SAMPLERS.values() for name in sampler.request_fields]
+        given = {name: getattr(self, name, None) for name in names}
+        return {
+            name: int(value) if isinstance(value, float) and value.is_integer() else value
+            for name, value in given.items()
+            if value is not None
+        }
+
+    @property
+    def n_answers(self) -> int:
+        """Number of answers."""
+        return 1
+
+    @property
+    def token_limit(self) -> int | None:
+        """Maximum length of an answer in tokens; None for the rest of the context."""
+        return None if self.max_tokens == -1 else self.max_tokens
+
+
+def _schema(schema: SchemaOrText, place: str) -> Schema:
+    """Return a JSON schema that may be text. Raises ApiError if the text is none."""
+    if not isinstance(schema, str):
+        return schema
+    try:
+        return msgspec.json.decode(schema, type=Schema)
+    except msgspec.MsgspecError as error:
+        raise ApiError(400, f"{place} is not a JSON schema: {error}", param=place) from None
+
+
+def check_schema(schema: Schema, path: str) -> None:
+    """Raise ApiError if a JSON schema is too large or too deep."""
+    values: list[tuple[int, Any]] = [(1, schema)]
+    for depth, value in values:  # which grows meanwhile
+        if depth > MAX_SCHEMA_DEPTH:
+            raise ApiError(400, f"{path} is nested deeper than {MAX_SCHEMA_DEPTH} levels", param=path)
+        children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        values += [(depth + 1, child) for child in children]
+        if len(values) > MAX_SCHEMA_NODES:
+            raise ApiError(400, f"{path} has more than {MAX_SCHEMA_NODES} values", param=path)

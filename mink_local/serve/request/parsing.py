@@ -1,0 +1,192 @@
+"""From a request's bytes to its type: decoded, its fields given this server's names, and converted.
+
+Errors name what the client sent, and what has no effect is listed for it.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from mink_local.samplers import SAMPLERS
+from mink_local.sandbox import in_a_line
+from mink_local.serve.errors import ApiError
+from mink_local.serve.request.fields import Fields, SamplingFields
+
+RequestT = TypeVar("RequestT", bound=Fields)
+Json = dict[str, Any]
+
+NOT_GIVEN: tuple[Any, ...] = (None, "", [], {})
+"""Values that ask for nothing."""
+
+_OFF_AT_0 = (
+    "background", "diversity_penalty", "early_stopping", "epsilon_cutoff", "eta_cutoff", "min_keep",
+    "no_repeat_ngram_size", "penalty_alpha", "sampler_order", "sampler_priority", "smoothing_factor", "store",
+    "temperature_last",
+    "use_beam_search", "vllm_xargs",
+)  # fmt: skip
+_OFF_AT_1 = ("best_of", "length_penalty", "n", "num_beams", "smoothing_curve", "tfs", "tfs_z", "typical")
+NEUTRAL = dict.fromkeys(_OFF_AT_0, 0) | dict.fromkeys(_OFF_AT_1, 1) | {"truncation": "disabled"}
+"""Fields of other servers that ask for nothing with these values."""
+
+_LABELS = frozenset({"description", "id", "name", "signature", "status", "strict"})
+"""Fields inside others that only name something, or ask for what is done anyway."""
+
+_MOST_IGNORED = 32  # fields that are listed
+
+
+@dataclass(frozen=True)
+class Parsed(Generic[RequestT]):
+    """A request.
+
+    Attributes:
+        request: The request.
+        places: Where its client gave fields that have other names here.
+        ignored: The client's fields that have no effect.
+    """
+
+    request: RequestT
+    places: Mapping[str, str]
+    ignored: list[str]
+
+
+def parse(body: bytes, kind: type[RequestT]) -> Parsed[RequestT]:
+    """Return the request of a JSON body.
+
+    Raises:
+        ApiError: The body is no JSON object, a field has the wrong type or is out of range, or it asks for
+            what is not supported.
+    """
+    fields = _decoded(body)
+    for name, instead in kind.refused.items():
+        if _asks(name, fields.get(name)):
+            message = f"{name} is not supported: {instead}"
+            raise ApiError(400, message, param=name, code="unsupported_parameter")
+    places, ignored = _rename(fields, kind)
+    kind.normalise(fields)
+    full_kind = with_sampler_fields(kind)
+    with naming(places):
+        request = _converted(fields, full_kind)
+    ignored += [re.sub(r"[^\w.-]", "?", path, flags=re.ASCII) for path in _unknown(fields, _info(full_kind))]
+    return Parsed(request, places, [*dict.fromkeys(ignored)][:_MOST_IGNORED])
+
+
+def _decoded(body: bytes) -> Json:
+    """Return a JSON object without its nulls, which are as good as absent fields."""
+    try:
+        fields = msgspec.json.decode(body.removeprefix(b"\xef\xbb\xbf"))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+    if not isinstance(fields, dict):
+        raise ApiError(400, "the body must be a JSON object", code="invalid_json")
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _rename(fields: Json, kind: type[Fields]) -> tuple[dict[str, str], list[str]]:
+    """Give fields this server's names; return where those were, and the fields that others win over."""
+    places, losers = {}, []
+    for name, names in kind.names.items():
+        values = {other: fields.pop(other) for other in names if other in fields}
+        given = [other for other, value in values.items() if value not in NOT_GIVEN]
+        if given:
+            fields[name] = values[given[0]]
+            losers += [other for other in given[1:] if values[other] != fields[name]]
+            if given[0] != name:
+                places[name] = given[0]
+    return places, losers
+
+
+def _converted(fields: Json, kind: type[RequestT]) -> RequestT:
+    """Return a request of the given type. Raises ApiError."""
+    try:
+        return msgspec.convert(fields, kind, strict=False, str_keys=True)
+    except msgspec.ValidationError as error:
+        text, _, place = str(error).partition(" - at ")  # `$.messages[0].role`, or `key` in `$.logit_bias`
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+    path = place.rpartition("`$")[2].strip(".`").replace("[...]", "")
+    text, instead = in_a_line(text), kind.instead.get(re.sub(r"\[\d+\]", "", path))
+    if missing := re.fullmatch(r"Object missing required field `(\w+)`", text):
+        path = f"{path}.{missing[1]}".strip(".")
+        raise ApiError(400, f"{path} is missing", param=path)
+    if instead and (value := re.match(r"Invalid (?:enum )?value (.*)", text)):
+        message = f"{path}: {value[1]} is not supported: {instead}"
+        raise ApiError(400, message, param=path, code="unsupported_value")
+    raise ApiError(400, f"{path}: {text}" if path else text, param=path or None)
+
+
+def _unknown(value: Any, kind: inspect.Type, path: str = "") -> Iterator[str]:
+    """Yield the paths of fields that a type does not have and that ask for something, without indices."""
+    if isinstance(kind, inspect.UnionType):
+        for one in kind.types:
+            if _is_of(value, one):
+                yield from _unknown(value, one, path)
+    elif isinstance(kind, inspect.ListType) and isinstance(value, list):
+        for item in value:
+            yield from _unknown(item, kind.item_type, path)
+    elif isinstance(kind, inspect.StructType) and isinstance(value, dict):
+        known = {field.encode_name: field.type for field in kind.fields}
+        for name, inner in value.items():
+            if name in known:
+                yield from _unknown(inner, known[name], f"{path}{name}.")
+            elif name != kind.tag_field and _asks(name, inner) and not (path and name in _LABELS):
+                yield f"{path}{name[:64]}"
+
+
+def _is_of(value: Any, kind: inspect.Type) -> bool:
+    """Return whether a value is of one of the types of a union."""
+    if isinstance(kind, inspect.StructType):
+        return isinstance(value, dict) and kind.tag in (None, value.get(kind.tag_field))
+    return isinstance(kind, inspect.ListType)
+
+
+def _asks(name: str, value: Any) -> bool:
+    """Return whether a field asks for anything."""
+    return value not in NOT_GIVEN and value != NEUTRAL.get(name)
+
+
+@contextmanager
+def naming(places: Mapping[str, str]) -> Iterator[None]:
+    """Name the fields in errors as an endpoint's clients do.
+
+    Args:
+        places: The clients' names by this server's; of what is inside a message, they name the message.
+    """
+    try:
+        yield
+    except ApiError as error:
+        for ours, theirs in places.items():
+            param = error.param or ""
+            if param == ours or param.startswith((f"{ours}.", f"{ours}[")):
+                inside = "" if ours.startswith("messages") else param[len(ours) :]
+                raise error.about(theirs + inside) from None
+        raise
+
+
+def sampler_fields() -> tuple[str, ...]:
+    """Return the fields that set an option of a sampler, of all samplers that are registered."""
+    return tuple(field for sampler in SAMPLERS.values() for field in sampler.request_fields)
+
+
+def with_sampler_fields(kind: type[RequestT]) -> type[RequestT]:
+    """Return the type of a request with the options of samplers, if it has sampling fields."""
+    return _with_fields(kind, sampler_fields()) if issubclass(kind, SamplingFields) else kind
+
+
+@cache
+def _with_fields(kind: type[RequestT], names: tuple[str, ...]) -> type[RequestT]:
+    new = [name for name in dict.fromkeys(names) if name not in kind.__struct_fields__]
+    fields = [(name, int | float | None, None) for name in new]
+    return msgspec.defstruct(kind.__name__, fields, bases=(kind,), frozen=True, kw_only=True)  # type: ignore[return-value]
+
+
+@cache
+def _info(kind: type) -> inspect.Type:
+    return inspect.type_info(kind)

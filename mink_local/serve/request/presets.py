@@ -1,0 +1,87 @@
+"""The presets that clients choose by model id.
+
+Even a client that can only choose a model can have Min-k at temperature 5: `qwen3-4b:min-k-t5`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from mink_local.samplers import Greedy, LlamaDefault, MinK, MinP, Sampler, TopP, parse
+from mink_local.serve.errors import ApiError
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A sampler and a temperature, with the model id that selects them.
+
+    Args:
+        sampler: The sampler.
+        temperature: At least 0.
+        model_id: What clients send as `model`.
+        is_fixed: Whether they override what a client sends; otherwise they are defaults.
+    """
+
+    sampler: Sampler
+    temperature: float = 1.0
+    model_id: str = ""
+    is_fixed: bool = True
+
+    @classmethod
+    def parse(cls, text: str) -> "Preset":
+        """Return the preset of a text such as `min-k:tau=3@5`: a sampler, and a temperature after an @.
+
+        Raises:
+            ValueError: The sampler or the temperature is invalid.
+        """
+        sampler, _, temperature = text.partition("@")
+        try:
+            number = float(temperature or 1)
+        except ValueError:
+            number = math.nan
+        if not 0 <= number < math.inf:
+            raise ValueError(f"temperature must be a finite number of at least 0, not {temperature!r}")
+        return cls(parse(sampler, "temperature-last"), number)
+
+
+BUILT_IN: Mapping[str, Preset] = {
+    "min-k-t5": Preset(MinK(), 5.0),
+    "creative": Preset(MinK(floor=1.4), 5.0),  # for prose, as in mink-chat
+    "llama-default": Preset(LlamaDefault(), 0.8),
+    "top-p": Preset(TopP(order="temperature-last")),  # as in llama.cpp
+    "min-p": Preset(MinP(order="temperature-last")),
+    "greedy": Preset(Greedy(), 0.0),
+}
+"""The presets that every server has."""
+
+
+class Presets:
+    """The model ids of a server: the model's name, and NAME:PRESET for each preset.
+
+    Args:
+        default: The preset of the first id, which is the model's name.
+        named: Presets by what follows the colon.
+        any_model: Whether an unknown id means the first.
+    """
+
+    def __init__(
+        self, default: Preset, named: Mapping[str, Preset] = BUILT_IN, *, any_model: bool = False
+    ) -> None:
+        self.default = default
+        ids = {f"{default.model_id}:{name}": preset for name, preset in named.items()}
+        self.by_id = {default.model_id: default}
+        self.by_id |= {model_id: replace(preset, model_id=model_id) for model_id, preset in ids.items()}
+        self._any_model = any_model
+
+    def find(self, model_id: str | None) -> Preset:
+        """Return the preset of a model id; None is the model's own name.
+
+        Raises:
+            ApiError: No model has the id.
+        """
+        if model_id is None or (self._any_model and model_id not in self.by_id):
+            return self.default
+        if model_id not in self.by_id:
+            message = f"there is no model {model_id[:100]!r}: this server has {', '.join(self.by_id)}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return self.by_id[model_id]
