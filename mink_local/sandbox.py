@@ -67,8 +67,8 @@ class ChildStartError(MinkError):
     """Child processes cannot be started, whatever the question."""
 
 
-class Server:
-    """A child process that answers questions, one at a time, from any thread.
+class Child:
+    """A child process that answers questions, one at a time, from any thread: the parent's side of it.
 
     The child starts with `start` or the first question. After an error or an interrupt it is killed, and the
     next question starts a new one.
@@ -178,16 +178,16 @@ class Server:
 
 
 def ask(module: str, question: Any, *, seconds: float, memory: int) -> Any:
-    """Ask a single question in a new child process and return the answer; see `Server.ask`."""
-    with contextlib.closing(Server(module, memory=memory)) as server:
-        return server.ask(question, seconds)
+    """Ask a single question in a new child process and return the answer; see `Child.ask`."""
+    with contextlib.closing(Child(module, memory=memory)) as child:
+        return child.ask(question, seconds)
 
 
 def serve(begin: Callable[[Any], Callable[[Any], Any]]) -> None:
-    """Answer the questions of a `Server`; called in the child process.
+    """Answer the questions of a `Child`; called in the child process.
 
     Args:
-        begin: Takes the `first` of `Server`; returns a function that answers a question.
+        begin: Takes the `first` of `Child`; returns a function that answers a question.
     """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # keeps library output out of the answers

@@ -21,9 +21,9 @@ from mink_local import sandbox
 from mink_local.generation.rendering import Renderer
 from mink_local.sandbox import (
     GIB,
+    Child,
     ChildStartError,
     SandboxError,
-    Server,
     ask,
 )
 from tests.support.http import until
@@ -33,12 +33,12 @@ MEMORY = 300 << 20
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    with contextlib.closing(Server(CHILD, memory=MEMORY, first={"told": "first"})) as server:
+def server() -> Iterator[Child]:
+    with contextlib.closing(Child(CHILD, memory=MEMORY, first={"told": "first"})) as server:
         yield server
 
 
-def pid(server: Server) -> int:
+def pid(server: Child) -> int:
     return int(server.ask(["pid", None], 10))
 
 
@@ -60,7 +60,7 @@ def gone(pid: int, seconds: float = 10) -> bool:
         pytest.param("é" * 3_000_000, id="megabytes"),
     ],
 )
-def test_questions_and_answers_are_json(server: Server, value: Any) -> None:
+def test_questions_and_answers_are_json(server: Child, value: Any) -> None:
     assert server.ask(["echo", value], 30) == value
     assert server.ask(["first", None], 10) == {"told": "first"}
 
@@ -80,7 +80,7 @@ def test_questions_and_answers_are_json(server: Server, value: Any) -> None:
     ],
 )
 def test_one_child_answers_until_a_question_fails(
-    server: Server, question: Any, seconds: float, cause: str
+    server: Child, question: Any, seconds: float, cause: str
 ) -> None:
     first = pid(server)
     assert pid(server) == first
@@ -93,7 +93,7 @@ def test_one_child_answers_until_a_question_fails(
 
 
 def test_memory_that_is_only_reserved_counts_on_windows(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Child, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class OfWindows:
         rss, private = 0, MEMORY + 1
@@ -104,7 +104,7 @@ def test_memory_that_is_only_reserved_counts_on_windows(
         server.ask(["sleep", 5], 10)
 
 
-def test_a_crash_on_windows_has_a_code(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_on_windows_has_a_code(server: Child, monkeypatch: pytest.MonkeyPatch) -> None:
     wait = subprocess.Popen.wait
     monkeypatch.setattr(subprocess.Popen, "wait", lambda child: wait(child) and 0xC0000005)
     with pytest.raises(SandboxError, match="status 0xc0000005"):
@@ -114,11 +114,11 @@ def test_a_crash_on_windows_has_a_code(server: Server, monkeypatch: pytest.Monke
 def test_a_child_that_cannot_begin() -> None:
     for _ in range(2):
         with pytest.raises(ChildStartError, match="ValueError: no beginning"):
-            Server(CHILD, memory=MEMORY, first="fail").ask(["echo", 1], 10)
+            Child(CHILD, memory=MEMORY, first="fail").ask(["echo", 1], 10)
     with pytest.raises(ChildStartError, match="-m no_such_module "):
         ask("no_such_module", 1, seconds=10, memory=MEMORY)
     with pytest.raises(ChildStartError, match=r"0\.1 s"):
-        Server(CHILD, memory=MEMORY, first="sleep", start_seconds=0.1).ask(["echo", 1], 10)
+        Child(CHILD, memory=MEMORY, first="sleep", start_seconds=0.1).ask(["echo", 1], 10)
 
 
 @pytest.mark.parametrize(
@@ -149,21 +149,19 @@ def test_backports_beside_the_package_are_not_the_standard_library(
     assert ask(CHILD, ["first", None], seconds=10, memory=MEMORY) is None
 
 
-def test_what_is_printed_is_no_answer(server: Server) -> None:
+def test_what_is_printed_is_no_answer(server: Child) -> None:
     for text in ("hello\n", "[1, null]\n", "x" * 100_000):
         assert server.ask(["print", text], 10) == text
     assert server.ask(["echo", 1], 10) == 1
 
 
-def test_secrets_in_the_environment_are_not_inherited(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_secrets_in_the_environment_are_not_inherited(server: Child, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     assert server.ask(["variable", "OPENAI_API_KEY"], 10) is None
     assert server.ask(["variable", "PATH"], 10) == os.environ["PATH"]
 
 
-def ask_until(server: Server, begun: Path, act: Callable[[], object]) -> None:
+def ask_until(server: Child, begun: Path, act: Callable[[], object]) -> None:
     """Ask a question that takes a minute, act once the child works on it, and expect a crash."""
 
     def wait_and_act() -> None:
@@ -177,7 +175,7 @@ def ask_until(server: Server, begun: Path, act: Callable[[], object]) -> None:
     thread.join()
 
 
-def test_a_child_that_was_killed_is_replaced(server: Server, tmp_path: Path) -> None:
+def test_a_child_that_was_killed_is_replaced(server: Child, tmp_path: Path) -> None:
     child = psutil.Process(pid(server))
     child.kill()
     assert gone(child.pid)
@@ -186,7 +184,7 @@ def test_a_child_that_was_killed_is_replaced(server: Server, tmp_path: Path) -> 
     assert server.ask(["echo", 1], 10) == 1
 
 
-def test_threads_get_their_own_answers(server: Server) -> None:
+def test_threads_get_their_own_answers(server: Child) -> None:
     """Even if the child crashes on others."""
 
     def answer(i: int) -> object:
@@ -199,7 +197,7 @@ def test_threads_get_their_own_answers(server: Server) -> None:
         assert list(pool.map(answer, range(200))) == ["crash" if i % 50 == 7 else i for i in range(200)]
 
 
-def test_closing_ends_a_question_of_another_thread(server: Server, tmp_path: Path) -> None:
+def test_closing_ends_a_question_of_another_thread(server: Child, tmp_path: Path) -> None:
     child = pid(server)
     ask_until(server, tmp_path / "begun", server.close)
     assert gone(child)
@@ -208,7 +206,7 @@ def test_closing_ends_a_question_of_another_thread(server: Server, tmp_path: Pat
 
 @pytest.mark.posix
 @pytest.mark.parametrize("begun", [True, False])
-def test_ctrl_c_leaves_no_answer_for_the_next_question(server: Server, begun: bool) -> None:
+def test_ctrl_c_leaves_no_answer_for_the_next_question(server: Child, begun: bool) -> None:
     first = pid(server) if begun else None
     interrupt = [threading.get_ident(), signal.SIGINT]
     timer = threading.Timer(0.3 if begun else 0.01, signal.pthread_kill, interrupt)
@@ -224,7 +222,7 @@ def test_ctrl_c_leaves_no_answer_for_the_next_question(server: Server, begun: bo
 
 
 def test_a_server_that_nobody_holds_leaves_no_child() -> None:
-    server = Server(CHILD, memory=MEMORY)
+    server = Child(CHILD, memory=MEMORY)
     child = pid(server)
     del server
     gc.collect()
@@ -243,7 +241,7 @@ def test_a_child_does_not_outlive_its_parent(action: str) -> None:
     code = f"""
 import threading
 from mink_local import sandbox
-server = sandbox.Server({CHILD!r}, memory={MEMORY})
+server = sandbox.Child({CHILD!r}, memory={MEMORY})
 print(server.ask(["pid", None], 10), flush=True)
 threading.Thread(target=server.ask, args=([{action!r}, None], 1)).start()
 """
@@ -278,5 +276,5 @@ def test_no_child_asks_for_the_limits_that_macos_refuses(
 
 
 @pytest.mark.posix
-def test_ctrl_c_in_the_terminal_does_not_reach_the_child(server: Server) -> None:
+def test_ctrl_c_in_the_terminal_does_not_reach_the_child(server: Child) -> None:
     assert os.getpgid(pid(server)) != os.getpgid(0)

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError
-from mink_local.generation.answer import Answer, Piece
+from mink_local.generation.answer import Answer, FinishReason, Piece
 from mink_local.generation.call_styles import with_call_grammar
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.prompt_budget import PromptBudget
@@ -133,12 +133,15 @@ class Engine:
         """Have a function called when the answers before it have ended; requests after it wait for it."""
         self._waiting.append(job)
 
-    def cancel(self, answer: Answer) -> Step:
-        """End one answer, with finish_reason "interrupted"; return its last piece unless it has ended."""
+    def cancel(self, answer: Answer, error: BaseException | None = None) -> Step:
+        """End one answer, with finish_reason "interrupted", or "error" if there is one.
+
+        Returns its last piece, unless it has ended.
+        """
         decoding = next((each for each in self._decodings() if each.answer is answer), None)
         if decoding is None:
             return []
-        piece = decoding.end("interrupted")
+        piece = _ended(decoding, error)
         self._waiting = deque(each for each in self._waiting if each is not decoding)
         self._bulk = deque(each for each in self._bulk if each is not decoding)
         for group in self._groups():
@@ -328,8 +331,8 @@ class Engine:
         for decoding in slot.job.copy():
             try:
                 decoding.record(logits, position)
-            except Exception as error:  # also of `watch`
-                events.append((decoding.answer, decoding.end("error", error)))
+            except BaseException as error:  # also of `watch`
+                events.append((decoding.answer, _ended(decoding, error)))
                 slot.job.remove(decoding)
         if not slot.job:
             slot.release()
@@ -344,8 +347,8 @@ class Engine:
             try:
                 for piece in decoding.sample(logits):
                     events.append((decoding.answer, piece))
-            except Exception as error:  # also of `watch`, and of a sampler from another package
-                events.append((decoding.answer, decoding.end("error", error)))
+            except BaseException as error:  # also of `watch`, and of a sampler from another package
+                events.append((decoding.answer, _ended(decoding, error)))
             if decoding.answer.finish_reason is None:
                 by_tokens.setdefault(tuple(decoding.answer.tokens[n_before:]), []).append(decoding)
         self._fork(slot, by_tokens)
@@ -372,9 +375,20 @@ class Engine:
         slot.push(tokens)
 
 
-def _ended(decoding: Decoding, error: Exception | None) -> Piece:
-    """End an answer early; return its last piece."""
-    return decoding.end("error", error) if error else decoding.end("interrupted")
+def _ended(decoding: Decoding, error: BaseException | None) -> Piece:
+    """End an answer early, whatever is wrong with it; return its last piece."""
+    if error is not None and not isinstance(error, Exception):  # such as SystemExit
+        named = GenerationError(f"{type(error).__name__}: {error}")
+        named.__cause__ = error
+        error = named
+    reason: FinishReason = "error" if error else "interrupted"
+    try:
+        return decoding.end(reason, error)
+    except BaseException:
+        piece = Piece()
+        piece.finish_reason = decoding.answer.finish_reason = reason
+        decoding.answer.error = error
+        return piece
 
 
 def _cost_of_moving(place: Sequence[Slot[Group]]) -> tuple[int, int]:

@@ -9,38 +9,24 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from mink_local.errors import GenerationError, MinkError, ModelError
 from mink_local.generation.answer import Answer, Piece
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.engine import Engine
+from mink_local.threads import result_of, run
 
 T = TypeVar("T")
 
 Event = tuple[Answer, Piece]
 Listener = Callable[[Sequence[Event]], object]
-"""Called after a step with the events of the listener's answers. It must not raise or wait."""
+"""Called after a step with the events of the listener's answers. It must not wait."""
 
-_WAIT_SECONDS = 0.25  # between calls of `waiting`; on Windows, an endless wait ignores Ctrl-C
 _EXIT_SECONDS = 10.0  # for the running batch to end when the program does
-
-
-class _Job(Generic[T]):
-    """A call of a function, whose result another thread waits for."""
-
-    def __init__(self, function: Callable[[], T]) -> None:
-        self._function = function
-        self.result: Future[T] = Future()
-
-    def run(self) -> None:
-        try:
-            self.result.set_result(self._function())
-        except BaseException as error:
-            self.result.set_exception(error)
 
 
 class EngineThread:
@@ -131,7 +117,9 @@ class EngineThread:
     def check(self) -> None:
         """Raise an error if nothing is generated any more, or if the calling thread is this one."""
         if self.is_current:
-            raise GenerationError("the model's own thread cannot wait for itself: call the model elsewhere")
+            raise GenerationError(
+                "cannot call the model from its own thread (a listener or `watch`): use another thread"
+            )
         if not self._thread.is_alive() or self._why_ending:
             raise self._over()
 
@@ -149,12 +137,14 @@ class EngineThread:
     def _result(self, function: Callable[[], T], give: Callable[[Callable[[], object]], object]) -> T:
         """Have a function called in the thread, and wait for its result."""
         self.check()
-        job = _Job(function)
-        give(job.run)
-        while not wait([job.result], _WAIT_SECONDS).done:
-            if not self._thread.is_alive() and not job.result.done():
+        result: Future[T] = Future()
+        give(partial(run, result, function))
+
+        def waiting() -> None:
+            if not self._thread.is_alive() and not result.done():
                 raise self._over()
-        return job.result.result()
+
+        return result_of(result, waiting)
 
     # The rest runs in the thread.
 
@@ -189,7 +179,16 @@ class EngineThread:
                 del self._listeners[answer]
             told.setdefault(listener, []).append((answer, piece))
         for listener, own in told.items():
-            listener(own)
+            self._notify(listener, own)
+
+    def _notify(self, listener: Listener, events: Sequence[Event]) -> None:
+        """Call a listener; if it fails, that ends its answers, of which it hears nothing more."""
+        try:
+            listener(events)
+        except BaseException as error:
+            for answer in [answer for answer, its in self._listeners.items() if its is listener]:
+                del self._listeners[answer]
+                self._engine.cancel(answer, error)
 
     def _cancel(self, answers: Sequence[Answer]) -> None:
         self._engine.context.interrupted = False
@@ -203,7 +202,8 @@ class EngineThread:
     def _end_everything(self) -> None:
         """Fail everything still pending."""
         while not self._commands.empty():
-            with suppress(Exception):
+            with suppress(BaseException):
                 self._commands.get()()
-        self._tell(self._engine.cancel_all(self._over()))
+        with suppress(BaseException):
+            self._tell(self._engine.cancel_all(self._over()))
         self._engine.context.interrupted = False

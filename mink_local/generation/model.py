@@ -1,9 +1,7 @@
 """A loaded GGUF model: chat, batch generation, log-probabilities."""
 
-import contextlib
 import logging
 import secrets
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
@@ -14,7 +12,7 @@ from typing import Any, Literal, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.checks import Range
+from mink_local.checks import Range, as_ids
 from mink_local.errors import ContextOverflowError, GenerationError, ModelError
 from mink_local.files import replaced
 from mink_local.generation.answer import Answer
@@ -36,7 +34,7 @@ from mink_local.generation.template import ChatTemplate
 from mink_local.generation.text import TextStream
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.context import Context
-from mink_local.llama.weights import Weights
+from mink_local.llama.weights import Weights, closed
 from mink_local.models.placement import Placed
 
 log = logging.getLogger("mink_local")
@@ -84,12 +82,9 @@ class Model:
         self.supports_tools = template.supports_tools
         self.engine = Engine(context, weights, template)
         self.thread = EngineThread(self.engine)
-        self._end = weakref.finalize(self, self.thread.end, f"{name} is closed: load it again")
+        self._end = weakref.finalize(self, self.thread.end, str(closed(name)))
         self._end.atexit = False  # the thread sees to that itself
         self._n_interrupts = 0
-        self._users: list[int] = []  # threads that use the weights, besides the model's
-        self._changed = threading.Condition()
-        self._closed = False
         if template.is_plain:
             log.warning("%s has no chat template: its turns are plain text (User: … Assistant: …)", name)
 
@@ -107,6 +102,7 @@ class Model:
         return f"<Model {self.name}, {self.placement}>"
 
     def __enter__(self) -> "Model":
+        self._require_open()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -115,33 +111,20 @@ class Model:
     def close(self) -> None:
         """Free the model's memory, and end the child process that renders its chat template.
 
-        Answers that are being generated end with an error, whoever waits for them.
+        Unfinished answers end with an error, raised to whoever is waiting for them.
         """
-        with self._changed:
-            if self._closed:
-                return
-            if self.thread.is_current or threading.get_ident() in self._users:
-                raise GenerationError("the model is in use by this very call: close it afterwards")
-            self._closed = True
-            self._changed.wait_for(lambda: not self._users)
-        self._end()
+        if self.thread.is_current:
+            raise GenerationError("cannot close the model from inside one of its own calls")
+        self._end.detach()
+        self.thread.end(str(closed(self.name)))
         self.engine.context.close()
         self.weights.close()
         self._template.close()
 
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[None]:
-        """Keep the model open in this block. Raises ModelError if it is closed."""
-        with self._changed:
-            if self._closed:
-                raise ModelError(f"{self.name} is closed: load it again")
-            self._users.append(threading.get_ident())
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._users.remove(threading.get_ident())
-                self._changed.notify_all()
+    def _require_open(self) -> None:
+        """Raise ModelError if the model is closed."""
+        if not self._end.alive:
+            raise closed(self.name)
 
     def opens_reasoning(
         self, prompt: Prompt, enable_thinking: bool | None = None, tools: Sequence[Tool] = ()
@@ -157,6 +140,7 @@ class Model:
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the prompt for `messages` as text. Raises MinkError if the template refuses them."""
+        self._require_open()
         return self._template.text(messages, enable_thinking, tools, template_kwargs)
 
     def prompt_tokens(
@@ -167,6 +151,7 @@ class Model:
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the token ids of a prompt; see `ChatTemplate.tokens`."""
+        self._require_open()
         return self._template.tokens(prompt, enable_thinking, tools, template_kwargs)
 
     def count_tokens(self, prompt: Prompt) -> int:
@@ -178,21 +163,28 @@ class Model:
         return self.weights.tokenize(text, add_special=False, parse_special=False)
 
     def detokenize(self, tokens: Iterable[int]) -> str:
-        """Return the text of token ids; invalid UTF-8 becomes U+FFFD."""
+        """Return the text of token ids; invalid UTF-8 becomes U+FFFD.
+
+        Raises ValueError for ids that are not in the vocabulary.
+        """
+        self._require_open()
         stream = TextStream()
-        return stream.push(b"".join(map(self.weights.piece, tokens))) + stream.close()
+        return stream.push(b"".join(map(self.weights.piece, as_ids("tokens", tokens)))) + stream.close()
 
     def token_texts(self, tokens: Iterable[int]) -> list[str]:
-        """Return what each token adds to the text: "" while a character is incomplete."""
+        """Return what each token adds to the text: "" while a character is incomplete.
+
+        Raises ValueError for ids that are not in the vocabulary.
+        """
+        self._require_open()
         stream = TextStream()
-        return [stream.push(self.weights.piece(token)) for token in tokens]
+        return [stream.push(self.weights.piece(token)) for token in as_ids("tokens", tokens)]
 
     def logits(
         self, prompt: Prompt, prefix: Sequence[int] = (), enable_thinking: bool | None = None
     ) -> NDArray[np.float32]:
         """Return the raw logits (V,) of the next token of an answer that begins with the tokens `prefix`."""
-
-        tokens = [*self.prompt_tokens(prompt, enable_thinking), *prefix]
+        tokens = [*self.prompt_tokens(prompt, enable_thinking), *as_ids("prefix", prefix)]
         ((_, (row,)),) = self.rows([(tokens, 1)])
         return np.asarray(row)
 
@@ -260,16 +252,16 @@ class Model:
 
     def reply(self, request: Request) -> Reply:
         """Answer a request. Errors as for `chat`."""
-        with self._open():
-            decoding = self.engine.prepare(request)
-            if decoding.answer.finish_reason == "overflow":
-                raise ContextOverflowError(decoding.answer.prompt_tokens, self.n_ctx)
-            return Reply(decoding, self.thread)
+        self._require_open()
+        decoding = self.engine.prepare(request)
+        if decoding.answer.finish_reason == "overflow":
+            raise ContextOverflowError(decoding.answer.prompt_tokens, self.n_ctx)
+        return Reply(decoding, self.thread)
 
     def prepare(self, request: Request, answer: Answer | None = None) -> Decoding:
         """Make a request ready for `thread`; see `Engine.prepare`. Raises ModelError if closed."""
-        with self._open():
-            return self.engine.prepare(request, answer)
+        self._require_open()
+        return self.engine.prepare(request, answer)
 
     def generate(
         self,
@@ -350,6 +342,7 @@ class Model:
     def _answers(self, requests: Iterable[Request], ordered: bool, is_finite: bool | None = None) -> Answers:
         if is_finite is None:
             is_finite = isinstance(requests, Sized)
+        self._require_open()
         before = self._n_interrupts
         return Answers(
             requests,
@@ -444,8 +437,8 @@ class Model:
 
     def forget(self) -> None:
         """Empty the KV caches, so that later results do not depend on earlier prompts."""
-        with self._open():
-            self.thread.call_when_idle(self.engine.forget)
+        self._require_open()
+        self.thread.call_when_idle(self.engine.forget)
 
     @property
     def n_cached(self) -> int:
@@ -475,8 +468,8 @@ class Model:
                 context.save(unfinished, slot.tokens, slot.seq_id)
             return True
 
-        with self._open():
-            return self.thread.call_when_idle(save)
+        self._require_open()
+        return self.thread.call_when_idle(save)
 
     def load_cache(self, path: Path) -> int:
         """Load the KV cache from a file written by `save_cache`, for a prompt with the same beginning.
@@ -492,8 +485,8 @@ class Model:
             slot.tokens = self.engine.context.load(path, slot.seq_id)
             return len(slot.tokens)
 
-        with self._open():
-            return self.thread.call_when_idle(load)
+        self._require_open()
+        return self.thread.call_when_idle(load)
 
     def reserve(self, n_ctx: int, n_parallel: int | Literal["auto"] = 1, n_outputs: int = 0) -> None:
         """Reallocate the KV caches, which empties them; waits for the answers that are being generated.
@@ -520,8 +513,8 @@ class Model:
                 self.engine.use(self._make_context(*before))
                 raise
 
-        with self._open():
-            self.thread.call_when_idle(reallocate)
+        self._require_open()
+        self.thread.call_when_idle(reallocate)
 
 
 def _keep(rows: list[NDArray[np.float32]], row: NDArray[np.float32]) -> None:

@@ -20,11 +20,11 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from mink_local.sandbox import GIB, SandboxError, Server, in_a_line, serve
+from mink_local.sandbox import GIB, Child, SandboxError, in_a_line, serve
 
 SECONDS = 5  # an honest template takes less than a millisecond
 _MOST_CHARACTERS = 1 << 26
-_started: deque[Server] = deque()  # for the next renderer
+_started: deque[Child] = deque()  # for the next renderer
 
 
 class TemplateError(Exception):
@@ -39,8 +39,8 @@ def start_child() -> None:
         _started.append(child)
 
 
-def _child() -> Server:
-    return Server(__name__, memory=GIB)
+def _child() -> Child:
+    return Child(__name__, memory=GIB)
 
 
 class Renderer:
@@ -64,18 +64,20 @@ class Renderer:
     ) -> None:
         constants = [template, date and date.isoformat(), bos_token, eos_token]
         try:
-            server = _started.popleft()
+            child = _started.popleft()
         except IndexError:
-            server = _child()
-        self._server = None if in_process else server  # an unused one ends when nothing refers to it
+            child = _child()
+        self._is_closed = False
+        self._child = None if in_process else child  # an unused one ends when nothing refers to it
         self._render = _begin(constants)
-        if self._server is not None:
-            self._server.first = constants
+        if self._child is not None:
+            self._child.first = constants
 
     def close(self) -> None:
-        """End the child process, if there is one."""
-        if self._server is not None:
-            self._server.close()
+        """End the child process, if there is one; nothing is rendered any more."""
+        self._is_closed = True
+        if self._child is not None:
+            self._child.close()
 
     def __call__(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """Return the prompt for a conversation.
@@ -83,9 +85,11 @@ class Renderer:
         `options` are further variables for the template, such as `enable_thinking`. Raises TemplateError if
         the template is broken, refuses the conversation or does not end.
         """
+        if self._is_closed:
+            raise TemplateError("is closed with its model")
         try:
             question = [list(messages), options]
-            answer = self._server.ask(question, SECONDS) if self._server else self._render(question)
+            answer = self._child.ask(question, SECONDS) if self._child else self._render(question)
         except SandboxError as error:
             raise TemplateError(f"was stopped: it {error}") from None
         if "error" in answer:

@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakSet
 
-from mink_local.errors import GenerationError
+from mink_local.errors import GenerationError, MinkError
 from mink_local.generation.answer import Answer, Piece
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.engine_thread import EngineThread, Event
@@ -211,7 +211,9 @@ class Reply(_HasAnswer):
                 await self._pieces.wait_for_end(self._thread.check)
 
     def _end(self, end: type[Exception]) -> NoReturn:
-        """Raise at the end of the answer: GenerationError if it failed, else `end`."""
+        """Raise at the end of the answer: what went wrong, if anything, else `end`."""
+        if isinstance(self.error, MinkError):
+            raise self.error
         if self.error is not None:
             raise GenerationError(str(self.error)) from self.error
         raise end

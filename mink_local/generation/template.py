@@ -11,6 +11,8 @@ from functools import cached_property, lru_cache, partial
 from itertools import count
 from typing import Any, cast
 
+from llama_cpp import llama_cpp as C
+
 from mink_local.errors import MinkError
 from mink_local.generation.call_formats import CALL_TEXTS, marks_of
 from mink_local.generation.call_styles import LLAMA, CallStyle, as_text, one_call_each, style_of
@@ -249,6 +251,19 @@ class _MessageTokenizer:
 _OWN = ("content", "reasoning_content")
 # Spaces and HTML are user-defined tokens in some vocabularies, and text like any other.
 _ORDINARY = re.compile(r"[\s▁]*|</?\w+>")
+
+
+def infill(weights: Weights, prefix: str, suffix: str) -> str:
+    """Return the prompt, a raw text, for what belongs between two texts.
+
+    Raises:
+        ValueError: The vocabulary has no tokens for this.
+    """
+    find = (C.llama_vocab_fim_pre, C.llama_vocab_fim_suf, C.llama_vocab_fim_mid)
+    begin, gap, end = (weights.token_text(token(weights.vocab)) for token in find)
+    if not (begin and gap and end):
+        raise ValueError("the vocabulary of this model has no fill-in-the-middle tokens")
+    return f"{begin}{prefix}{gap}{suffix}{end}"
 
 
 def markup_pattern(texts: Iterable[str]) -> re.Pattern[str]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mink_local.errors import GenerationError, ModelError
 from mink_local.llama.constants import LIBC, N_BATCH, kv_type_number
 from mink_local.llama.log import allocated, logged, reason
-from mink_local.llama.weights import Weights
+from mink_local.llama.weights import Weights, closed
 
 # A C function that reads a flag, as bool (*)(void *): the length of a string of at most one character.
 _FLAG_IS_SET = LIBC.strlen
@@ -67,8 +67,6 @@ class Context:
         type_number = kv_type_number(kv_type)
         if kv_type.startswith("q") and flash_attn is False:
             raise ValueError(f"kv_type {kv_type} needs flash attention: omit flash_attn, or use f16")
-        if weights.handle is None:
-            raise ModelError(f"{weights.path} is closed: load it again")
         params = C.llama_context_default_params()
         params.n_ctx = n_ctx * n_seq
         params.n_seq_max = n_seq
@@ -81,14 +79,14 @@ class Context:
         # On a CPU, llama.cpp polls this between nodes of its graph, so even in the middle of a batch.
         params.abort_callback = ctypes.cast(_FLAG_IS_SET, C.ggml_abort_callback)
         params.abort_callback_data = ctypes.addressof(self._interrupt)
-        self.handle = allocated(partial(C.llama_init_from_model, weights.handle, params), weights.verbose)
-        if not self.handle:
+        handle = allocated(partial(C.llama_init_from_model, weights.handle, params), weights.verbose)
+        if not handle:
             raise ModelError(f"no context of {n_seq} x {n_ctx} tokens for {weights.path}: {reason()}")
         # The finalizer holds the weights: a context must be freed before its model.
         self._free = weakref.finalize(
-            self, lambda handle, *_: C.llama_free(handle), self.handle, weights, self._interrupt
+            self, lambda handle, *_: C.llama_free(handle), handle, weights, self._interrupt
         )
-        self._memory = C.llama_get_memory(self.handle)
+        self._handle, self._name = handle, weights.path.stem
         if not self._memory:
             raise ModelError(f"{weights.path} is an embedding model: it cannot generate text")
         weights.contexts.add(self)
@@ -96,8 +94,7 @@ class Context:
         self.n_batch: int = C.llama_n_batch(self.handle)  # maximum batch size
         self.n_seq, self.n_threads, self.n_outputs = n_seq, n_threads, params.n_outputs_max
         self.kv_type, self.n_vocab, self._verbose = kv_type, weights.n_vocab, weights.verbose
-        file = weights.path.stat()
-        fits = f"{weights.path.resolve()} {file.st_size} {file.st_mtime_ns} {kv_type} {C.llama_version()!r}"
+        fits = f"{weights.file} {kv_type} {C.llama_version()!r}"
         self._fits = hashlib.blake2b(fits.encode(errors="replace"), digest_size=_SEAL).digest()
         self.n_evaluated = 0  # tokens so far
         self._rows: dict[int, NDArray[np.float32]] = {}  # views of llama.cpp's logits, by address
@@ -106,7 +103,22 @@ class Context:
     def close(self) -> None:
         """Free the memory; idempotent."""
         self._free()
-        self.handle = self._memory = None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._free.alive
+
+    @property
+    def handle(self) -> Any:
+        """llama.cpp's context. Raises ModelError if it is closed."""
+        if self.is_closed:
+            raise closed(self._name)
+        return self._handle
+
+    @property
+    def _memory(self) -> Any:
+        return C.llama_get_memory(self.handle)
 
     @property
     def interrupted(self) -> bool:
@@ -124,13 +136,13 @@ class Context:
             False if interrupted: the KV cache then holds some of the segments' tokens, or none.
 
         Raises:
-            GenerationError: llama.cpp failed, or the context is closed.
+            GenerationError: llama.cpp failed.
+            ModelError: The context is closed.
         """
-        if self.handle is None:
-            raise GenerationError("the context is closed: load the model again")
+        handle = self.handle
         batch = self._batch.fill(segments)
         with logged(self._verbose):
-            status = C.llama_decode(self.handle, batch)
+            status = C.llama_decode(handle, batch)
         if status == 2:
             return False
         n_tokens: int = batch.n_tokens

@@ -25,6 +25,7 @@ from mink_local.llama.grammars import lark
 from mink_local.llama.json_schema import kept_schema
 from mink_local.llama.weights import Weights
 from mink_local.sandbox import in_a_line
+from mink_local.threads import in_background, run
 
 _LONGEST = {"regex": 4096, "choice": 1 << 16, "grammar": 1 << 16}  # characters
 _SECONDS = 10.0  # to compile; what passes the limits takes less than one
@@ -51,9 +52,14 @@ class Guide:
     """
 
     def __init__(self, option: str, value: Any, weights: Weights, before: str = "") -> None:
-        self._weights = weights  # the tokenizer reads their vocabulary
+        weights.keep_for(self)  # the tokenizer reads their vocabulary
         tokenizer = tokenizer_of(weights)
-        self._matcher = _compiled(option, lambda: _matcher(option, value, tokenizer.result(), before))
+
+        def compiled() -> Any:  # perhaps after the model is closed
+            with weights.in_use():
+                return _matcher(option, value, tokenizer.result(), before)
+
+        self._matcher = _compiled(option, compiled)
         self._mask = np.zeros(-(-weights.n_vocab // 32), np.uint32)
         self._tokenizer = tokenizer
         self._start = self._matcher.deep_copy()
@@ -137,8 +143,7 @@ def tokenizer_of(weights: Weights) -> "Future[Any]":
     """Return llguidance's tokenizer for a model: a future, made in the background by the first call."""
     with _starting:
         if weights.tokenizer is None:
-            weights.tokenizer = future = Future[Any]()
-            threading.Thread(target=_run, args=(future, partial(_tokenizer, weights)), daemon=True).start()
+            weights.tokenizer = in_background(partial(_tokenizer, weights), "tokenizer")
         return weights.tokenizer
 
 
@@ -146,12 +151,13 @@ def _tokenizer(weights: Weights) -> Any:
     tokenizer: Any = import_module("llguidance").LLTokenizer  # from_llamacpp has no type
 
     # Control tokens have no text here, so that no constrained text contains one; a byte 0xFF would mark one.
-    return tokenizer.from_llamacpp(
-        tokens=[b"" if piece.startswith(b"\xff") else piece for piece in weights.pieces()],
-        vocab_ptr=weights.vocab,
-        tokenize_fptr=ctypes.cast(C._lib.llama_tokenize, ctypes.c_void_p).value,
-        eos_token=sorted(weights.end_tokens) or [weights.n_vocab - 1],  # it wants at least one
-    )
+    with weights.in_use() as vocab:
+        return tokenizer.from_llamacpp(
+            tokens=[b"" if piece.startswith(b"\xff") else piece for piece in weights.pieces()],
+            vocab_ptr=vocab,
+            tokenize_fptr=ctypes.cast(C._lib.llama_tokenize, ctypes.c_void_p).value,
+            eos_token=sorted(weights.end_tokens) or [weights.n_vocab - 1],  # it wants at least one
+        )
 
 
 def _matcher(option: str, value: Any, tokenizer: Any, before: str) -> Any:
@@ -200,7 +206,7 @@ def _compiled(option: str, function: Callable[[], T]) -> T:
     future: Future[T] = Future()
     with _starting:
         default = threading.stack_size(_STACK)
-        thread = threading.Thread(target=_run, args=(future, function), daemon=True)
+        thread = threading.Thread(target=run, args=(future, function), daemon=True)
         try:
             thread.start()
         finally:
@@ -211,13 +217,6 @@ def _compiled(option: str, function: Callable[[], T]) -> T:
     with contextlib.suppress(UnicodeEncodeError):
         return future.result()
     raise ConstraintError(option, "it contains half of a surrogate pair")
-
-
-def _run(future: "Future[T]", function: Callable[[], T]) -> None:
-    try:
-        future.set_result(function())
-    except BaseException as error:  # for whoever waits
-        future.set_exception(error)
 
 
 def _reason(complaint: str) -> str:

@@ -1,10 +1,11 @@
 """A GGUF file loaded by llama.cpp: tensors, vocabulary, chat template."""
 
+import contextlib
 import ctypes
 import os
 import weakref
-from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,43 @@ class Cancel:
         if os.name != "nt":
             params.progress_callback = ctypes.cast(LIBC.strlen, C.llama_progress_callback)
             params.progress_callback_user_data = ctypes.addressof(self._goes_on)
+
+
+class _Lease:
+    """Memory of llama.cpp's that is freed when the last of its users gives it back.
+
+    Without a lock: the last use may end in a finalizer, which may run anywhere.
+    """
+
+    def __init__(self, free: Callable[[Any], object], handle: Any, name: str) -> None:
+        self._free = weakref.finalize(self, free, handle)  # once
+        self._free.atexit = False
+        self._users = [None]  # the owner
+        self._is_closed = False
+        self._name = name
+
+    def take(self) -> None:
+        """Keep the memory until `give_back`. Raises ModelError if the owner has closed it."""
+        self._users.append(None)
+        if self._is_closed:
+            self.give_back()
+            raise closed(self._name)
+
+    def give_back(self) -> None:
+        self._users.pop()
+        if not self._users:
+            self._free()
+
+    def close(self) -> None:
+        """Give the owner's use back; idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.give_back()
+
+
+def closed(name: str) -> ModelError:
+    """Return the error for any use of something closed."""
+    return ModelError(f"{name} is closed: load it again")
 
 
 class Weights:
@@ -119,11 +157,13 @@ class Weights:
             devices = (ctypes.c_void_p * (len(used) + 1))(*used)
             params.devices = ctypes.cast(devices, ctypes.c_void_p)
             params.tensor_split = (ctypes.c_float * C.llama_max_devices())(*used.values())
-        self.handle = allocated(partial(C.llama_model_load_from_file, bytes(path), params), verbose)
-        if not self.handle:
+        handle = allocated(partial(C.llama_model_load_from_file, bytes(path), params), verbose)
+        if not handle:
             raise ModelError(f"llama.cpp cannot load {path}: {reason()}")
-        self._free = weakref.finalize(self, C.llama_model_free, self.handle)
-        self.vocab = C.llama_model_get_vocab(self.handle)
+        self._lease = _Lease(C.llama_model_free, handle, path.stem)
+        # At the end of the program too, unless a thread still compiles a constraint.
+        self._close = weakref.finalize(self, self._lease.close)
+        self._handle, self._vocab = handle, C.llama_model_get_vocab(handle)
         self.n_vocab: int = C.llama_vocab_n_tokens(self.vocab)
         self.n_layers: int = C.llama_model_n_layer(self.handle)
         self.n_ctx_train: int = C.llama_model_n_ctx_train(self.handle)
@@ -132,7 +172,10 @@ class Weights:
         self.eos = self.token_text(C.llama_vocab_eos(self.vocab))
         template = C.llama_model_chat_template(self.handle, None)
         self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
+        state = path.stat()
+        self.file = f"{path.resolve()} {state.st_size} {state.st_mtime_ns}"  # as it was loaded
         self._pieces: dict[int, bytes] = {}
+        self._ends: dict[int, bool] = {}
         self.tokenizer: Future[Any] | None = None  # llguidance's, while or after it is made (`guide`)
 
     def _require_generator(self) -> None:
@@ -147,10 +190,41 @@ class Weights:
         """Free the memory of all contexts of these weights, then that of the weights; idempotent."""
         for context in list(self.contexts):
             context.close()
-        if self.tokenizer is not None:  # reads the vocabulary
-            wait([self.tokenizer])
-        self._free()
-        self.handle = self.vocab = None
+        self._close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._close.alive
+
+    @property
+    def handle(self) -> Any:
+        """llama.cpp's model. Raises ModelError if it is closed."""
+        if self.is_closed:
+            raise closed(self.path.stem)
+        return self._handle
+
+    @property
+    def vocab(self) -> Any:
+        """llama.cpp's vocabulary. Raises ModelError if the model is closed."""
+        return self.handle and self._vocab
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[Any]:
+        """Keep the vocabulary, which the block gets, while another thread may close the model.
+
+        Raises ModelError if it is closed.
+        """
+        self._lease.take()
+        try:
+            yield self._vocab
+        finally:
+            self._lease.give_back()
+
+    def keep_for(self, user: object) -> None:
+        """Keep the vocabulary as long as an object. Raises ModelError if the model is closed."""
+        self._lease.take()
+        weakref.finalize(user, self._lease.give_back)
 
     @cached_property
     def control_tokens(self) -> tuple[str, ...]:
@@ -167,7 +241,8 @@ class Weights:
 
     @cached_property
     def _attributes(self) -> list[int]:
-        return [C.llama_vocab_get_attr(self.vocab, token) for token in range(self.n_vocab)]
+        with self.in_use() as vocab:
+            return [C.llama_vocab_get_attr(vocab, token) for token in range(self.n_vocab)]
 
     @cached_property
     def longest_token(self) -> int:
@@ -177,24 +252,14 @@ class Weights:
     @cached_property
     def end_tokens(self) -> frozenset[int]:
         """Ids of the tokens that end generation."""
-        return frozenset(token for token in range(self.n_vocab) if self.ends_generation(token))
+        with self.in_use() as vocab:
+            return frozenset(token for token in range(self.n_vocab) if C.llama_vocab_is_eog(vocab, token))
 
     def token_text(self, token: int) -> str:
         """Return a token as spelled in the vocabulary; empty for -1, llama.cpp's "no token"."""
-        text = C.llama_vocab_get_text(self.vocab, token) if 0 <= token < self.n_vocab else b""
-        return (text or b"").decode("utf-8", "replace")
-
-    def infill(self, prefix: str, suffix: str) -> str:
-        """Return the prompt, a raw text, for what belongs between two texts.
-
-        Raises:
-            ValueError: The vocabulary has no tokens for this.
-        """
-        find = (C.llama_vocab_fim_pre, C.llama_vocab_fim_suf, C.llama_vocab_fim_mid)
-        begin, gap, end = (self.token_text(token(self.vocab)) for token in find)
-        if not (begin and gap and end):
-            raise ValueError("the vocabulary of this model has no fill-in-the-middle tokens")
-        return f"{begin}{prefix}{gap}{suffix}{end}"
+        with self.in_use() as vocab:
+            text = C.llama_vocab_get_text(vocab, token) if 0 <= token < self.n_vocab else b""
+            return (text or b"").decode("utf-8", "replace")
 
     def require_ids(self, name: str, tokens: Collection[int]) -> None:
         """Raise OptionError, with the name of an option, unless all its token ids are in the vocabulary."""
@@ -210,35 +275,47 @@ class Weights:
             parse_special: Parse the texts of control tokens as control tokens.
 
         Raises:
-            GenerationError: llama.cpp cannot tokenize the text, or the weights are closed.
+            GenerationError: llama.cpp cannot tokenize the text.
+            ModelError: The model is closed.
         """
-        if self.handle is None:
-            raise GenerationError(f"{self.path} is closed: load it again")
         data = text.encode("utf-8", "replace")
         tokens = (C.llama_token * (len(data) + 8))()
-        n_tokens = C.llama_tokenize(
-            self.vocab, data, len(data), tokens, len(tokens), add_special, parse_special
-        )
+        with self.in_use() as vocab:
+            n_tokens = C.llama_tokenize(
+                vocab, data, len(data), tokens, len(tokens), add_special, parse_special
+            )
         if n_tokens < 0:
             raise GenerationError(f"llama.cpp cannot tokenize a text of {len(data)} bytes")
         return list(tokens[:n_tokens])
 
     def piece(self, token: int) -> bytes:
-        """Return a token's UTF-8 bytes, possibly part of a character; empty for a control token."""
+        """Return a token's UTF-8 bytes, possibly part of a character; empty for a control token.
+
+        Raises OptionError for an id that is not in the vocabulary, and ModelError if the model is closed.
+        """
         if token not in self._pieces:
-            self._pieces[token] = self._piece(token, ctypes.create_string_buffer(32))
+            self.require_ids("token", (token,))
+            with self.in_use() as vocab:
+                self._pieces[token] = _piece(vocab, token, ctypes.create_string_buffer(32))
         return self._pieces[token]
 
-    def pieces(self) -> Iterator[bytes]:
-        """Yield the bytes of every token, as `piece` does, but faster."""
+    def pieces(self) -> list[bytes]:
+        """Return the bytes of every token, as `piece` does, but faster."""
         buffer = ctypes.create_string_buffer(256)
-        return (self._piece(token, buffer) for token in range(self.n_vocab))
-
-    def _piece(self, token: int, buffer: Any) -> bytes:
-        size = C.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, False)
-        if size < 0:
-            return self._piece(token, ctypes.create_string_buffer(-size))
-        return ctypes.string_at(buffer, size)
+        with self.in_use() as vocab:
+            return [_piece(vocab, token, buffer) for token in range(self.n_vocab)]
 
     def ends_generation(self, token: int) -> bool:
-        return bool(C.llama_vocab_is_eog(self.vocab, token))
+        """Return whether a token ends an answer."""
+        if token not in self._ends:
+            self.require_ids("token", (token,))
+            with self.in_use() as vocab:
+                self._ends[token] = bool(C.llama_vocab_is_eog(vocab, token))
+        return self._ends[token]
+
+
+def _piece(vocab: Any, token: int, buffer: Any) -> bytes:
+    size = C.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, False)
+    if size < 0:
+        return _piece(vocab, token, ctypes.create_string_buffer(-size))
+    return ctypes.string_at(buffer, size)

@@ -349,9 +349,8 @@ def test_a_model_is_closed_while_others_wait(tiny_path: Path) -> None:
 def test_the_models_thread_refuses_to_wait_for_itself(smollm2: Model) -> None:
     """What `watch` raises ends its answer."""
     reply = smollm2.chat(STORY, watch=lambda _: smollm2.forget())
-    with pytest.raises(GenerationError, match="thread") as caught:
+    with pytest.raises(GenerationError, match="thread"):
         reply.read()
-    assert isinstance(caught.value.__cause__, GenerationError)
     assert (reply.finish_reason, smollm2.chat("Hi", max_tokens=2).read() != "") == ("error", True)
 
 

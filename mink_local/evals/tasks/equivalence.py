@@ -14,7 +14,7 @@ from typing import Any
 
 from mink_local.errors import DataError
 from mink_local.evals.tasks.exact import based, exact, same_quantity, unit_of
-from mink_local.sandbox import GIB, SandboxError, Server, serve
+from mink_local.sandbox import GIB, Child, SandboxError, serve
 
 SECONDS = 5  # per comparison
 _LONGEST = 2000  # characters; no real answer is that long
@@ -38,7 +38,7 @@ _UNIT = re.compile(
 )
 _WORD = re.compile(r"[A-Za-z][A-Za-z' -]+")
 
-_verifier = Server("mink_local.evals.tasks.equivalence", memory=2 * GIB)
+_verifier = Child("mink_local.evals.tasks.equivalence", memory=2 * GIB)
 
 
 def same_maths(gold: str, answer: str) -> bool:

@@ -19,6 +19,7 @@ from mink_local.generation.call_styles import (
 )
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request, SamplingParams
+from mink_local.generation.template import infill
 from mink_local.generation.tool_calls import ToolParser
 from mink_local.llama.constraints import Constraints
 from mink_local.llama.guide import check
@@ -53,7 +54,7 @@ def engine_requests(
     prompts = request.prompts()
     if request.suffix:
         try:
-            prompts = [model.weights.infill(str(prompt), request.suffix) for prompt in prompts]
+            prompts = [infill(model.weights, str(prompt), request.suffix) for prompt in prompts]
         except ValueError as error:
             message = f"{error}: put the text after the gap into the prompt"
             raise ApiError(400, message, param="suffix", code="unsupported_parameter") from None

@@ -8,7 +8,7 @@ from mink_local.errors import DataError
 from mink_local.evals.tasks import TASKS, Verdict, equivalence, score
 from mink_local.evals.tasks.equivalence import equivalent
 from mink_local.evals.tasks.scoring import normalized
-from mink_local.sandbox import ChildStartError, Server
+from mink_local.sandbox import Child, ChildStartError
 from tests.conftest import shared
 from tests.support.scoring import verdicts
 
@@ -138,6 +138,6 @@ def test_without_math_verify_a_sentence_says_what_to_install(monkeypatch: pytest
 def test_a_child_that_does_not_start_is_an_error_and_not_a_wrong_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(equivalence, "_verifier", Server("mink_local.no_such_module", memory=1 << 30))
+    monkeypatch.setattr(equivalence, "_verifier", Child("mink_local.no_such_module", memory=1 << 30))
     with pytest.raises(ChildStartError, match="no_such_module"):
         equivalent("1", "another question not asked before")

@@ -1,0 +1,104 @@
+"""Nothing that Python does with something closed, or with values of any kind, reaches llama.cpp."""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mink_local import Constraints, load_model
+from mink_local.errors import ModelError
+from mink_local.generation.request import Request
+from mink_local.llama.constraints import Constrainer
+from mink_local.llama.context import Segment
+from mink_local.llama.weights import Weights
+
+PLAIN: dict[str, Any] = {  # by the name of a parameter
+    "messages": [{"role": "user", "content": "Hi"}],
+    "prompt": "Hi",
+    "prompts": ["Hi"],
+    "request": Request("Hi"),
+    "requests": [Request("Hi")],
+    "pairs": [([1], [2])],
+    "sequences": [([1, 2], 1)],
+    "text": "Hi",
+    "tokens": [500, 501],
+    "token": 500,
+    "path": Path("cache"),
+    "most_bytes": 10**9,
+    "n_ctx": 256,
+    "name": "tokens",
+    "add_special": True,
+    "parse_special": True,
+    "logits": np.zeros(49152, np.float32),
+    "length": 1,
+    "source": 0,
+    "target": 0,
+    "user": "an object",
+}
+HARMLESS = {"close", "interrupt", "require_ids", "prepare"}  # `prepare` is tried with the others of a model
+
+
+def public_methods(thing: object) -> Iterator[tuple[str, Callable[..., Any]]]:
+    for name, member in inspect.getmembers(type(thing)):
+        if not name.startswith("_") and inspect.isfunction(member) and name not in HARMLESS:
+            yield name, getattr(thing, name)
+
+
+def plain_arguments(method: Callable[..., Any]) -> dict[str, Any]:
+    parameters = inspect.signature(method).parameters.values()
+    needed = [one for one in parameters if one.default is one.empty and one.kind != one.VAR_KEYWORD]
+    return {one.name: PLAIN[one.name] for one in needed if one.kind != one.VAR_POSITIONAL}
+
+
+def use(name: str, method: Callable[..., Any]) -> None:
+    found = method(**plain_arguments(method))
+    if isinstance(found, contextlib.AbstractContextManager):
+        with found:
+            pass
+    elif hasattr(found, "__next__"):
+        list(found)
+    pytest.fail(f"{name} works")
+
+
+def test_every_method_of_what_is_closed_raises_one_error(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    model = load_model(tiny(), n_ctx=256, trust=True)
+    path, weights, context = tmp_path / "cache", Weights(tiny()), model.engine.context
+    model.chat("Hi", max_tokens=1).read()
+    assert model.save_cache(path, 10**9)
+    model.close()
+    weights.close()
+    for thing in (model, weights, context):
+        tried = 0
+        for name, method in public_methods(thing):
+            with pytest.raises(ModelError, match="is closed: load it again"):
+                use(name, method)
+            tried += 1
+        assert tried > 5
+    with pytest.raises(ModelError, match="is closed"):
+        context.decode(Segment([1], 0))
+    with pytest.raises(ModelError, match="is closed"), model:
+        pass
+
+
+def test_what_is_read_outlives_the_model(tiny: Callable[..., Path]) -> None:
+    """A grammar's guide, and a thread that uses the vocabulary, keep it."""
+    model = load_model(tiny(), n_ctx=256, trust=True)
+    constrainer = Constrainer(
+        Constraints(grammar='root ::= ("yes" | "yet") " indeed it is"'), model.weights, []
+    )
+    with model.weights.in_use():
+        model.close()
+        row = constrainer.apply(np.zeros(model.weights.n_vocab, np.float32))
+        assert 0 < np.isfinite(row).sum() < row.size
+        constrainer.forced()
+    with pytest.raises(ModelError), model.weights.in_use():
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
