@@ -31,21 +31,34 @@ FILLED = ("o", "D", "P", "<", ">", "^", "s", "*")  # those that an error bar doe
 MARKERS = ("o", "+", "D", "P", "<", ">", "^", "s", "*", "x", "X", "h", "p", "d", "v", "1", "8", "2")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Picture:
-    """A figure as SVG, with its description; `stem` is the file name without ".svg"."""
+    """A figure, with its description.
+
+    Attributes:
+        stem: Name of its files, without an ending.
+        data: The numbers that it draws; None if they are in a file of the report.
+    """
 
     stem: str
     description: str
     svg: bytes
+    pdf: bytes
+    data: "pd.DataFrame | None" = None
 
     @classmethod
-    def of(cls, stem: str, description: str, draw: Callable[[], Figure]) -> "Picture":
+    def of(
+        cls, stem: str, description: str, draw: Callable[[], Figure], data: "pd.DataFrame | None" = None
+    ) -> "Picture":
         """Return a figure's picture; the same figure gives the same bytes, and a $ in a name stays a $."""
-        with matplotlib.rc_context({"svg.hashsalt": "mink-local", "text.parse_math": False}):
-            svg = io.BytesIO()
-            draw().savefig(svg, format="svg", metadata={"Date": None})
-        return cls(stem, description, svg.getvalue())
+        svg, pdf = io.BytesIO(), io.BytesIO()
+        with matplotlib.rc_context(
+            {"svg.hashsalt": "mink-local", "text.parse_math": False, "pdf.fonttype": 42}
+        ):
+            figure = draw()
+            figure.savefig(svg, format="svg", metadata={"Date": None})
+            figure.savefig(pdf, format="pdf", metadata={"CreationDate": None})
+        return cls(stem, description, svg.getvalue(), pdf.getvalue(), data)
 
 
 def look(sampler: str) -> dict[str, Any]:

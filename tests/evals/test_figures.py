@@ -38,8 +38,9 @@ def test_the_same_figure_is_the_same_bytes() -> None:
         figure.suptitle("costs $1 and $2")
         return figure
 
-    picture = Picture.of("bill", "A bill", draw)
-    assert picture == Picture.of("bill", "A bill", draw)
+    picture, again = (Picture.of("bill", "A bill", draw) for _ in range(2))
+    assert (picture.svg, picture.pdf) == (again.svg, again.pdf)
+    assert picture.pdf.startswith(b"%PDF")
     svg = picture.svg
     assert b"<svg" in svg
     assert re.search(rb"<!-- costs \$1 and \$2 -->", svg)

@@ -2,17 +2,13 @@
 // The browser of responses. Everything that a model wrote reaches the page as a text node, never as HTML.
 
 const VERDICTS = {
-  "strict-right": ["strict: correct", (r) => r.strictRight],
-  "strict-wrong": ["strict: wrong", (r) => !r.strictRight],
-  "flexible-right": ["flexible: correct", (r) => r.flexibleRight],
-  "flexible-wrong": ["flexible: wrong", (r) => !r.flexibleRight],
-  "differ": ["strict and flexible differ", (r) => r.strictRight !== r.flexibleRight],
-  "none": ["no answer found (flexible)", (r) => r.flexible === null],
+  "right": ["correct", (r) => r.right],
+  "wrong": ["wrong", (r) => !r.right],
+  "differ": ["strict and flexible scoring differ", (r) => r.strictRight !== r.right],
+  "none": ["no answer found", (r) => r.answer === null],
   "cut-off": ["cut off at the token limit", (r) => r.finish === "length"],
-  "won-strict": ["strict: correct where BASELINE is wrong", (r) => r.strictRight && r.other && !r.other.strictRight],
-  "lost-strict": ["strict: wrong where BASELINE is correct", (r) => !r.strictRight && r.other && r.other.strictRight],
-  "won-flexible": ["flexible: correct where BASELINE is wrong", (r) => r.flexibleRight && r.other && !r.other.flexibleRight],
-  "lost-flexible": ["flexible: wrong where BASELINE is correct", (r) => !r.flexibleRight && r.other && r.other.flexibleRight],
+  "won": ["correct where BASELINE is wrong", (r, t) => r.right && rivals(r, t).some((other) => !other.right)],
+  "lost": ["wrong where BASELINE is correct", (r, t) => !r.right && rivals(r, t).some((other) => other.right)],
 };
 const UNJUDGED = ["cut-off"]; // also of responses to open-ended questions, which have no verdict
 const PAGE = 200; // questions listed at once
@@ -44,24 +40,43 @@ function connect({ baseline: [kind, baseline], questions, cells, responses }) {
   const cellOf = cells.map(([model, task, sampler, t, method]) => ({ model, task, sampler, t, method }));
   const questionOf = questions.map(([task, id, prompt, gold]) => ({ task, id, prompt, gold, responses: [] }));
   const ofBaseline = new Map();
-  for (const [cell, question, repeat, text, strict, s, flexible, f, finish, tokens, steps, ones, largest] of responses) {
-    const response = { cell: cellOf[cell], order: cell, question, repeat, text, strict, strictRight: !!s, flexible,
-      flexibleRight: !!f, judged: f !== null, finish, tokens, steps, ones, largest };
+  for (const [cell, question, repeat, text, strict, s, answer, right, finish, tokens, steps, ones, largest] of responses) {
+    const response = { cell: cellOf[cell], order: cell, question, repeat, text, strict, strictRight: !!s, answer,
+      right: !!right, judged: right !== null, finish, tokens, steps, ones, largest, rivals: [] };
     questionOf[question].responses.push(response);
-    if (response.cell[kind] === baseline) ofBaseline.set(pairKey(response, kind), response);
+    if (response.cell[kind] !== baseline) continue;
+    const key = pairKey(response, kind);
+    ofBaseline.set(key, [...(ofBaseline.get(key) ?? []), response]);
   }
   for (const question of questionOf) {
     question.responses.sort((a, b) => a.order - b.order || a.repeat - b.repeat);
     for (const response of question.responses) {
-      if (response.cell[kind] !== baseline) response.other = ofBaseline.get(pairKey(response, kind));
+      if (response.cell[kind] === baseline) continue;
+      const others = ofBaseline.get(pairKey(response, kind)) ?? [];
+      response.rivals = others.filter((other) => isPair(response, other, kind));
     }
   }
   return { baseline, cells: cellOf, questions: questionOf };
 }
 
-// Two responses with the same key differ in this alone: "sampler" or "model".
-function pairKey({ cell, question, repeat }, kind) {
-  return JSON.stringify([kind === "sampler" ? cell.model : cell.sampler, cell.t, question, repeat]);
+// Two responses with the same key differ in this: "sampler" or "model", and perhaps in temperature and repeat.
+function pairKey({ cell, question }, kind) {
+  return JSON.stringify([kind === "sampler" ? cell.model : cell.sampler, question]);
+}
+
+// Greedy (T = 0) is answered once, and compared with every temperature and repeat of another sampler.
+function isPair(one, other, kind) {
+  if (kind === "sampler" && (one.cell.t === 0 || other.cell.t === 0)) return true;
+  return one.cell.t === other.cell.t && one.repeat === other.repeat;
+}
+
+// The baseline's responses that one is compared with, at one temperature if it is chosen.
+function rivals(response, t) {
+  return response.rivals.filter((other) => !t || isAt(other.cell, t));
+}
+
+function isAt(cell, t) {
+  return cell.t === 0 || String(cell.t) === t;
 }
 
 function fill(name, all, options) {
@@ -78,9 +93,9 @@ function passes() {
   const { task, model, method, t, verdict, text, asked } = Object.fromEntries(new FormData(filters));
   const wanted = text.toLowerCase();
   const judge = !verdict ? () => true : UNJUDGED.includes(verdict) ? VERDICTS[verdict][1]
-    : (response) => response.judged && VERDICTS[verdict][1](response);
+    : (response) => response.judged && VERDICTS[verdict][1](response, t);
   const inCell = (cell) => (!task || cell.task === task) && (!model || cell.model === model) &&
-    (!method || cell.sampler === method) && (!t || String(cell.t) === t);
+    (!method || cell.sampler === method) && (!t || isAt(cell, t));
   const cells = new Set(data.cells.filter(inCell));
   return (response, question) => cells.has(response.cell) && judge(response) && (!wanted ||
     response.text.toLowerCase().includes(wanted) || (asked && question.prompt.toLowerCase().includes(wanted)));
@@ -114,11 +129,11 @@ function list() {
   const buttons = listed.slice(0, limit).map((number) => {
     const question = data.questions[number];
     const passing = found.get(number);
-    const right = passing.filter((response) => response.flexibleRight).length;
+    const right = passing.filter((response) => response.right).length;
     const button = element("button", { type: "button", "data-number": number, "aria-current": number === current },
       `${question.task} ${question.id}: ${[...question.prompt.slice(0, 160)].slice(0, 70).join("")}`,
       element("small", {}, passing[0].judged
-        ? `${right} of ${passing.length} correct (flexible)` : count(passing.length, "response")));
+        ? `${right} of ${passing.length} correct` : count(passing.length, "response")));
     button.addEventListener("click", () => choose(number));
     return button;
   });
@@ -177,16 +192,16 @@ function card(response, other) {
   return element("section", { class: other ? "card other" : "card" },
     element("h4", {}, `${response.cell.method}, repeat ${response.repeat + 1}`),
     element("p", {}, ...(response.judged
-      ? [...verdict("strict", response.strict, response.strictRight), " · ",
-        ...verdict("flexible", response.flexible, response.flexibleRight)]
+      ? [...verdict(response.answer, response.right),
+        ...(response.strictRight === response.right ? [] : [" · strict: ", ...verdict(response.strict, response.strictRight)])]
       : ["open-ended: no verdict"])),
     element("p", {}, `${response.tokens.toLocaleString("en")} tokens${end} · ${k}`),
     element("pre", { tabindex: "0" }, ...marked(response.text)));
 }
 
-function verdict(name, answer, right) {
+function verdict(answer, right) {
   const mark = element("span", { class: right ? "right" : "wrong" }, right ? "✓ correct" : "✗ wrong");
-  return [`${name} `, mark, answer === null ? " (no answer)" : ` (${answer})`];
+  return [mark, answer === null ? " (no answer)" : ` (${answer})`];
 }
 
 function marked(text) {
@@ -248,7 +263,8 @@ async function main() {
   fill("task", "all", choices((cell) => cell.task));
   fill("model", "all", choices((cell) => cell.model));
   fill("method", "all", choices((cell) => cell.sampler, (cell) => cell.method));
-  fill("t", "all", choices((cell) => cell.t).sort((a, b) => a[0] - b[0]));
+  const sampled = choices((cell) => cell.t).sort((a, b) => a[0] - b[0]);
+  fill("t", "all", sampled.length > 1 ? sampled.filter(([t]) => t !== "0") : sampled);
   fill("verdict", "any", Object.entries(VERDICTS)
     .filter(([, [label]]) => data.baseline !== null || !label.includes("BASELINE"))
     .map(([name, [label]]) => [name, label.replace("BASELINE", data.baseline)]));

@@ -1,9 +1,8 @@
-"""A report's figures, as SVG.
+"""A report's figures.
 
 Every method has a panel, shared only with the baseline, so that no line or band covers another.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -25,15 +24,16 @@ def pictures(part: Summary, number: int, title: str) -> dict[str, Picture]:
     A single temperature yields only the figure of k.
     """
     cells = part.cells.dropna(subset="accuracy")
-    draws: dict[str, tuple[str, Callable[[], Figure]]] = {}
+    found: dict[str, Picture] = {}
     if cells["temperature"].nunique() > 1:
-        draws["accuracy"] = ("Accuracy against temperature", partial(accuracy_figure, part))
+        data = cells[["sampler", "temperature", *(f"accuracy{end}" for end in ENDS)]]
+        name, draw = f"Accuracy against temperature, {title}", partial(accuracy_figure, part)
+        found["accuracy"] = Picture.of(f"{number}-accuracy", name, draw, data)
     if part.responses["k"].map(len).any():
-        draws["k"] = ("Sizes of the candidate set", partial(cutoffs_figure, part.responses))
-    return {
-        subject: Picture.of(f"{number}-{subject}", f"{description}, {title}", draw)
-        for subject, (description, draw) in draws.items()
-    }
+        sizes = sizes_of(part.responses)
+        name, draw = f"Sizes of the candidate set, {title}", partial(cutoffs_figure, sizes)
+        found["k"] = Picture.of(f"{number}-k", name, draw, sizes)
+    return found
 
 
 def accuracy_figure(part: Summary) -> Figure:
@@ -83,31 +83,41 @@ def _plot_accuracy(axis: Any, line: pd.DataFrame, style: dict[str, Any], filled:
     axis.plot(t[filled], value[filled], style["marker"], color=style["color"], zorder=4)
 
 
-def cutoffs_figure(responses: pd.DataFrame) -> Figure:
-    """Return a panel per method with a line per temperature: the share of steps with at least k candidates.
+def sizes_of(responses: pd.DataFrame) -> pd.DataFrame:
+    """Return a row with the number of `steps` for each sampler, temperature and k.
 
-    Greedy, whose k is always 1, has no panel.
+    Greedy, whose k is always 1, is left out unless it is alone.
     """
     sampled = responses[~responses["copied"]] if not responses["copied"].all() else responses
-    temperatures = sorted(sampled["temperature"].unique())
+    steps = sampled[["sampler", "temperature", "k"]].explode("k").dropna()
+    found = steps.groupby(list(steps.columns), sort=False).size().rename("steps").reset_index()
+    order = {one: place for place, one in enumerate(sampled["sampler"].unique())}
+    by = ["sampler", "temperature", "k"]
+    return found.sort_values(by, key=lambda one: one.map(order) if one.name == "sampler" else one)
+
+
+def cutoffs_figure(sizes: pd.DataFrame) -> Figure:
+    """Return a panel per method with a line per temperature: the share of steps with at least k candidates.
+
+    `sizes` is that of `sizes_of`.
+    """
+    temperatures = sorted(sizes["temperature"].unique())
     shades = colormaps["viridis"](np.linspace(0.85, 0, len(temperatures)))
-    names = sampled["sampler"].map(label)
+    names = sizes["sampler"].map(label)
     figure, axes = panels(names, "k, candidates in a step", "share of steps with at least k")
     least = 1.0
-    for (name, t), cell in sampled.groupby([names, "temperature"], sort=False):
-        sizes = np.concatenate([np.asarray(k, np.int64) for k in cell["k"]])
-        if len(sizes):
-            place = temperatures.index(t)
-            look: dict[str, Any] = {
-                "color": shades[place],
-                "marker": MARKERS[place % len(MARKERS)],
-                "markersize": 4,
-                "markevery": 0.25,
-                "label": f"T = {t:g}, k = 1 in {100 * (sizes == 1).mean():.0f}%",
-            }
-            k, counts = np.unique(sizes, return_counts=True)
-            axes[name].ecdf(k, counts, complementary=True, **look)
-            least = min(least, counts[-1] / len(sizes))
+    for (name, t), cell in sizes.groupby([names, "temperature"], sort=False):
+        k, counts = cell["k"].astype(int).to_numpy(), cell["steps"].to_numpy()
+        place = temperatures.index(t)
+        look: dict[str, Any] = {
+            "color": shades[place],
+            "marker": MARKERS[place % len(MARKERS)],
+            "markersize": 4,
+            "markevery": 0.25,
+            "label": f"T = {t:g}, k = 1 in {100 * counts[k == 1].sum() / counts.sum():.0f}%",
+        }
+        axes[name].ecdf(k, counts, complementary=True, **look)
+        least = min(least, counts[-1] / counts.sum())
     for axis in axes.values():
         axis.legend(frameon=False, fontsize="x-small")
     axis = figure.axes[0]

@@ -299,12 +299,12 @@ def rescore(run: RecordedRun) -> RecordedRun:
     What has been is not scored again. Scoring uses several processes, because answers to MATH500 can take
     long. Responses to tasks unknown to this version keep their verdicts. The records on disk do not change.
     """
+    rules = {name: settings.get("rule") for name, settings in run.manifest.get("tasks", {}).items()}
     stale = {
         i: response
         for i, response in enumerate(run.responses)
-        if not response.open_ended and response.scored != mark_of(run.questions[response.question], response)
+        if not response.open_ended and _is_stale(run, response, rules.get(response.task) or "")
     }
-    rules = {name: settings.get("rule") for name, settings in run.manifest.get("tasks", {}).items()}
     names = sorted({response.task for response in stale.values()})
     tasks = {name: recorded_task(name, rules.get(name)) for name in names}
     given = [(one, run.questions[one.question], tasks[one.task]) for one in stale.values()]
@@ -318,6 +318,12 @@ def rescore(run: RecordedRun) -> RecordedRun:
     notes = [*run.notes, *_notes(tasks, list(stale.values()), again, len(run.responses))]
     responses = list((dict(enumerate(run.responses)) | dict(zip(stale, again, strict=True))).values())
     return replace(run, responses=responses, notes=notes)
+
+
+def _is_stale(run: RecordedRun, response: Response, rule: str) -> bool:
+    """Return whether verdicts may differ now; a function of the user's, MODULE:NAME, has no version."""
+    is_function = ":" in rule and not rule.startswith("regex:")
+    return is_function or response.scored != mark_of(run.questions[response.question], response)
 
 
 def _rescored(given: tuple[Response, Question, Task | None]) -> Response:

@@ -54,7 +54,7 @@ def test_significant_differences_are_filled_markers(tmp_path: Path) -> None:
 
 def test_sizes_fall_from_one_hundred_percent_and_greedy_has_no_panel(tmp_path: Path) -> None:
     summary = make(tmp_path)
-    axes = plots.cutoffs_figure(summary.responses).axes
+    axes = plots.cutoffs_figure(plots.sizes_of(summary.responses)).axes
     assert [axis.get_title() for axis in axes] == [MIN_K, "top-p:p=0.9 (T first)", "top-p:p=0.9 (T last)"]
     line: Any = axes[0].lines[0]
     x, y = line.get_data()
@@ -72,7 +72,7 @@ def test_axes_of_sizes_have_several_ticks(tmp_path: Path, share: int) -> None:
     """One k in ten, in two or in all, is 3: the shares lie in one decade."""
     make(tmp_path, samplers=(MIN_K,), temperatures=(1.0,), n_questions=1)
     change(tmp_path, lambda r: r.update(k=[1] * share + [3]))
-    figure = plots.cutoffs_figure(summarise(read_run(tmp_path)).responses)
+    figure = plots.cutoffs_figure(plots.sizes_of(summarise(read_run(tmp_path)).responses))
     figure.draw_without_rendering()
     assert figure.axes[0].get_ylim()[0] > 0.5 / (share + 1)  # the axis ends below the rarest k
     for ticks in (figure.axes[0].xaxis, figure.axes[0].yaxis):
