@@ -183,6 +183,10 @@ def _files(option: str, texts: Sequence[str], names: Sequence[str]) -> dict[str,
     return files
 
 
+def _line_breaks(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
+    return text and text.replace("\\n", "\n")
+
+
 def _stop(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> list[str]:
     if not all(texts):
         raise click.BadParameter("an empty text would end every response: leave it out.")
@@ -270,6 +274,16 @@ def _split(names: Sequence[str]) -> "tuple[list[ModelFile], list[str]]":
     help="Maximum response length in tokens; longer responses are cut off and count as wrong.",
 )
 @reasoning_budget_option
+@click.option(
+    "--instruction",
+    metavar="TEXT",
+    callback=_line_breaks,
+    help="End every prompt with TEXT instead of the task's own instruction; '' for none. Where TEXT has "
+    "{question}, and perhaps {choices}, it is the whole prompt. (\\n is a line break.)",
+)
+@click.option(
+    "--system", default="", metavar="TEXT", callback=_line_breaks, help="System message before every prompt."
+)
 @data_option
 @click.option(
     "--shots",

@@ -90,8 +90,9 @@ def read_answers(folder: Path, reference_sha256: str) -> list[MeasuredText]:
             f"{folder} has no sampled answers by the reference: create some with  "
             f"mink-eval run TASK --model REFERENCE -s top-p:p=0.95,order=temperature-last -t 1 -o {folder}"
         )
-    if any(run.manifest["tasks"][one.task].get("shots") for one in found):
-        raise DataError(f"the prompts in {folder} have examples: run the reference without --shots")
+    for name in ("shots", "system"):
+        if any(run.manifest["tasks"][one.task].get(name) for one in found):
+            raise DataError(f"{folder} does not record whole prompts: run the reference without --{name}")
     by_itself = not run.manifest.get("stop")
     return [
         MeasuredText(

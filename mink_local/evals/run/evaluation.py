@@ -8,6 +8,7 @@ import shlex
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -60,6 +61,8 @@ class Run(Measurement[Response]):
         shots_from: Files that provide the examples, by task; see `ask`, also for the task options.
         max_tokens: Maximum response length in tokens; None uses the task's limit.
         reasoning_budget: Maximum length of the reasoning in tokens; None for no limit.
+        instruction: The end of every prompt, or all of it, in place of the tasks' own; see `prompt_of`.
+        system: The system message; empty for none.
         ctx: Maximum tokens of prompt plus response; None uses the model's training context.
         greedy: Whether to always run greedy as the baseline.
         start: Creates the `Worker` or `Cluster` that answers, given the arguments of `Worker`.
@@ -85,12 +88,15 @@ class Run(Measurement[Response]):
         seed: int = 0,
         max_tokens: int | None = None,
         reasoning_budget: int | None = None,
+        instruction: str | None = None,
+        system: str = "",
         ctx: int | None = None,
         greedy: bool = True,
         start: Callable[..., Worker | Cluster] = Worker,
         n_parallel: int | Literal["auto"] = "auto",
         **placement: Any,
     ) -> None:
+        tasks = [replace(task, given_instruction=instruction) for task in tasks]
         files = {task.name: locate(task, data.get(task.name)) for task in tasks}
         self._tasks = {
             task.name: ask(
@@ -103,6 +109,7 @@ class Run(Measurement[Response]):
                 limit=limit,
                 max_tokens=max_tokens,
                 reasoning_budget=reasoning_budget,
+                system=system,
             )
             for task in tasks
         }
@@ -275,6 +282,8 @@ def _task_settings(asked: AskedTask, file: Path) -> dict[str, Any]:
         "data_sha256": file_sha256(file),
         "max_tokens": asked.max_tokens,
         "reasoning_budget": asked.reasoning_budget,
+        "instruction": asked.task.given_instruction,
+        "system": asked.system or None,
         "shots": len(asked.shots),
         "shots_sha256": hashlib.sha256(shots).hexdigest() if asked.shots else None,
         **({"rule": asked.task.rule} if isinstance(asked.task, OwnTask) else {}),

@@ -28,6 +28,7 @@ class AskedTask:
         shots: Examples before every question, each a prompt and its answer.
         stop: Strings that end a response and are not part of it.
         reasoning_budget: Maximum length of the reasoning in tokens; None for no limit.
+        system: The system message; empty for none.
     """
 
     task: Task
@@ -36,15 +37,18 @@ class AskedTask:
     shots: tuple[tuple[str, str], ...] = ()
     stop: Sequence[str] = ()
     reasoning_budget: int | None = None
+    system: str = ""
 
     def messages(self, question: Question) -> list[dict[str, str]]:
         """Return the conversation that ends with a question, with the examples as earlier turns."""
+        system = question.system or self.system
+        first = [{"role": "system", "content": system}] if system else []
         turns = [
             {"role": role, "content": content}
             for shot in self.shots
             for role, content in zip(("user", "assistant"), shot, strict=True)
         ]
-        return [*turns, {"role": "user", "content": question.prompt}]
+        return [*first, *turns, {"role": "user", "content": question.prompt}]
 
 
 def ask(
@@ -58,6 +62,7 @@ def ask(
     limit: int | None = None,
     max_tokens: int | None = None,
     reasoning_budget: int | None = None,
+    system: str = "",
 ) -> AskedTask:
     """Return the questions in a file, as a run asks them.
 
@@ -69,6 +74,7 @@ def ask(
         limit: Maximum number of questions.
         max_tokens: Maximum response length in tokens; None uses the task's limit.
         reasoning_budget: Maximum length of the reasoning in tokens; None for no limit.
+        system: The system message; empty for none.
 
     Raises:
         DataError: The file is not in the task's format, or has no worked answers for `shots`.
@@ -95,6 +101,7 @@ def ask(
         tuple((example.prompt, example.worked) for example in examples),
         stop,
         reasoning_budget,
+        system,
     )
 
 

@@ -33,6 +33,7 @@ _MARKS = {  # in this order: that of UTF-32 begins with that of UTF-16
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
+_PLACE = re.compile(r"\{(question|choices)\}")
 _REASONING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 
 
@@ -73,6 +74,7 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True, rename={"id": "q
         order: The i-th option shown is option `order[i]` in the file; empty if options are not shuffled.
         worked: The worked answer, for few-shot prompts; empty if the data has none, and in a run's files.
         task: Name of the task.
+        system: The system message of its own; empty for the run's.
         others: Other answers that are right as well.
         category: What the data calls the question's category, subject or level; empty if nothing.
     """
@@ -84,6 +86,7 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True, rename={"id": "q
     order: tuple[int, ...] = ()
     worked: str = ""
     task: Name = ""
+    system: str = ""
     others: tuple[str, ...] = ()
     category: str = ""
 
@@ -161,6 +164,7 @@ class Task(ABC):
         scorer: Scores the responses.
         row_type: A msgspec struct with the fields of a line, if the file is JSON Lines.
         open_ended: Whether questions have no right answer, so that responses get no verdict.
+        given_instruction: The user's, in place of the task's own; see `prompt_of`.
     """
 
     name: str
@@ -168,6 +172,7 @@ class Task(ABC):
     source: Published | OnDisk | OwnCopy
     n_questions: int | None = None
     open_ended: bool = False
+    given_instruction: str | None = None
 
     max_tokens: ClassVar[int] = 1024
     instruction: ClassVar[str]
@@ -197,6 +202,11 @@ class Task(ABC):
 
         Raises DataError, which says what is wrong with the row.
         """
+
+    def prompt(self, question: str, choices: Sequence[str] = (), instruction: str | None = None) -> str:
+        """Return the prompt for a question with the user's instruction, or the one given, or the task's."""
+        own = self.instruction if instruction is None else instruction
+        return prompt_of(question, own if self.given_instruction is None else self.given_instruction, choices)
 
     def scorer_of(self, question: Question) -> Scorer:  # noqa: ARG002
         """Return the scorer for responses to a question."""
@@ -234,9 +244,17 @@ def read_each_once(
 
 
 def prompt_of(question: str, instruction: str, choices: Sequence[str] = ()) -> str:
-    """Return a prompt: the question, its options, one per line as (A) …, and the instruction."""
-    shown = [f"({letter}) {choice}" for letter, choice in zip(ascii_uppercase, choices, strict=False)]
-    return "\n\n".join(filter(None, (question, "\n".join(shown), instruction)))
+    """Return a prompt: the question, its options, one per line as (A) …, and the instruction.
+
+    Where the instruction has {question}, it is the whole prompt, and the options follow the question unless
+    it has {choices}, too.
+    """
+    options = [f"({letter}) {choice}" for letter, choice in zip(ascii_uppercase, choices, strict=False)]
+    shown, places = "\n".join(options), set(_PLACE.findall(instruction))
+    if "choices" not in places:
+        question = "\n\n".join(filter(None, (question, shown)))
+    placed = _PLACE.sub(lambda found: {"question": question, "choices": shown}[found[1]], instruction)
+    return placed if "question" in places else "\n\n".join(filter(None, (question, placed)))
 
 
 def worked(solution: str | None, ending: str) -> str:

@@ -15,7 +15,6 @@ from mink_local.evals.tasks.base import (
     Task,
     Text,
     csv_rows,
-    prompt_of,
     worked,
 )
 from mink_local.evals.tasks.scoring import ChoiceScorer, MathScorer, NumberScorer
@@ -40,7 +39,7 @@ class Gsm8k(Task):
         gold = gsm8k_number(row.answer)
         if gold is None:
             raise DataError("'answer' does not end in '#### NUMBER'")
-        prompt = prompt_of(row.question, self.instruction)
+        prompt = self.prompt(row.question)
         return Question("", prompt, gold, worked=gsm8k_solution(row.answer, gold))
 
 
@@ -74,7 +73,7 @@ class Aqua(Task):
             if not option.startswith(f"{letter})"):
                 raise DataError(f"an option begins with {option[:5]!r} instead of '{letter})'")
         choices = tuple(option[2:].strip() for option in row.options)
-        prompt = prompt_of(row.question, self.instruction, choices)
+        prompt = self.prompt(row.question, choices)
         solution = worked(row.rationale, f"The answer is ({row.correct}).")
         return Question("", prompt, row.correct, choices, worked=solution)
 
@@ -110,7 +109,7 @@ class Gpqa(Task):
         choices = tuple(options[place] for place in order)
         gold = ascii_uppercase[order.index(0)]
         solution = worked(row.get("Explanation"), f"The final answer is ({gold}).")
-        return Question("", prompt_of(question, self.instruction, choices), gold, choices, order, solution)
+        return Question("", self.prompt(question, choices), gold, choices, order, solution)
 
 
 def shuffled(question: str, n: int, seed: int) -> tuple[int, ...]:
@@ -142,4 +141,4 @@ class Math500(Task):
     def question(self, row: _Math500Row, seed: int) -> Question:  # noqa: ARG002
         gold = row.answer.strip()
         solution = worked(row.solution, f"The final answer is {gold}.")
-        return Question("", prompt_of(row.problem, self.instruction), gold, worked=solution)
+        return Question("", self.prompt(row.problem), gold, worked=solution)

@@ -1,8 +1,9 @@
 """Questions from the user's own file: JSON Lines, a list in JSON, or CSV.
 
-A row has a question and may have an answer, choices (2 to 10 options, or columns A, B, …), an id and a worked
-solution, under any of the names in `_SPELLINGS`; other names are refused, except those in `_UNUSED` and those
-that begin with "_". The scoring depends on the question:
+A row has a question and may have an answer, choices (2 to 10 options, or columns A, B, …), an id, a worked
+solution, a system message, and beside another name of the question an instruction, under any of the names in
+`_SPELLINGS`; other names are refused, except those in `_UNUSED` and those that begin with "_". In JSON, a
+first row {"defaults": {…}} has the fields that other rows lack. The scoring depends on the question:
 
 - With choices, the answer is an option's letter, its index from 0 if it is an integer, its text, or its label
   in Hugging Face's `{"text": […], "label": […]}`. It is scored as in AQuA.
@@ -19,6 +20,8 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
+import msgspec
+
 from mink_local.errors import DataError
 from mink_local.evals.tasks.base import (
     OnDisk,
@@ -27,7 +30,6 @@ from mink_local.evals.tasks.base import (
     Task,
     csv_rows,
     json_rows,
-    prompt_of,
     worked,
 )
 from mink_local.evals.tasks.datasets import Gsm8k, Math500, gsm8k_number, gsm8k_solution
@@ -41,6 +43,7 @@ _SPELLINGS = {
     "choices": ("choices", "options"),
     "id": ("id", "question_id", "unique_id"),
     "solution": ("solution", "rationale", "explanation"),
+    "system": ("system", "system_prompt"),
 }
 _FIELDS = {name.casefold(): field for field, names in _SPELLINGS.items() for name in names}
 _UNUSED = {
@@ -87,17 +90,36 @@ class OwnTask(Task):
         if answer is None:
             if "choices" in fields:
                 raise DataError("'choices' without an 'answer'")
-            return Question(name, text, "")
+            prompt = self.prompt(text, (), _text(fields, "instruction"))
+            return Question(name, prompt, "", system=_text(fields, "system"))
+        found = self._answered(name, text, fields)
+        return msgspec.structs.replace(found, system=_text(fields, "system"))
+
+    def _answered(self, name: str, text: str, fields: Mapping[str, Any]) -> Question:
+        """Return a question with an answer."""
         gold, solution = _text(fields, "answer"), _text(fields, "solution")
+        instruction = _text(fields, "instruction") or None
         if "choices" in fields:
-            return _choice_question(name, text, answer, fields["choices"], solution)
-        prompt = prompt_of(text, self.instruction)
+            return self._choice_question(name, text, fields, solution)
+        prompt = self.prompt(text, (), instruction)
         number = gsm8k_number(gold)
         if number is not None:
             return Question(name, prompt, number, worked=gsm8k_solution(gold, number))
         gold = as_number(gold) or as_formula(gold) or gold
         ending = f"The final answer is {gold}."
         return Question(name, prompt, gold, worked=worked(solution, ending) or ending)
+
+    def _choice_question(self, name: str, text: str, fields: Mapping[str, Any], solution: str) -> Question:
+        choices, labels = _choices(fields["choices"])
+        gold = _letter(fields["answer"], choices, labels)
+        letters = _LETTERS[: len(choices)]
+        instruction = (
+            f'Your response must end with "The answer is (X)" where X is one of {", ".join(letters[:-1])}, '
+            f"or {letters[-1]}."
+        )
+        ending = f"The answer is ({gold})."
+        prompt = self.prompt(text, choices, _text(fields, "instruction") or instruction)
+        return Question(name, prompt, gold, choices, worked=worked(solution, ending) or ending)
 
 
 def own_task(path: Path) -> OwnTask:
@@ -119,6 +141,16 @@ def own_task(path: Path) -> OwnTask:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every question's place and row, with the fields of a first {"defaults": {…}} that it lacks."""
+    defaults: dict[str, Any] = {}
+    for number, (where, row) in enumerate(_rows_as_written(path)):
+        if number == 0 and list(row) == ["defaults"] and isinstance(row["defaults"], dict):
+            defaults = row["defaults"]
+        else:
+            yield where, {**defaults, **row}
+
+
+def _rows_as_written(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if path.suffix not in (".csv", ".tsv"):
         yield from json_rows(path, dict[str, Any])
         return
@@ -136,6 +168,7 @@ def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row's fields under our names, without empty ones. Raises DataError for unknown names."""
     found: dict[str, tuple[str, Any]] = {}
     options: dict[str, Any] = {}
+    questions = [name for name, value in row.items() if _is_question(name) and value not in (None, "")]
     for written, value in row.items():
         name = written.strip()
         if value is None or value == "" or name.startswith("_") or name.casefold() in _UNUSED:
@@ -146,6 +179,8 @@ def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
             options[name] = value
             continue
         field = _FIELDS.get(name.casefold())
+        if name.casefold() == "instruction" and len(questions) > 1:
+            field = "instruction"
         if field is None:
             raise DataError(_unknown(name))
         if field in found:
@@ -161,6 +196,10 @@ def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
             raise DataError(f"choices {', '.join(sorted(options))}: name them A, B, … without a gap")
         fields["choices"] = [options[letter] for letter in sorted(options)]
     return fields
+
+
+def _is_question(name: str) -> bool:
+    return _FIELDS.get(name.strip().casefold()) == "question"
 
 
 def _unknown(name: str) -> str:
@@ -192,7 +231,8 @@ def _kind(value: object) -> str:
     return {bool: "true or false", list: "a list", dict: "an object"}.get(type(value), "something else")
 
 
-def _choice_question(name: str, text: str, answer: Any, given: Any, solution: str) -> Question:
+def _choices(given: Any) -> tuple[tuple[str, ...], list[str]]:
+    """Return the options in a field, and their labels if they have any. Raises DataError."""
     labels: list[str] = []
     if isinstance(given, dict):  # {"text": […], "label": […]}, or {"A": …, "B": …}
         is_listed = set(given) == {"text", "label"}
@@ -201,16 +241,7 @@ def _choice_question(name: str, text: str, answer: Any, given: Any, solution: st
         raise DataError(f"'choices' must be a list of 2 to {len(_LETTERS)} options")
     if not isinstance(labels, list) or len(labels) not in (0, len(given)):
         raise DataError("'choices' needs as many labels as texts")
-    choices = tuple(_text({"choices": choice}, "choices") for choice in given)
-    gold = _letter(answer, choices, [str(label) for label in labels])
-    letters = _LETTERS[: len(choices)]
-    instruction = (
-        f'Your response must end with "The answer is (X)" where X is one of {", ".join(letters[:-1])}, '
-        f"or {letters[-1]}."
-    )
-    ending = f"The answer is ({gold})."
-    prompt = prompt_of(text, instruction, choices)
-    return Question(name, prompt, gold, choices, worked=worked(solution, ending) or ending)
+    return tuple(_text({"choices": choice}, "choices") for choice in given), list(map(str, labels))
 
 
 def _letter(answer: Any, choices: Sequence[str], labels: Sequence[str]) -> str:
