@@ -16,7 +16,7 @@ from mink_local.generation.reasoning_budget import ReasoningBudget, before_answe
 from mink_local.generation.text import ReasoningSplitter, TextStream
 from mink_local.generation.tool_calls import ToolParser
 from mink_local.llama.constants import RANDOM_SEED
-from mink_local.llama.constraints import Constrainer
+from mink_local.llama.constraints import NO_TOKENS, Constrainer
 from mink_local.llama.token_data import SamplingBuffers
 from mink_local.llama.token_sampler import TokenSampler
 from mink_local.llama.weights import Weights
@@ -36,6 +36,9 @@ class Decoding:
         parser: Finds tool calls in the content; None if there can be none.
         stop: Strings that end the answer, like the request's own.
         texts: Texts of control tokens that are part of tool calls.
+
+    Attributes:
+        is_plain: Whether tokens never depend on the text before them.
 
     Raises:
         ValueError: The constraints, the prefix or the stop tokens do not fit the model.
@@ -87,6 +90,14 @@ class Decoding:
         if params.reasoning_budget is not None and params.limits_reasoning:
             self._budget = ReasoningBudget(params.reasoning_budget, state, weights, request.prefix)
         self._must_follow: deque[int] = deque()
+        # Whether no token has to come next: known from the last step, or always, if text forces none.
+        self._is_free = self.is_plain = self._sampler.guide is None and self._budget is None
+        self._needs_row = request.watch is not None or params.logprobs is not None
+        self._bans = params.ignore_eos or params.min_tokens > 0
+        if self._bans:
+            self._ends_of_model = np.array(sorted(weights.end_tokens), np.int32)
+            self._all_ends = np.array(sorted(weights.end_tokens | self._stop_tokens), np.int32)
+            self._sampler.banned = self._all_ends  # so that it is known to have some
         self._logprob: float | None = None
         self._top_logprobs: TopLogprobs = ()
 
@@ -135,15 +146,51 @@ class Decoding:
         watch, params = self.answer.request.watch, self._params
         if watch is not None:
             watch(logits)
-        token, k = self._forced(), 0
+        token, k = None if self._is_free else self._forced(), 0
         if token is None:
-            token, k = self._sampled(logits), self._sampler.k
+            token, k = self.sampler(logits, self.answer.n_tokens + 1), self._sampler.k
         if params.logprobs is not None:
             self._logprob, self._top_logprobs = log_probabilities(logits, token, params.logprobs)
         yield self.append(token, k)
-        if watch is None and params.logprobs is None:
-            while self.answer.finish_reason is None and (token := self._forced()) is not None:
-                yield self.append(token, 0)
+        if not self._needs_row:
+            yield from self._append_forced()
+
+    def take(self, token: int, k: int) -> Iterator[Piece]:
+        """Append a token that a `RowSampler` has sampled, and those that must follow it.
+
+        Yields the text that each adds.
+        """
+        self._sampler.took(token, k)
+        yield self.append(token, k)
+        if not self.is_plain:
+            yield from self._append_forced()
+
+    def _append_forced(self) -> Iterator[Piece]:
+        while self.answer.finish_reason is None and (token := self._forced()) is not None:
+            yield self.append(token, 0)
+        self._is_free = True
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether a `RowSampler` samples the next token, with `sampler`, instead of `sample`."""
+        return self._is_free and not self._needs_row and self._sampler.program is not None
+
+    @property
+    def sampler(self) -> TokenSampler:
+        """What samples the next token."""
+        if self._bans:
+            self._sampler.banned = self._banned
+        return self._sampler
+
+    @property
+    def _banned(self) -> NDArray[np.int32]:
+        if self.answer.n_tokens < self._params.min_tokens:
+            return self._all_ends
+        return self._ends_of_model if self._params.ignore_eos else NO_TOKENS
+
+    def is_last(self, token: int) -> bool:
+        """Return whether the next token ends the answer, whatever its text."""
+        return self.answer.n_tokens + 1 == self._max_tokens or self._ends(token)
 
     def _forced(self) -> int | None:
         """Return the token that must come next, if there is one, having told the sampler."""
@@ -155,12 +202,6 @@ class Decoding:
         if token is not None:
             self._sampler.accept(token)
         return token
-
-    def _sampled(self, logits: NDArray[np.float32]) -> int:
-        params, step = self._params, len(self.answer.tokens) + 1
-        if params.ignore_eos or step <= params.min_tokens:
-            logits = self._without_ends(logits, step <= params.min_tokens)
-        return self._sampler(logits, step)
 
     def append(self, token: int, k: int) -> Piece:
         """Append a token sampled from k candidates, or forced (k = 0); return the text now certain."""
@@ -220,14 +261,6 @@ class Decoding:
             piece.logprob, piece.top_logprobs = self._logprob, self._top_logprobs
         answer.add(piece)
         return piece
-
-    def _without_ends(self, logits: NDArray[np.float32], too_short: bool) -> NDArray[np.float32]:
-        """Return the logits with the model's end tokens banned; if `too_short`, also the request's own."""
-        banned = self._weights.end_tokens | (self._stop_tokens if too_short else frozenset())
-        ids = [token for token in banned if not np.isnan(logits[token])]  # must not hide a NaN
-        row = logits.copy()
-        row[ids] = -np.inf
-        return row
 
 
 def log_probabilities(logits: NDArray[np.float32], token: int, count: int) -> tuple[float, TopLogprobs]:

@@ -18,7 +18,7 @@ While answers are being generated, prompts are prefilled in chunks small enough 
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice, takewhile
 from typing import Any
@@ -36,6 +36,7 @@ from mink_local.generation.slots import Slot, decode, find_free, reserve, tokens
 from mink_local.generation.template import ChatTemplate
 from mink_local.generation.tool_calls import ToolParser
 from mink_local.llama.context import Context
+from mink_local.llama.row_sampler import RowSampler
 from mink_local.llama.token_data import SamplingBuffers
 from mink_local.llama.weights import Weights
 
@@ -52,6 +53,8 @@ class Engine:
 
     def __init__(self, context: Context, weights: Weights, template: ChatTemplate) -> None:
         self.use(context)
+        # A GPU evaluates a batch while the text of the last one is told; on a CPU, that would only be later.
+        self.tells_late = weights.on_gpu
         self._weights = weights
         self._template = template
         self._buffers = SamplingBuffers(weights.n_vocab)
@@ -59,16 +62,22 @@ class Engine:
         self._bulk: deque[Decoding] = deque()  # waiting behind all others
         self._forked: list[Group] = []  # waiting for a slot
         self._budget = PromptBudget()
+        self._began = 0.0  # the running step
+        self._outputs: list[tuple[Slot[Group], int]] = []  # of its batch: a slot, the number of its tokens
+        self._n_batch = 0, 0  # answers, and tokens of prompts, in its batch
+        self._ended: Step = []  # not told yet
+        self._sampled: list[tuple[Decoding, int, int]] = []  # tokens whose text is not told yet, and k
 
     def use(self, context: Context) -> None:
         """Switch to another context. The engine must be idle."""
         self.context = context
+        self._rows = RowSampler(context.n_vocab, context.n_threads)
         self.slots: list[Slot[Group]] = [Slot(context, seq_id) for seq_id in range(context.n_seq)]
 
     @property
     def idle(self) -> bool:
         """True if there is nothing to generate."""
-        return not (self._waiting or self._bulk or self._groups())
+        return not (self._waiting or self._bulk or self._groups() or self._sampled)
 
     @property
     def n_busy(self) -> int:
@@ -136,11 +145,12 @@ class Engine:
     def cancel(self, answer: Answer, error: BaseException | None = None) -> Step:
         """End one answer, with finish_reason "interrupted", or "error" if there is one.
 
-        Returns its last piece, unless it has ended.
+        Returns its last piece, unless it has ended, and what else had to be told before.
         """
+        told = self.tell()
         decoding = next((each for each in self._decodings() if each.answer is answer), None)
         if decoding is None:
-            return []
+            return told
         piece = _ended(decoding, error)
         self._waiting = deque(each for each in self._waiting if each is not decoding)
         self._bulk = deque(each for each in self._bulk if each is not decoding)
@@ -151,14 +161,14 @@ class Engine:
         for slot in self.slots:
             if slot.job == []:
                 slot.release()
-        return [(answer, piece)]
+        return [*told, (answer, piece)]
 
     def cancel_all(self, error: Exception | None = None) -> Step:
         """End all answers, with finish_reason "interrupted", or "error" if there is one.
 
         Returns the answers' last pieces.
         """
-        ended = self._end_started(error)
+        ended = [*self.tell(), *self._end_started(error)]
         ended += [(decoding.answer, _ended(decoding, error)) for decoding in self._decodings()]
         self._waiting.clear()  # including jobs
         self._bulk.clear()
@@ -180,32 +190,106 @@ class Engine:
             that cannot be sampled from, ends only this one, with finish_reason "error"; if llama.cpp fails on
             the batch, all answers with a slot end that way.
         """
-        self._resume()
-        overflown = self._admit()
-        busy = self._compact()
-        if not busy:
-            return overflown
-        return overflown + self._step(busy)
+        self.launch()
+        return [*self.tell(), *self.collect()]
 
-    def _step(self, busy: Sequence[Slot[Group]]) -> Step:
-        began = time.perf_counter()
+    # The parts of a step. `tell` is called while a GPU evaluates the batch.
+
+    def launch(self) -> None:
+        """Begin a step: have a batch evaluated. On a GPU, that goes on when this returns."""
+        self._resume()
+        self._ended += self._admit()
+        busy = self._compact()
+        self._outputs = []
+        if not busy:
+            return
+        self._began = time.perf_counter()
         n_growing = sum(len(slot.pending) for slot in busy if slot.is_growing)
         n_pending = sum(len(slot.pending) for slot in busy)
         if n_growing:
             n_tokens: int | None = self._budget.tokens(len(busy))
         else:
             n_tokens = tokens_of_whole_prompts(busy, self.context.n_batch)
+        growing = (decoding for slot in busy if slot.is_growing for decoding in slot.job or ())
+        self._rows.fill_masks([decoding.sampler for decoding in growing if decoding.is_compiled])
         try:
-            outputs = decode(self.context, busy, n_tokens)
+            self._outputs = decode(self.context, busy, n_tokens) or []
         except GenerationError as error:
-            return self._end_started(error)
-        if outputs is None:
+            self._ended = [*self.tell(), *self._end_started(error)]
+        n_left = sum(len(slot.pending) for slot in busy)
+        self._n_batch = n_growing, n_pending - n_growing - n_left
+
+    def tell(self) -> Step:
+        """Return the answers that have ended since the last step, or whose text has waited from then on."""
+        told, self._ended = self._ended, []
+        for decoding, token, k in self._sampled:
+            told += self._taken(decoding, decoding.take(token, k))
+            if decoding.answer.finish_reason is not None:
+                self._drop(decoding)
+        self._sampled = []
+        return told
+
+    def collect(self) -> Step:
+        """End a step: sample the tokens that its batch yields; return those told now, like `step`."""
+        if not self._outputs:
             return []
-        n_prompt = n_pending - n_growing - sum(len(slot.pending) for slot in busy)
-        step = [event for output in outputs for event in self._take(*output)]
-        if n_growing:
-            self._budget.note(time.perf_counter() - began, n_growing, n_prompt)
-        return step
+        rows = self.context.rows
+        sampled = self._sample_compiled(rows)
+        told: Step = []
+        for row, (slot, position) in zip(rows, self._outputs, strict=True):
+            if not slot.job:  # an earlier output has ended its answers
+                continue
+            if position < slot.job[0].answer.prompt_tokens:
+                told += self._record(slot, row, position)
+            elif self.tells_late and len(slot.job) == 1 and slot.job[0] in sampled and slot.job[0].is_plain:
+                self._go_on(slot, *sampled[slot.job[0]])
+            else:
+                told += self._sample(slot, row, sampled)
+        if self._n_batch[0]:
+            self._budget.note(time.perf_counter() - self._began, *self._n_batch)
+        return told
+
+    def _sample_compiled(self, rows: NDArray[np.float32]) -> dict[Decoding, tuple[int, int]]:
+        """Return the tokens, and k, of all answers that are sampled together, except where that fails."""
+        ready = [
+            (i, decoding)
+            for i, (slot, position) in enumerate(self._outputs)
+            for decoding in slot.job or ()
+            if position >= decoding.answer.prompt_tokens and decoding.is_compiled
+        ]
+        if not ready:
+            return {}
+        numbers, decodings = zip(*ready, strict=True)
+        tokens, ks = self._rows(rows, numbers, [decoding.sampler for decoding in decodings])
+        each = zip(decodings, tokens, ks, strict=True)
+        return {decoding: (token, k) for decoding, token, k in each if k > 0}
+
+    def _go_on(self, slot: Slot[Group], token: int, k: int) -> None:
+        """Queue a token whose text is told later, unless it is the last one."""
+        assert slot.job
+        [decoding] = slot.job
+        self._sampled.append((decoding, token, k))
+        if decoding.is_last(token):
+            slot.release()
+        else:
+            slot.push([token])
+
+    def _drop(self, decoding: Decoding) -> None:
+        """Release the slot of an answer whose text has ended it, without the token evaluated meanwhile."""
+        for slot in self.slots:
+            if slot.job == [decoding]:
+                slot.release()
+                slot.truncate(decoding.answer.prompt_tokens + decoding.answer.n_tokens - 1)
+
+    def _taken(self, decoding: Decoding, pieces: Iterable[Piece]) -> Step:
+        """Return an answer's pieces; an error while they are made ends it."""
+        told: Step = []
+        try:
+            for piece in pieces:
+                told.append((decoding.answer, piece))
+        except BaseException as error:  # also of `watch`, and of a sampler from another package
+            told.append((decoding.answer, _ended(decoding, error)))
+        return told
 
     def forget(self) -> None:
         """Empty the KV cache of every free slot."""
@@ -315,15 +399,6 @@ class Engine:
             gap.take_over(slot)
         return place
 
-    def _take(self, slot: Slot[Group], output: int, position: int) -> Step:
-        """Process one of the batch's outputs: the logits after the first `position` tokens of a slot."""
-        if not slot.job:  # an earlier output has ended its answers
-            return []
-        logits = self.context.logits(output)
-        if position < len(slot.job[0].answer.prompt):
-            return self._record(slot, logits, position)
-        return self._sample(slot, logits)
-
     def _record(self, slot: Slot[Group], logits: NDArray[np.float32], position: int) -> Step:
         """Give the logits after part of the prompt to the answers in a slot."""
         assert slot.job
@@ -338,21 +413,21 @@ class Engine:
             slot.release()
         return events
 
-    def _sample(self, slot: Slot[Group], logits: NDArray[np.float32]) -> Step:
-        """Sample a token for every answer in a slot, and what must follow; then fork it if they diverge."""
-        events: Step = []
+    def _sample(
+        self, slot: Slot[Group], row: NDArray[np.float32], sampled: dict[Decoding, tuple[int, int]]
+    ) -> Step:
+        """Give every answer in a slot its token, and what must follow; then fork it if they diverge."""
+        told: Step = []
         by_tokens: dict[tuple[int, ...], Group] = {}
         for decoding in slot.job or ():
             n_before = decoding.answer.n_tokens
-            try:
-                for piece in decoding.sample(logits):
-                    events.append((decoding.answer, piece))
-            except BaseException as error:  # also of `watch`, and of a sampler from another package
-                events.append((decoding.answer, _ended(decoding, error)))
+            is_done = decoding in sampled
+            pieces = decoding.take(*sampled[decoding]) if is_done else decoding.sample(row)
+            told += self._taken(decoding, pieces)
             if decoding.answer.finish_reason is None:
                 by_tokens.setdefault(tuple(decoding.answer.tokens[n_before:]), []).append(decoding)
         self._fork(slot, by_tokens)
-        return events
+        return told
 
     def _fork(self, slot: Slot[Group], by_tokens: dict[tuple[int, ...], Group]) -> None:
         """Keep the answers with the first tokens in `slot`; move the others to copies of it.

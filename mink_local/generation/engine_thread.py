@@ -152,9 +152,10 @@ class EngineThread:
         try:
             while not self._why_ending:
                 self._obey()
-                events = self._engine.step()
+                self._engine.launch()
+                self._tell(self._engine.tell())
+                self._tell(self._engine.collect())
                 self.last_step = time.monotonic()
-                self._tell(events)
         except BaseException as error:
             self.failure = error
         self._end_everything()

@@ -163,15 +163,15 @@ def tokens_of_whole_prompts(busy: Sequence[Slot[Job]], n_batch: int) -> int | No
 
 def decode(
     context: Context, busy: Sequence[Slot[Job]], n_prompt: int | None = None
-) -> list[tuple[Slot[Job], int, int]] | None:
+) -> list[tuple[Slot[Job], int]] | None:
     """Evaluate one batch: pending tokens of `busy` slots, in the order of their deadlines.
 
     Args:
         n_prompt: Maximum number of tokens of prompts; None for as many as fit into a batch.
 
-    Returns, for every row of logits computed, its slot, its place in the batch, and the number of the slot's
-    tokens that it follows; None if the batch was interrupted. Raises GenerationError if llama.cpp fails. In
-    both cases, the slots are as before.
+    Returns, for every row of logits computed, its slot and the number of the slot's tokens that it follows;
+    None if the batch was interrupted. Raises GenerationError if llama.cpp fails. In both cases, the slots are
+    as before.
     """
     n_tokens, n_outputs = context.n_batch, context.n_outputs
     if n_prompt is not None:
@@ -197,11 +197,10 @@ def decode(
     if not done:
         return None
     outputs = []
-    end = 0
     for slot, segment in parts:
-        end += len(segment.tokens)
         slot.evaluated(segment)
-        outputs += [(slot, end - i, len(slot.tokens) - i + 1) for i in range(segment.n_outputs, 0, -1)]
+        end = len(slot.tokens) + 1
+        outputs += [(slot, position) for position in range(end - segment.n_outputs, end)]
     return outputs
 
 

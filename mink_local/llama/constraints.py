@@ -3,6 +3,7 @@
 import ctypes
 import math
 import weakref
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from mink_local.checks import Range, as_ids, as_texts, shown
 from mink_local.errors import OptionError
 from mink_local.llama.guide import Guide
-from mink_local.llama.token_data import SamplingBuffers, fill_token_data, mask_logits, read_token_data
+from mink_local.llama.token_data import SamplingBuffers, mask_logits, write_token_data
 from mink_local.llama.weights import Weights
 
 _LARGE = 1e30  # sums and products of options up to this stay finite in float32; inf - inf would be NaN
@@ -31,6 +32,8 @@ _RANGES = {
     "dry_allowed_length": Range(0, 2**31 - 1, whole=True),
     "dry_penalty_last_n": Range(-1, whole=True),
 }
+
+NO_TOKENS = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True)
@@ -147,13 +150,18 @@ class Constrainer:
     ) -> None:
         self._buffers = buffers or SamplingBuffers(weights.n_vocab)
         self._banned = {token for token, bias in constraints.logit_bias.items() if bias == -math.inf}
-        self._guide: Guide | None = None
+        self.guide: Guide | None = None
         if constraints.form is not None:
             option, value = constraints.form
-            self._guide = Guide(option, value, weights, before)
-            if not self._guide.begin(prefix):
-                self._guide = Guide(option, value, weights)
+            self.guide = Guide(option, value, weights, before)
+            if not self.guide.begin(prefix):
+                self.guide = Guide(option, value, weights)
         self._chain: Any = None
+        self.penalties = 0
+        # Penalties can change no others than these: the biased tokens, and the last ones.
+        self._biased = list(constraints.logit_bias)
+        lengths = constraints.penalty_last_n, constraints.dry_penalty_last_n
+        self._last: deque[int] = deque(maxlen=max(_history(length, weights) for length in lengths))
         if not constraints.changes_logits:
             return
         self._chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
@@ -171,8 +179,15 @@ class Constrainer:
             _dry(constraints, weights),
         ):
             C.llama_sampler_chain_add(self._chain, sampler)
-        for token in (*prompt, *prefix):
+        self.penalties = ctypes.cast(self._chain, ctypes.c_void_p).value or 0
+        self._last += (*prompt, *prefix)
+        for token in self._last:
             C.llama_sampler_accept(self._chain, token)
+
+    @property
+    def changed(self) -> NDArray[np.int32]:
+        """The tokens whose logits the penalties may change, some of them several times."""
+        return np.array([*self._biased, *self._last], np.int32) if self.penalties else NO_TOKENS
 
     def apply(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the constrained logits (V,), -inf for banned tokens; valid until the next call.
@@ -183,37 +198,39 @@ class Constrainer:
             NoTokenLeftError: The guide gave up.
         """
         buffers, array, row = self._buffers, self._buffers.array, logits
-        if self._chain is not None:
-            if fill_token_data(logits, buffers.records):
-                return logits
-            array.size, array.selected, array.sorted = logits.size, -1, False
+        if self.penalties:
+            ids = np.unique(self.changed)
+            write_token_data(logits, ids, ids.size, buffers.records)
+            array.size, array.selected, array.sorted = ids.size, -1, False
             C.llama_sampler_apply(self._chain, ctypes.byref(array))
-            read_token_data(buffers.records, buffers.logits)
             row = buffers.logits
-        if self._guide is None:
+            row[:] = logits
+            row[buffers.records["id"][: ids.size]] = buffers.records["logit"][: ids.size]
+        if self.guide is None:
             return row
-        return logits if mask_logits(row, self._guide.mask(), buffers.logits) else buffers.logits
+        return logits if mask_logits(row, self.guide.mask(), buffers.logits) else buffers.logits
 
     def accept(self, token: int) -> None:
         """Take the next token of the answer. Raises NoTokenLeftError if the guide bans it."""
         if self._chain is not None:
             C.llama_sampler_accept(self._chain, token)
-        if self._guide is not None:
-            self._guide.accept(token)
+            self._last.append(token)
+        if self.guide is not None:
+            self.guide.accept(token)
 
     def forced(self) -> list[int]:
         """Return the tokens that must come next, up to one that is banned."""
-        tokens = self._guide.forced() if self._guide is not None else []
+        tokens = self.guide.forced() if self.guide is not None else []
         return list(takewhile(lambda token: token not in self._banned, tokens))
 
     def may_end(self, text: str) -> bool:
         """Return whether the answer is complete with a text, all of it after the prefix."""
-        return self._guide is None or self._guide.may_end(text)
+        return self.guide is None or self.guide.may_end(text)
 
     @property
     def is_over(self) -> bool:
         """Whether nothing may follow."""
-        return self._guide is not None and self._guide.is_over
+        return self.guide is not None and self.guide.is_over
 
 
 def _history(last_n: int, weights: Weights) -> int:

@@ -97,7 +97,8 @@ class Context:
         fits = f"{weights.file} {kv_type} {C.llama_version()!r}"
         self._fits = hashlib.blake2b(fits.encode(errors="replace"), digest_size=_SEAL).digest()
         self.n_evaluated = 0  # tokens so far
-        self._rows: dict[int, NDArray[np.float32]] = {}  # views of llama.cpp's logits, by address
+        self._views: dict[tuple[int, int], NDArray[np.float32]] = {}  # of `rows`, by address and number
+        self._n_rows = 0  # of the last batch
         self._batch = _TokenBatch(self.n_batch)
 
     def close(self) -> None:
@@ -146,6 +147,7 @@ class Context:
         if status == 2:
             return False
         n_tokens: int = batch.n_tokens
+        self._n_rows = sum(segment.n_outputs for segment in segments)
         if status != 0:
             raise GenerationError(
                 f"llama.cpp failed on {n_tokens} tokens of {len(segments)} sequences "
@@ -154,22 +156,28 @@ class Context:
         self.n_evaluated += n_tokens
         return True
 
-    def logits(self, output: int = -1) -> NDArray[np.float32]:
-        """Return the logits (V,) of a token of the last batch: llama.cpp's memory, valid until the next one.
+    @property
+    def rows(self) -> NDArray[np.float32]:
+        """The logits of the last batch, (outputs, V), in its order: llama.cpp's memory, until the next one.
 
-        Args:
-            output: Index of the token in the batch; -1 for the last one with logits.
+        On a GPU, this waits for the batch.
         """
-        pointer = C.llama_get_logits_ith(self.handle, output)
+        pointer = C.llama_get_logits(self.handle) if self.handle else None
         if not pointer:
-            raise GenerationError(f"llama.cpp has no logits for output {output}")
-        address = ctypes.addressof(pointer.contents)
-        if address not in self._rows:  # creating a view takes longer than the greedy cut
-            if len(self._rows) >= self.n_outputs:  # llama.cpp has moved the logits
-                self._rows.clear()
-            array = (ctypes.c_float * self.n_vocab).from_address(address)
-            self._rows[address] = np.frombuffer(array, np.float32)  # type: ignore[call-overload]
-        return self._rows[address]
+            raise GenerationError("llama.cpp has no logits: the context is closed, or nothing was evaluated")
+        place = ctypes.addressof(pointer.contents), self._n_rows
+        if place not in self._views:  # making one takes longer than the greedy cut
+            if len(self._views) > self.n_outputs:  # llama.cpp has moved the logits
+                self._views.clear()
+            array = (ctypes.c_float * (self._n_rows * self.n_vocab)).from_address(place[0])
+            view = np.frombuffer(array, np.float32)  # type: ignore[call-overload]
+            self._views[place] = view.reshape(self._n_rows, self.n_vocab)
+        return self._views[place]
+
+    def logits(self) -> NDArray[np.float32]:
+        """Return the last of `rows`."""
+        row: NDArray[np.float32] = self.rows[-1]
+        return row
 
     def truncate(self, length: int, seq_id: int = 0) -> bool:
         """Remove all but a sequence's first `length` tokens; return False if the model cannot."""
@@ -257,15 +265,19 @@ class _TokenBatch:
         )
 
     def fill(self, segments: Iterable[Segment]) -> C.llama_batch:
-        end = 0
-        for tokens, position, seq_id, n_outputs in segments:
-            start, end = end, end + len(tokens)
-            self._token[start:end] = tokens
-            self._pos[start:end] = range(position, position + len(tokens))
-            self._seq_id[start:end] = seq_id
-            self._output[start : end - n_outputs] = 0
-            self._output[end - n_outputs : end] = 1
-        self._struct.n_tokens = end
+        token: list[int] = []
+        pos: list[int] = []
+        seq_id: list[int] = []
+        output: list[int] = []
+        for tokens, position, sequence, n_outputs in segments:
+            n = len(tokens)
+            token += tokens
+            pos += range(position, position + n)
+            seq_id += [sequence] * n
+            output += [0] * (n - n_outputs) + [1] * n_outputs
+        end = self._struct.n_tokens = len(token)
+        self._token[:end], self._pos[:end] = token, pos
+        self._seq_id[:end], self._output[:end] = seq_id, output
         return self._struct
 
 

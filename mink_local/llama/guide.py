@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -59,22 +59,22 @@ class Guide:
             with weights.in_use():
                 return _matcher(option, value, tokenizer.result(), before)
 
-        self._matcher = _compiled(option, compiled)
+        self.matcher = _compiled(option, compiled)
         self._mask = np.zeros(-(-weights.n_vocab // 32), np.uint32)
         self._tokenizer = tokenizer
-        self._start = self._matcher.deep_copy()
+        self._start = self.matcher.deep_copy()
         self._ahead = "", self._start.deep_copy()  # a text, and what has read it
         try:
             self.mask()
             self.forced()
-            self._check()
+            self.check()
         except NoTokenLeftError as error:
             raise ConstraintError(option, str(error)) from None
 
     def begin(self, tokens: Sequence[int]) -> bool:
         """Take the tokens that the text begins with; return False if they are not allowed."""
-        is_allowed = bool(self._matcher.try_consume_tokens(list(tokens)) == len(tokens))
-        self._start = self._matcher.deep_copy()
+        is_allowed = bool(self.matcher.try_consume_tokens(list(tokens)) == len(tokens))
+        self._start = self.matcher.deep_copy()
         self._ahead = "", self._start.deep_copy()
         return is_allowed
 
@@ -84,8 +84,8 @@ class Guide:
         Raises:
             NoTokenLeftError: llguidance gave up, because this step takes too long.
         """
-        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
-        self._check()
+        self.matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        self.check()
         return self._mask
 
     def accept(self, token: int) -> None:
@@ -94,12 +94,12 @@ class Guide:
         Raises:
             NoTokenLeftError: The token is not allowed.
         """
-        self._matcher.consume_token(token)
-        self._check()
+        self.matcher.consume_token(token)
+        self.check()
 
     def forced(self) -> list[int]:
         """Return the tokens that must come next, as the tokenizer writes their text."""
-        return list(self._matcher.compute_ff_tokens())
+        return list(self.matcher.compute_ff_tokens())
 
     def may_end(self, text: str) -> bool:
         """Return whether the answer is complete with a text, all of it after the first tokens.
@@ -116,11 +116,27 @@ class Guide:
     @property
     def is_over(self) -> bool:
         """Whether the answer is complete and nothing may follow it."""
-        return bool(self._matcher.is_stopped())
+        return bool(self.matcher.is_stopped())
 
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            raise NoTokenLeftError(_reason(self._matcher.get_error()))
+    def check(self) -> None:
+        """Raise NoTokenLeftError if the guide gave up."""
+        if self.matcher.is_error():
+            raise NoTokenLeftError(_reason(self.matcher.get_error()))
+
+
+def fill_masks(guides: Sequence[Guide], masks: NDArray[np.uint32]) -> None:
+    """Compute the masks of guides in parallel; see `Guide.mask`. One that gives up has an error afterwards.
+
+    Args:
+        masks: Receives them, uint32 (at least as many, V / 32).
+    """
+    matchers = [(guide.matcher, i) for i, guide in enumerate(guides)]
+    _executor().unsafe_compute_mask_ptr(matchers, masks.ctypes.data, masks.strides[0], len(masks))
+
+
+@cache
+def _executor() -> Any:
+    return import_module("llguidance").LLExecutor()
 
 
 def check(option: str, value: Any, name: str) -> None:

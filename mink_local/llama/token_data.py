@@ -7,8 +7,9 @@ import numpy as np
 from llama_cpp import llama_cpp as C
 
 from mink_local.samplers import Workspace
-from mink_local.samplers.compile import compiled, helper
+from mink_local.samplers.compile import call_by_address, compiled, helper
 from mink_local.samplers.kernels import sort_ids
+from mink_local.samplers.rows import has_nan, masked, select
 
 _LARGEST = np.finfo(np.float32).max
 
@@ -24,6 +25,9 @@ def layout(structure: Any, **formats: Any) -> np.dtype[np.void]:
         }
     )
 
+
+ARRAY = layout(C.llama_token_data_array, data=np.uint64, size=np.uint64, selected=np.int64, sorted=np.bool_)
+"""A `llama_token_data_array`."""
 
 TOKEN_DATA = layout(C.llama_token_data, id=np.int32, logit=np.float32, p=np.float32)
 """One entry of a `llama_token_data_array`."""
@@ -60,16 +64,6 @@ def write_token_data(logits, ids, k, records):
 
 
 @compiled
-def fill_token_data(logits, records):
-    """Write all tokens with their logits to `records`, by id; return True if a logit is NaN."""
-    has_nan = False
-    for i in range(logits.size):
-        _write(records, i, i, logits[i])
-        has_nan |= np.isnan(logits[i])
-    return has_nan
-
-
-@compiled
 def read_token_data(records, logits):
     """Write the logits of `records`, in any order, to `logits` by token id; other tokens get -inf.
 
@@ -85,14 +79,92 @@ def read_token_data(records, logits):
 
 
 @compiled
-def mask_logits(logits, mask, masked):
-    """Write the logits of tokens whose bit is set in `mask`, uint32 (V / 32,), to `masked`; others get -inf.
+def mask_logits(logits, mask, row):
+    """Write the logits of tokens whose bit is set in `mask`, uint32 (V / 32,), to `row`; others get -inf.
 
-    Returns True if a logit is NaN, of a banned token too. `masked` may be `logits` itself.
+    Returns True if a logit is NaN, of a banned token too. `row` may be `logits` itself.
     """
-    has_nan = False
-    for i in range(logits.size):
-        has_nan |= np.isnan(logits[i])
-        is_set = (mask[i >> 5] >> np.uint32(i & 31)) & np.uint32(1)
-        masked[i] = logits[i] if is_set else np.float32(-np.inf)
-    return has_nan
+    is_broken = has_nan(logits)
+    masked(logits, mask, row)
+    return is_broken
+
+
+TASK = np.dtype(
+    [
+        *((name, np.int64) for name in ("row", "cut", "cut_end", "ban", "change", "change_end", "mask")),
+        *((name, np.uint64) for name in ("penalties", "chain")),
+        *((name, np.int64) for name in ("token", "k", "n_cuts")),
+    ]
+)
+"""What `sample_rows` does for an answer.
+
+Fields:
+    row: The row of logits.
+    cut, cut_end: The range of its cuts.
+    ban, change, change_end: The edited tokens: those from `ban` are banned, those from `change` are what its
+        penalties may change.
+    mask: The row of its mask; -1 if there is none.
+    penalties, chain: Addresses of llama.cpp's samplers, for the penalties (0 if there are none), and for what
+        comes after the cuts.
+    token, k, n_cuts: The results: the sampled token; the number of candidates, or a kernel's error; and the
+        number of cuts that were needed.
+"""
+
+_call_apply = call_by_address("none", 3)
+
+
+@helper
+def _penalize(apply, penalties, tokens, row, seen, records, array):
+    """Have a chain of llama.cpp's penalties change the logits of some tokens, of which some may be equal."""
+    n = 0
+    for token in tokens:
+        if not seen[token]:
+            seen[token] = True
+            _write(records, n, token, row[token])
+            n += 1
+    array["size"][0], array["selected"][0], array["sorted"][0] = n, -1, False
+    _call_apply(apply, penalties, array.ctypes.data)
+    for i in range(n):
+        row[records["id"][i]] = records["logit"][i]
+        seen[records["id"][i]] = False
+
+
+@compiled
+def sample_rows(apply, logits, tasks, cuts, options, edits, masks, scratch, seen, records, array):
+    """Sample a token for each task: bans, penalties, mask, cuts, and llama.cpp's own samplers.
+
+    Args:
+        apply: Address of `llama_sampler_apply`.
+        logits: float32 (rows, V).
+        tasks: Of type TASK; the results are written to them.
+        cuts, options: See `select`.
+        edits: Token ids, int32.
+        masks: uint32 (masks, V / 32).
+        scratch: See `Scratch`.
+        seen: False (V,), of which nothing is left.
+        records, array: Of type TOKEN_DATA (V,), and ARRAY (1,) with the address of the former.
+    """
+    for i in range(tasks.size):
+        task = tasks[i]
+        row = logits[task.row]
+        if task.change_end > task.ban:
+            edited = scratch[5]
+            edited[:] = row
+            row = edited
+            for token in edits[task.ban : task.change]:
+                if not np.isnan(row[token]):  # a ban must not hide that a model is broken
+                    row[token] = -np.inf
+            if task.change_end > task.change:
+                tokens = edits[task.change : task.change_end]
+                _penalize(apply, task.penalties, tokens, row, seen, records, array)
+        mask = masks[task.mask] if task.mask >= 0 else masks[0, :0]
+        k, n_cuts = select(row, mask, cuts[task.cut : task.cut_end], options, scratch)
+        tasks["k"][i], tasks["n_cuts"][i] = k, n_cuts
+        if k <= 0:
+            continue
+        ids = scratch[1]
+        write_token_data(row, ids, k, records)
+        array["size"][0], array["selected"][0], array["sorted"][0] = k, -1, False
+        _call_apply(apply, task.chain, array.ctypes.data)
+        tasks["k"][i] = array["size"][0]
+        tasks["token"][i] = records["id"][array["selected"][0]]

@@ -4,16 +4,18 @@ import ctypes
 import weakref
 from functools import cached_property, partial
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError, NoTokenLeftError
-from mink_local.llama.constraints import Constrainer
+from mink_local.llama.constraints import NO_TOKENS, Constrainer
+from mink_local.llama.guide import Guide
 from mink_local.llama.token_data import SamplingBuffers, write_token_data
 from mink_local.samplers import AdaptiveP, DynamicTemperature, Mirostat, Sampler, Selector, kernels
+from mink_local.samplers.rows import Program, program_of
 
 _MIROSTAT_M = 100  # tokens from which version 1 estimates Zipf's exponent; llama.cpp's default
 
@@ -31,6 +33,7 @@ class TokenSampler:
             that cut at random.
 
     Attributes:
+        banned: Tokens that are not sampled at the next step.
         k: Number of candidates for the last token; with mirostat, the number it kept.
     """
 
@@ -46,16 +49,75 @@ class TokenSampler:
         self._constrainer = constrainer
         buffers = buffers or SamplingBuffers(n_vocab)
         self._candidates = buffers.workspace.ids
-        self._selector = partial(sampler.selector, temperature, buffers.workspace, Random(seed))
+        self._random = Random(seed)
+        self._selector = partial(sampler.selector, temperature, buffers.workspace, self._random)
+        self._program = partial(program_of, sampler, temperature)
+        self._drawn: list[float] = []  # random numbers for cuts to come
         self._records, self._array = buffers.records, buffers.array
         self._array_pointer = ctypes.byref(self._array)
         self._chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
         weakref.finalize(self, C.llama_sampler_free, self._chain)
+        self.address: int = ctypes.cast(self._chain, ctypes.c_void_p).value or 0
         last = sampler.members[-1]
         for handle in (_temperature(last, temperature), _choice(last, seed, n_vocab)):
             C.llama_sampler_chain_add(self._chain, handle)
         self._learns = isinstance(last, AdaptiveP)
+        self.banned: NDArray[np.int32] = NO_TOKENS
         self.k = 0
+
+    # What `RowSampler` needs
+
+    @cached_property
+    def program(self) -> Program | None:
+        """The sampler's cuts, or None if a row is only sampled by calling this object."""
+        return self._program()
+
+    @property
+    def guide(self) -> Guide | None:
+        """The guide of the constraints, if they have one."""
+        return self._constrainer.guide if self._constrainer is not None else None
+
+    @property
+    def penalties(self) -> int:
+        """Address of llama.cpp's samplers for bias and penalties; 0 if there are none."""
+        return self._constrainer.penalties if self._constrainer is not None else 0
+
+    def edits(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return the tokens to ban, and those whose logits the penalties may change."""
+        return self.banned, self._constrainer.changed if self._constrainer is not None else NO_TOKENS
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether a row is changed before the cuts."""
+        return self.banned.size > 0 or self._constrainer is not None
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a cut is made at random."""
+        return self.program is not None and any(chance is not None for chance in self.program.chances)
+
+    def draw(self) -> list[bool]:
+        """Return which cuts are not made this time."""
+        chances = cast(Program, self.program).chances
+        while len(self._drawn) < sum(chance is not None for chance in chances):
+            self._drawn.append(self._random.random())
+        numbers = iter(self._drawn)
+        return [chance is not None and next(numbers) >= chance for chance in chances]
+
+    def use_up(self, n_cuts: int) -> None:
+        """Forget the random numbers of the first cuts; those that were not needed are for the next token."""
+        chances = cast(Program, self.program).chances[:n_cuts]
+        del self._drawn[: sum(chance is not None for chance in chances)]
+
+    def took(self, token: int, k: int) -> None:
+        """Note a token sampled by `RowSampler`."""
+        self.k = k
+        if self._learns:
+            C.llama_sampler_accept(self._chain, token)
+        if self._constrainer is not None:
+            self._constrainer.accept(token)
+
+    # Sampling a row from Python
 
     @cached_property
     def _select(self) -> Selector:
@@ -72,7 +134,9 @@ class TokenSampler:
             GenerationError: A logit is NaN, none is finite, or the constraints leave no token. llama.cpp
                 would return some token regardless.
         """
-        row = logits if self._constrainer is None else self._constrainer.apply(logits)
+        row = logits if self.banned.size == 0 else self._without_banned(logits)
+        if self._constrainer is not None:
+            row = self._constrainer.apply(row)
         k = self._select(row)
         if k < 0:
             if k == kernels.NO_FINITE_LOGIT and np.isfinite(logits).any():
@@ -82,12 +146,14 @@ class TokenSampler:
         array = self._array
         array.size, array.selected, array.sorted = k, -1, False
         C.llama_sampler_apply(self._chain, self._array_pointer)
-        self.k = array.size
         token = int(self._records["id"][array.selected])
-        if self._learns:
-            C.llama_sampler_accept(self._chain, token)
-        self.accept(token)
+        self.took(token, array.size)
         return token
+
+    def _without_banned(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        row = logits.copy()
+        row[self.banned[~np.isnan(logits[self.banned])]] = -np.inf  # must not hide a NaN
+        return row
 
     def accept(self, token: int) -> None:
         """Tell the constraints about a token that was forced, not sampled."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import field, fields
 from functools import cached_property
 from random import Random
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,6 +21,18 @@ Order = Literal["temperature-first", "temperature-last"]
 
 _TEMPERATURES = Range(0, low_open=True)
 _LARGEST = np.finfo(np.float32).max
+
+
+class Cut(NamedTuple):
+    """A kernel with its options: what compiled code needs to know of a sampler.
+
+    Attributes:
+        probability: Of cutting at a step; None for a cut that is made at every step, without drawing.
+    """
+
+    kernel: Kernel
+    options: NDArray[np.float64]
+    probability: float | None = None
 
 
 class Workspace:
@@ -191,6 +203,13 @@ class Sampler:
         options = self.kernel_options(temperature)
         work, ids = workspace.work, workspace.ids
         return lambda row: kernel(row, options, work, ids)
+
+    def as_cuts(self, temperature: float) -> tuple[Cut, ...]:
+        """Return what `selector` does as cuts, in order; a class that overrides one overrides both.
+
+        If it does not, it is called from Python, a row at a time.
+        """
+        return (Cut(self.kernel, self.kernel_options(temperature)),)
 
     def cutoff(self, logits: ArrayLike, temperature: float = 1.0) -> int:
         """Return how many tokens of a row of logits remain candidates.

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.samplers import kernels
-from mink_local.samplers.base import Order, Sampler, Selector, Workspace, number
+from mink_local.samplers.base import Cut, Order, Sampler, Selector, Workspace, number
 from mink_local.samplers.cuts import MinP, TopK, TopP
 
 
@@ -83,6 +83,9 @@ class Chain(Sampler):
 
         return select_in_turn
 
+    def as_cuts(self, temperature: float) -> tuple[Cut, ...]:
+        return tuple(cut for member in self.cuts for cut in member.as_cuts(temperature))
+
     def __str__(self) -> str:
         return "+".join(map(str, self.cuts))
 
@@ -113,3 +116,6 @@ class LlamaDefault(Sampler):
 
     def selector(self, temperature: float, workspace: Workspace, random: Random | None = None) -> Selector:
         return Chain(*self.members).selector(temperature, workspace, random)
+
+    def as_cuts(self, temperature: float) -> tuple[Cut, ...]:
+        return Chain(*self.members).as_cuts(temperature)

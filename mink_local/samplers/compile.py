@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from platformdirs import user_cache_path
 
 from mink_local.files import private_folder
@@ -51,6 +52,7 @@ def _numba() -> Any:
         sys.meta_path = [finder for finder in sys.meta_path if finder is not hidden]
     typeof = import_module("numba.extending").typeof_impl
     typeof.register(_CompiledFunction)(lambda function, _: numba.types.Dispatcher(function.dispatcher))
+    typeof.register(_CallByAddress)(lambda call, _: call.type)
     return numba
 
 
@@ -111,6 +113,57 @@ class _CompiledFunction:
 
     def __call__(self, *args: Any) -> Any:
         return self.dispatcher(*args)
+
+    def address(self, *kinds: type[np.generic]) -> int:
+        """Return the address of the code for arrays of these types; see `call_by_address`."""
+        types = tuple(_numba().typeof(np.empty(1, kind)) for kind in kinds)
+        self.dispatcher.compile(types)
+        code = self.dispatcher.overloads[types]
+        return int(code.library.get_pointer_to_function(code.fndesc.llvm_cfunc_wrapper_name))
+
+
+class _CallByAddress:
+    """A call, in compiled functions, of the function at an address: Numba has no type for one."""
+
+    def __init__(self, result: str, n_arguments: int) -> None:
+        self._result, self._n_arguments = result, n_arguments
+
+    @cached_property
+    def type(self) -> Any:
+        """Numba's type of the call."""
+        numba, ir = _numba(), import_module("llvmlite.ir")
+        result = getattr(numba.types, self._result)
+
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            is_void = result == numba.types.none
+            returned = ir.VoidType() if is_void else context.get_value_type(result)
+            kind = ir.FunctionType(returned, [context.get_value_type(each) for each in signature.args[1:]])
+            value = builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
+            return context.get_dummy_value() if is_void else value
+
+        definitions = {
+            3: lambda _, address, a, b: (result(address, a, b), generate),
+            5: lambda _, address, a, b, c, d: (result(address, a, b, c, d), generate),
+        }
+        made = import_module("numba.extending").intrinsic(definitions[self._n_arguments])
+        context = import_module("numba.core.registry").cpu_target.typing_context
+        context.refresh()  # to know what was just made
+        return context.resolve_value_type(made)
+
+
+def call_by_address(result: str, n_arguments: int) -> Any:
+    """Return a function that compiled functions can call with an address and its function's arguments.
+
+    Args:
+        result: Numba's name of the result's type.
+        n_arguments: 3 or 5, with the address.
+    """
+    return _CallByAddress(result, n_arguments)
+
+
+def is_compiling() -> bool:
+    """Return whether Numba compiles: it can be switched off, for debugging."""
+    return not _numba().config.DISABLE_JIT
 
 
 def compiled(function: Callable[..., Any]) -> Any:

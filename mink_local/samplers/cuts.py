@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.samplers import kernels
-from mink_local.samplers.base import Order, Sampler, Selector, Workspace, choice, number
+from mink_local.samplers.base import Cut, Order, Sampler, Selector, Workspace, choice, number
 
 Decay = Literal["power", "log"]
 
@@ -231,6 +231,9 @@ class Xtc(Sampler):
             return drop(row) if is_on else keep_all(row)
 
         return select
+
+    def as_cuts(self, temperature: float) -> tuple[Cut, ...]:
+        return (Cut(self.kernel, self.kernel_options(temperature), self.probability),)
 
 
 @dataclass(frozen=True)

@@ -246,14 +246,15 @@ def test_a_row_with_a_nan_ends_one_answer(
     engine = forget(model).engine
     with_them = submit(engine, request(prompt, max_tokens=5, prompt_logprobs=0))
     sharing = submit(engine, request(prompt, max_tokens=5))
-    rows = count()
-    logits = type(engine.context).logits
+    numbers = count()
+    rows = type(engine.context).rows
 
-    def damaged(self: Any, output: int = -1) -> Any:
-        row = logits(self, output)
-        return np.full_like(row, np.nan) if next(rows) == 2 else row
+    def damaged(self: Any) -> Any:
+        found = rows.__get__(self).copy()
+        found[[next(numbers) == 2 for _ in found]] = np.nan
+        return found
 
-    monkeypatch.setattr(type(engine.context), "logits", damaged)
+    monkeypatch.setattr(type(engine.context), "rows", property(damaged))
     run(engine)
     assert with_them.finish_reason == "error"
     assert "NaN" in str(with_them.error)

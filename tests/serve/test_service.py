@@ -180,16 +180,20 @@ async def test_a_stream_that_waits_says_so(
 ) -> None:
     """With a comment; with an event where clients count nothing else, as Codex does."""
     monkeypatch.setattr(exchange, "KEEP_ALIVE_SECONDS", 0.02)
-    step, waits = Engine.step, [threading.Event() for _ in range(2)]  # for a slot, and for the second token
+    launch, collect, waits = Engine.launch, Engine.collect, [threading.Event() for _ in range(2)]  # for a slot, and for the second token
     sent: list[bytes] = []
 
-    def slow_step(engine: Engine) -> Any:
+    def slow_launch(engine: Engine) -> None:
         waits[0].wait(30)
-        events = step(engine)
-        waits[1].wait(30)
-        return events
+        launch(engine)
 
-    monkeypatch.setattr(Engine, "step", slow_step)
+    def slow_collect(engine: Engine) -> Any:
+        told = collect(engine)
+        waits[1].wait(30)
+        return told
+
+    monkeypatch.setattr(Engine, "launch", slow_launch)
+    monkeypatch.setattr(Engine, "collect", slow_collect)
     async with started(tiny_path) as one:
         async for part in streamed(one, *asked):
             sent.append(part)

@@ -164,20 +164,20 @@ def test_a_second_signal_ends_the_server_at_once() -> None:
 
 DEAD = """
 from mink_local.generation.engine import Engine
-step, steps = Engine.step, iter(range(20))
+step, steps = Engine.launch, iter(range(20))
 def failing(engine):
     next(steps)
     return step(engine)
-Engine.step = failing
+Engine.launch = failing
 """
 STUCK = """
 import time
 from mink_local.generation.engine import Engine
-step, steps = Engine.step, iter(range(20))
+step, steps = Engine.launch, iter(range(20))
 def failing(engine):
     next(steps, None) is None and time.sleep(1000)
     return step(engine)
-Engine.step = failing
+Engine.launch = failing
 """
 
 
