@@ -180,7 +180,8 @@ async def test_a_stream_that_waits_says_so(
 ) -> None:
     """With a comment; with an event where clients count nothing else, as Codex does."""
     monkeypatch.setattr(exchange, "KEEP_ALIVE_SECONDS", 0.02)
-    launch, collect, waits = Engine.launch, Engine.collect, [threading.Event() for _ in range(2)]  # for a slot, and for the second token
+    launch, collect = Engine.launch, Engine.collect
+    waits = [threading.Event() for _ in range(2)]  # for a slot, and for the second token
     sent: list[bytes] = []
 
     def slow_launch(engine: Engine) -> None:
