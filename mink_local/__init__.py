@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mink_local.samplers import (
         AdaptiveP,
         Chain,
+        DiffSampling,
         DynamicTemperature,
         Eta,
         Greedy,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         MinP,
         Mirostat,
         PLess,
+        PStep,
         Sampler,
         TopA,
         TopK,
@@ -52,8 +54,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdaptiveP", "Answer", "CatalogError", "Chain", "Constraints", "ContextOverflowError",
-    "DownloadError", "DynamicTemperature", "Eta", "GenerationError", "Greedy", "LlamaDefault", "MinK", "MinP",
-    "MinkError", "Mirostat", "Model", "ModelError", "ModelNotFoundError", "PLess", "Piece", "Reply",
+    "DiffSampling", "DownloadError", "DynamicTemperature", "Eta", "GenerationError", "Greedy", "LlamaDefault",
+    "MinK", "MinP", "MinkError", "Mirostat", "Model", "ModelError", "ModelNotFoundError", "PLess", "PStep",
+    "Piece", "Reply",
     "Request", "Sampler", "SamplingParams", "TopA", "TopK", "TopNSigma", "TopP", "Typical", "Xtc",
     "__version__", "load_model", "native_sampler", "parse",
 ]  # fmt: skip

@@ -25,6 +25,7 @@ from mink_local.samplers.base import (
 from mink_local.samplers.chain import Chain, LlamaDefault
 from mink_local.samplers.cuts import (
     AdaptiveP,
+    DiffSampling,
     DynamicTemperature,
     Eta,
     Greedy,
@@ -32,6 +33,7 @@ from mink_local.samplers.cuts import (
     MinP,
     Mirostat,
     PLess,
+    PStep,
     TopA,
     TopK,
     TopNSigma,
@@ -41,10 +43,10 @@ from mink_local.samplers.cuts import (
 )
 
 __all__ = [
-    "SAMPLERS", "AdaptiveP", "Chain", "DynamicTemperature", "Eta", "Greedy", "LlamaDefault",
-    "LogitsProcessor", "MinK", "MinP", "Mirostat", "Order", "PLess", "Sampler", "Selector", "TopA", "TopK",
-    "TopNSigma", "TopP", "Typical", "Workspace", "Xtc", "choice", "default_samplers", "label", "number",
-    "parse",
+    "SAMPLERS", "AdaptiveP", "Chain", "DiffSampling", "DynamicTemperature", "Eta", "Greedy",
+    "LlamaDefault", "LogitsProcessor", "MinK", "MinP", "Mirostat", "Order", "PLess", "PStep", "Sampler",
+    "Selector", "TopA", "TopK", "TopNSigma", "TopP", "Typical", "Workspace", "Xtc", "choice",
+    "default_samplers", "label", "number", "parse",
 ]  # fmt: skip
 
 

@@ -653,6 +653,108 @@ def p_less(logits, options, work, ids):
     return keep_from(largest + temperature * math.log(squares / total), largest, logits, work, ids)
 
 
+@helper
+def _steepest(heap, m, largest, wanted, least, ids):
+    """Find the largest drop of e = exp(logit - largest) to the next of the m largest logits, in a heap.
+
+    A drop counts once the sum of e before it reaches `wanted`, and if it ends at `least` or below. Writes the
+    ids in order; returns the drop's position k, and whether it holds regardless of the smaller logits. If the
+    m logits are all there are, the last drop is that to 0.
+    """
+    k = m
+    steepest = -1.0
+    mass = previous = 0.0
+    for i in range(m):
+        entry = _pop(heap, m - i)
+        ids[i] = _token(entry)
+        e = math.exp(_entry_logit(entry) - largest)
+        if i > 0 and mass >= wanted and e <= least and previous - e > steepest:
+            steepest = previous - e
+            k = i
+        if steepest >= e:  # no later drop starts above e
+            return k, True
+        mass += e
+        previous = e
+    return m, False  # a drop to 0 from `previous`, which is above `steepest`
+
+
+@compiled
+def diff_sampling(logits, options, work, ids):
+    """Keep the tokens before the largest drop of the sorted probabilities. Options: p, min_p.
+
+    That is the largest one after tokens whose probability reaches p, and after all tokens with more than
+    min_p times the largest, if it is not 0.
+    """
+    p, min_p = options[0], options[1]
+    n, _, largest = survey(logits, work)
+    if n <= 0:
+        return n
+    if p == 1.0:
+        return keep_from(-math.inf, largest, logits, work, ids)
+    total = _exp_sums(logits, largest, _LOG2_E)[0] if p > 0.0 else 0.0
+    least = min_p if min_p > 0.0 else 1.0
+    entries, block_max = _parts(work, logits.size)
+    wanted = _FIRST_LOOK
+    while True:
+        m = _collect(logits, _threshold_of_largest(wanted, block_max, entries), block_max, entries)
+        _heapify(entries, m)
+        k, decided = _steepest(entries, m, largest, p * total, least, ids)
+        if decided or m == n:
+            return k
+        wanted *= 4
+
+
+@helper
+def _above_first_gap(logits, gap, largest, n_gaps, edges):
+    """Return the smallest logit before the first gap of more than `gap` in the sorted logits.
+
+    Without sorting: no such gap lies between two logits of the same multiple of `gap` below the largest.
+    `edges`, float32, is scratch for the largest and smallest logit of each of the `n_gaps` multiples.
+    """
+    highest, lowest = edges[:n_gaps], edges[n_gaps : 2 * n_gaps]
+    highest[:] = -np.inf
+    for j in range(logits.size):
+        if logits[j] > -np.inf:
+            logit = min(logits[j], _LARGEST)
+            b = np.int64((largest - logit) / gap)
+            lowest[b] = min(logit, lowest[b]) if highest[b] > -np.inf else logit
+            highest[b] = max(logit, highest[b])
+    edge = lowest[0]
+    for b in range(1, n_gaps):
+        if highest[b] > -np.inf:
+            if np.float64(edge) - highest[b] > gap:
+                break
+            edge = lowest[b]
+    return edge
+
+
+@compiled
+def p_step(logits, options, work, ids):
+    """Keep the tokens before the first one with `p_{i+1} < step * p_i`, sorted; all if there is none.
+
+    Options: 0 <= step <= 1.
+    """
+    n, smallest, largest = survey(logits, work)
+    if n <= 0:
+        return n
+    gap = -math.log(options[0]) if options[0] > 0.0 else math.inf
+    entries, block_max = _parts(work, logits.size)
+    if largest - smallest <= gap:
+        return keep_from(-math.inf, largest, logits, work, ids)
+    if largest - smallest < gap * (logits.size - 1):
+        n_gaps = np.int64((largest - smallest) / gap) + 1
+        edge = _above_first_gap(logits, gap, largest, n_gaps, entries.view(np.float32))
+        return keep_from(edge, largest, logits, work, ids)
+    _collect(logits, -_LARGEST, block_max, entries)  # a tiny gap
+    entries[:n].sort()
+    k = 1
+    while k < n and _entry_logit(entries[k - 1]) - _entry_logit(entries[k]) <= gap:
+        k += 1
+    for i in range(k):
+        ids[i] = _token(entries[i])
+    return k
+
+
 # Between the cuts of a chain
 
 

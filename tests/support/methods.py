@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mink_local.samplers import (
     AdaptiveP,
     Chain,
+    DiffSampling,
     DynamicTemperature,
     Eta,
     Greedy,
@@ -23,6 +24,7 @@ from mink_local.samplers import (
     Mirostat,
     Order,
     PLess,
+    PStep,
     Sampler,
     TopA,
     TopK,
@@ -113,6 +115,12 @@ METHODS: dict[type[Sampler], Method] = {
         (Eta(), Eta(order="temperature-last")),
     ),
     PLess: Method(reference.p_less, st.builds(PLess, _orders), (PLess(), PLess("temperature-last"))),
+    DiffSampling: Method(
+        reference.diff_sampling,
+        st.builds(DiffSampling, _unit) | st.builds(DiffSampling, st.just(0.0), _unit),
+        (DiffSampling(), DiffSampling(0.9), DiffSampling(min_p=0.1)),
+    ),
+    PStep: Method(reference.p_step, st.builds(PStep, _unit), (PStep(), PStep(0.1), PStep(0.9999))),
     DynamicTemperature: Method(
         reference.every_finite,
         st.builds(DynamicTemperature, st.floats(0, 9), st.floats(0.1, 9)),

@@ -191,6 +191,32 @@ def p_less(logits: ArrayLike, temperature: float) -> Kept:
     return _at_least(ids, probabilities, cut, ROUNDING * cut)
 
 
+def diff_sampling(logits: ArrayLike, temperature: float, p: float, min_p: float) -> Kept:  # noqa: ARG001
+    """Algorithm 1 of arXiv 2502.14037: the lowest difference to the next probability, 0 after the last."""
+    ids, sorted_logits = descending(logits)
+    if p == 1:
+        return prefix(ids, ids.size, ids.size)
+    probabilities = softmax(sorted_logits, 1.0)
+    following = np.append(probabilities[1:], 0.0)
+    edge = (min_p or 1.0) * probabilities[0]
+    drops, masses = probabilities - following, np.cumsum(probabilities)
+    sure, possible = (
+        (masses >= p * factor) & (following <= edge / factor) for factor in (1 + ROUNDING, 1 - ROUNDING)
+    )
+    largest = drops[sure].max(initial=0.0)
+    places = np.flatnonzero(possible & (drops + ROUNDING * probabilities >= largest)) + 1
+    return prefix(ids, *((places.min(), places.max()) if places.size else (ids.size, ids.size)))
+
+
+def p_step(logits: ArrayLike, temperature: float, step: float) -> Kept:  # noqa: ARG001
+    """llama.cpp's pull request 5675: the tokens before the first with less than `step` times as much."""
+    ids, sorted_logits = descending(logits)
+    gap = -math.log(step) if step else math.inf
+    gaps = sorted_logits[:-1] - sorted_logits[1:]
+    least, most = ([*np.flatnonzero(gaps > gap + slack), ids.size - 1][0] for slack in (-ROUNDING, ROUNDING))
+    return prefix(ids, int(least) + 1, int(most) + 1)
+
+
 def penalties(
     logits: ArrayLike, history: list[int], repeat: float, frequency: float, presence: float
 ) -> NDArray[np.float64]:
