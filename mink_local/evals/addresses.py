@@ -143,6 +143,10 @@ class AddressAnswerer:
             except (AttributeError, TypeError, ValueError):  # not a list of models
                 return []
 
+    def unfinished(self) -> list[int]:
+        """Return nothing: a server does not say."""
+        return []
+
     def close(self) -> None:
         """Do nothing: connections are closed with their answers."""
 

@@ -7,12 +7,13 @@ placement are a file's alone.
 import hashlib
 import json
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, takewhile
 from typing import Any, Literal, NamedTuple, Protocol
 
-from mink_local.errors import RunError
+from mink_local.errors import MinkError, RunError
 from mink_local.evals.inputs import DATE, file_sha256, template_sha256
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
@@ -80,6 +81,9 @@ class Answerer(Protocol):
 
     def answers(self, requests: Sequence[Request]) -> Generator[Answered, None, None]:
         """Yield answers in order of completion. Raises MinkError."""
+
+    def unfinished(self) -> list[int]:
+        """Return the lengths so far, in tokens, of the answers that are being generated, as far as known."""
 
     def interrupt(self) -> None:
         """Make `answers` end soon; may be called from a signal handler."""
@@ -183,14 +187,23 @@ class FileAnswerer:
         self.model.forget()
         list(self.model.answer_all([Request(prompt, SamplingParams(temperature=0, max_tokens=1))]))
 
+    def unfinished(self) -> list[int]:
+        model: Model | None = vars(self).get("model")  # reading the property would load it
+        if model is None:
+            return []
+        with suppress(MinkError):  # it has just been closed by another thread
+            jobs = [slot.job or () for slot in model.engine.slots]
+            return [decoding.answer.n_tokens for job in jobs for decoding in job]
+        return []
+
     def interrupt(self) -> None:
         self._interrupted = True
         if "model" in vars(self):  # reading the property would load it
             self.model.interrupt()
 
     def close(self) -> None:
-        if "model" in vars(self):
-            self.model.close()
+        if model := vars(self).pop("model", None):
+            model.close()
 
 
 def _by_prompt(requests: Sequence[Request]) -> Iterator[tuple[int, Sequence[Request]]]:

@@ -42,6 +42,7 @@ A complete measurement, of prompt lengths:
 
 import dataclasses
 import sys
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -64,8 +65,8 @@ from mink_local.interrupts import on_interrupt
 if TYPE_CHECKING:
     from mink_local.evals.report.report import Report
 
-_LOG_SECONDS = 30.0
-_SPEED_SECONDS = 3600.0  # window from which the bar estimates the time left
+_FIRST_LOG_SECONDS, _LOG_SECONDS = 8.0, 30.0
+_TICK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -138,8 +139,23 @@ class Measurement(ABC, Generic[R]):
         """Make `measure` end soon; called in the main thread by a signal handler."""
         self.interrupted = True
 
-    def status(self, row: R) -> str:  # noqa: ARG002
-        """Return the progress status to show after a new row."""
+    def status(self) -> str:
+        """Return what to show beside the number of rows, such as the speed; called at any time."""
+        return ""
+
+    def seconds_left(self, n_new: int, n_left: int, seconds: float) -> float | None:
+        """Return how long it will take; None if that is not known yet.
+
+        Args:
+            n_new: Number of rows since the start.
+            n_left: Number of rows that are missing.
+            seconds: Time since the start.
+        """
+        return seconds / n_new * n_left if n_new else None
+
+    @property
+    def lost(self) -> str:
+        """A sentence on work that an interrupt has lost; empty if there is none."""
         return ""
 
     def conclude(self, results: Results) -> None:
@@ -193,7 +209,7 @@ def fill(measurement: Measurement[Any], folder: Path, *, quiet: bool = False) ->
             if n_done < len(keys):
                 print(
                     f"{n_done:,} of {len(keys):,} {measurement.noun} are in {folder}; run the same command "
-                    "again to resume."
+                    f"again to resume. {measurement.lost}".rstrip()
                 )
 
 
@@ -213,60 +229,74 @@ def _measure(measurement: Measurement[Any], keys: Sequence[Hashable], store: Sto
         return
     n_done = len(keys) - len(missing)
     with (
-        progress(measurement.noun, len(keys), n_done, quiet=quiet) as advance,
+        progress(measurement, len(keys), n_done, quiet=quiet) as advance,
         on_interrupt(measurement.interrupt, terminate=True),
         closing(measurement.measure(missing, store)) as rows,
     ):
         for row in rows:
             store.append(row)
-            advance(measurement.status(row))
+            advance()
     if measurement.interrupted:
         raise KeyboardInterrupt
 
 
 @contextmanager
-def progress(noun: str, total: int, done: int = 0, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Show progress on standard error: a bar on a terminal, else a line every half minute.
+def progress(
+    measurement: Measurement[Any], total: int, done: int = 0, *, quiet: bool = False
+) -> Iterator[Callable[[], None]]:
+    """Show progress on standard error: a bar on a terminal, else a line after 8 s and every half minute.
 
     Args:
-        noun: What items are called, in the plural.
-        total: Number of items.
-        done: Number of items from earlier sessions.
+        measurement: What is measured.
+        total: Number of rows.
+        done: Number of rows from earlier sessions.
         quiet: Show nothing.
 
     Yields:
-        A function to call after each item, with a status to display.
+        A function to call after each row.
     """
     console = Console(stderr=True)
     has_bar = console.is_terminal and not console.is_dumb_terminal and not quiet
     bar = bars.Progress(
         bars.BarColumn(bar_width=None),
         bars.TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
-        bars.TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True, min_width=5)),
-        "left",
         console=console,
         transient=True,
         expand=True,
-        speed_estimate_period=_SPEED_SECONDS,
         disable=not has_bar,
     )
-    task = bar.add_task(f"{done:,} of {total:,} {noun}", total=total, completed=done)
-    began = said = time.monotonic()
-    n_new = 0
+    task = bar.add_task("", total=total, completed=done)
+    began, n_new, ended = time.monotonic(), 0, threading.Event()
 
-    def advance(status: str = "") -> None:
-        nonlocal n_new, said
+    def text() -> str:
+        seconds, n_left = time.monotonic() - began, total - done - n_new
+        left = measurement.seconds_left(n_new, n_left, seconds)
+        parts = (f"{done + n_new:,} of {total:,} {measurement.noun}", measurement.status())
+        return printable(", ".join([*filter(None, parts), f"{'?' if left is None else duration(left)} left"]))
+
+    def tick() -> None:
+        due = _FIRST_LOG_SECONDS
+        while not ended.wait(_TICK_SECONDS):
+            bar.update(task, completed=done + n_new, description=text())
+            if not (has_bar or quiet) and time.monotonic() - began >= due:
+                due += _LOG_SECONDS
+                print(text(), file=sys.stderr, flush=True)
+
+    def advance() -> None:
+        nonlocal n_new
         n_new += 1
-        counts = printable(f"{done + n_new:,} of {total:,} {noun}" + (f", {status}" if status else ""))
-        bar.update(task, advance=1, description=counts)
-        now, n_left = time.monotonic(), total - done - n_new
-        if not (has_bar or quiet) and (now - said >= _LOG_SECONDS or not n_left):
-            said = now
-            left = duration((now - began) / n_new * n_left)
-            print(f"{counts}, {left} left", file=sys.stderr, flush=True)
 
+    ticker = threading.Thread(target=tick, daemon=True)
     with bar:
-        yield advance
+        bar.update(task, description=text())
+        ticker.start()
+        try:
+            yield advance
+        finally:
+            ended.set()
+            ticker.join()
+            if not (has_bar or quiet) and n_new:
+                print(text(), file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:

@@ -17,6 +17,7 @@ import pytest
 
 from mink_local import load_model
 from mink_local.errors import GenerationError, ModelError, ReportError
+from mink_local.evals import measurement as module
 from mink_local.evals.coverage.measure import Walks
 from mink_local.evals.measurement import (
     Measurement,
@@ -28,6 +29,7 @@ from mink_local.evals.report.report import Report
 from mink_local.evals.settings import sweep
 from mink_local.evals.store import ROWS, Store
 from mink_local.samplers import SAMPLERS
+from tests.support.http import until
 
 
 class Square(msgspec.Struct, frozen=True):
@@ -71,8 +73,8 @@ class Squares(Measurement[Square]):
         total = pd.DataFrame({"sum": [results.frame["square"].sum()]})
         return Report("squares", "Squares", [], [], [], ["all are squares"], frames={"total": total})
 
-    def status(self, row: Square) -> str:
-        return f"last {row.square}"
+    def status(self) -> str:
+        return f"last {self.measured[-1] if self.measured else 0}"
 
 
 def test_only_what_is_missing_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,10 +82,10 @@ def test_only_what_is_missing_is_measured(tmp_path: Path, capsys: pytest.Capture
         squares = Squares(n)
         carry_out(squares, tmp_path)
         assert squares.measured == measured
-    assert json.loads((tmp_path / "squares.json").read_text()) == {"total": [{"sum": 30}]}  # of all it holds
+    assert json.loads((tmp_path / "squares.json").read_text())["total"] == [{"sum": 30}]  # of all it holds
     out, err = capsys.readouterr()
     assert out.count("all are squares") == 3
-    assert "5 of 5 numbers, last 16" in err
+    assert "5 of 5 numbers, last 4" in err
     carry_out(Squares(6), tmp_path, quiet=True)
     assert capsys.readouterr().err == ""
 
@@ -114,33 +116,41 @@ def test_an_error_keeps_what_was_measured(tmp_path: Path, capsys: pytest.Capture
             _ = Results(folder, Squares).rows
 
 
+class Shown(Squares):
+    """What the progress shows beside the number of rows."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(0)
+        self.text = text
+
+    def status(self) -> str:
+        return self.text
+
+
 def test_the_progress_shows_texts_as_they_are(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither markup nor what a terminal obeys works: a question's id is whatever its author wrote."""
     for terminal in ("", "1"):
         monkeypatch.setenv("FORCE_COLOR", terminal)
-        with progress("texts", 2) as advance:
-            advance("")
-            advance("[/x] [red] :smile: \x1b[2J")
+        with progress(Shown("[/x] [red] :smile: \x1b[2J"), 2) as advance:
+            advance()
+            time.sleep(0.7)
         shown = capsys.readouterr().err
         assert "[/x] [red] :smile: ␛[2J" in shown
         assert "\x1b[2J" not in shown
 
 
-def test_a_log_has_a_line_every_half_minute_and_at_the_end(
+def test_a_log_has_a_sign_of_life_before_the_first_row_and_one_at_the_end(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with progress("texts", 10, done=4) as advance:
-        for seconds in (10, 20, 31, 40, 50, 5500):
-            now[0] = seconds
-            advance("42%")
-    assert capsys.readouterr().err.splitlines() == [
-        "7 of 10 texts, 42%, 0:00:31 left",
-        "10 of 10 texts, 42%, 0:00:00 left",
-    ]
+    monkeypatch.setattr(module, "_FIRST_LOG_SECONDS", 0.1)
+    monkeypatch.setattr(module, "_TICK_SECONDS", 0.01)
+    with progress(Shown("42%"), 10, done=4) as advance:
+        until(lambda: "4 of 10 numbers, 42%, ? left" in capsys.readouterr().err)
+        for _ in range(6):
+            advance()
+    assert capsys.readouterr().err.splitlines()[-1] == "10 of 10 numbers, 42%, 0:00:00 left"
 
 
 def test_a_terminal_has_a_bar_with_the_log_above(
@@ -150,11 +160,12 @@ def test_a_terminal_has_a_bar_with_the_log_above(
         monkeypatch.setenv(name, value)
     assert logging.lastResort
     monkeypatch.setattr(logging.getLogger(), "handlers", [logging.lastResort])  # as `cli.run` does
-    with progress("texts", 2000, done=1998) as advance:
-        advance("42%")
+    with progress(Shown("42%"), 2000, done=1998) as advance:
+        advance()
         logging.getLogger("mink_local").warning("beware")
+        time.sleep(0.7)
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
-    assert "1,999 of 2,000 texts, 42%" in shown
+    assert "1,999 of 2,000 numbers, 42%" in shown
     assert "beware\n" in shown.replace("\r", "")
 
 

@@ -164,9 +164,6 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
                     coverage=float(distinct[i]) / most,
                 )
 
-    def status(self, row: Coverage) -> str:
-        return f"{row.prompt}: {row.n_nodes} nodes"
-
     @staticmethod
     def report(results: Results) -> Report:
         found, n_prompts, n_left_out = means(results.frame)

@@ -19,6 +19,7 @@ from mink_local.errors import RunError
 from mink_local.evals.answering import NO_TEMPLATE, Answerer, FileAnswerer, Session
 from mink_local.evals.inputs import file_sha256
 from mink_local.evals.measurement import Measurement, Results, duration
+from mink_local.evals.run.pace import Pace
 from mink_local.evals.run.questions import AskedTask, ask, locate
 from mink_local.evals.run.records import (
     QUESTIONS,
@@ -35,6 +36,7 @@ from mink_local.evals.run.records import (
 from mink_local.evals.run.workers import Cluster, Worker
 from mink_local.evals.stats import what_can_be_found
 from mink_local.evals.store import Rows, Store, to_line
+from mink_local.evals.tables import count
 from mink_local.evals.tasks.base import Task
 from mink_local.evals.tasks.own import OwnTask
 from mink_local.models import trust
@@ -152,7 +154,9 @@ class Run(Measurement[Response]):
             "models": {model.name: _model_settings(model) for model in models},
             "tasks": {name: _task_settings(asked, files[name]) for name, asked in self._tasks.items()},
         }
-        self._n_tokens = self._n_new = 0
+        self._most = max(asked.max_tokens for asked in self._tasks.values())
+        self._pace, self._n_new, self._n_tokens = Pace(), 0, 0
+        self._lost: list[int] = []
         self._began = time.monotonic()
 
     def upgrade(self, manifest: dict[str, Any]) -> None:
@@ -212,9 +216,17 @@ class Run(Measurement[Response]):
                     return
                 for found in self._answering.answer(left):
                     if isinstance(found, Response):
+                        self._note(found)
                         yield found
                     else:
                         self._begin_session(model.name, found, store)
+                        self._pace = Pace()
+
+    def _note(self, response: Response) -> None:
+        """Count a response."""
+        self._n_new += 1
+        self._n_tokens += response.n_tokens
+        self._pace.finished.append(response.n_tokens)
 
     def _answerer(self, model: "ModelFile | AddressAnswerer") -> Answerer:
         if not isinstance(model, ModelFile):
@@ -237,13 +249,27 @@ class Run(Measurement[Response]):
 
     def interrupt(self) -> None:
         super().interrupt()
+        self._lost = self._unfinished()
         if self._answering:
             self._answering.interrupt()
 
-    def status(self, row: Response) -> str:
-        self._n_new += 1
-        self._n_tokens += row.n_tokens
-        return f"{self._n_tokens / self._seconds:.0f} tokens/s"
+    def _unfinished(self) -> list[int]:
+        return self._answering.unfinished() if self._answering else []
+
+    def status(self) -> str:
+        unfinished = self._unfinished()
+        n_tokens = self._n_tokens + sum(unfinished)
+        return f"{count(n_tokens, 'token')}, {self._pace.speed(unfinished):.0f} tokens/s"
+
+    def seconds_left(self, n_new: int, n_left: int, seconds: float) -> float | None:  # noqa: ARG002
+        return self._pace.seconds_left(self._unfinished(), n_left, self._most)
+
+    @property
+    def lost(self) -> str:
+        if not self._lost:
+            return ""
+        n = count(len(self._lost), "unfinished response")
+        return f"Lost: {n} with {count(sum(self._lost), 'token')}; a smaller --parallel N loses less."
 
     @property
     def _seconds(self) -> float:
@@ -253,14 +279,15 @@ class Run(Measurement[Response]):
         """Say what was measured; `mink-eval report` reports on it."""
         n_empty = sum(row.finish_reason == "overflow" for row in results.rows.by_key.values())
         if n_empty:
-            print(f"{n_empty} responses are empty and count as wrong: the prompt did not fit.")
+            print(f"{count(n_empty, 'prompt')} did not fit: the empty responses count as wrong.")
         if self._n_new:
             speed = f"{self._n_tokens / self._seconds:.1f} tokens/s"
             took = f"{duration(self._seconds)} ({speed})"
-            print(f"{self._n_new:,} responses with a total of {self._n_tokens:,} tokens in {took}.")
+            print(f"{count(self._n_new, 'response')}, {count(self._n_tokens, 'token')} in {took}.")
         folder = str(results.folder)
         quoted = list2cmdline([folder]) if os.name == "nt" else shlex.quote(folder)
-        print(f"All {len(self._wanted):,} responses are in {folder}. Next: mink-eval report {quoted}")
+        there = count(len(self._wanted), "response")
+        print(f"{there} in {folder}, none missing. Next: mink-eval report {quoted}")
 
     @staticmethod
     def report(results: Results) -> "Report":

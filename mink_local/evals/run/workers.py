@@ -73,6 +73,10 @@ class Worker:
                 for answer in answers:
                     yield self._response(members[answer.index], answer)
 
+    def unfinished(self) -> list[int]:
+        """Return the lengths so far of the responses that are being generated; see `Answerer`."""
+        return self._answerer.unfinished()
+
     def interrupt(self) -> None:
         """Make `answer` end soon; may be called from a signal handler."""
         self._interrupted = True
@@ -171,6 +175,10 @@ class Cluster:
                 found = self._receive(responses, *self._busy.pop(responses))
                 if found:
                     yield found
+
+    def unfinished(self) -> list[int]:
+        """Return nothing: other processes do not say."""
+        return []
 
     def interrupt(self) -> None:
         """Make `answer` end soon; may be called from a signal handler."""

@@ -480,6 +480,9 @@ def test_a_judge_is_closed_when_it_has_judged(tmp_path: Path) -> None:
         def answers(self, _: Sequence[Request]) -> Generator[Answered, None, None]:
             raise JudgeError("no more")
 
+        def unfinished(self) -> list[int]:
+            return []
+
         def interrupt(self) -> None: ...
 
         def close(self) -> None:

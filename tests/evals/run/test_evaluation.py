@@ -46,7 +46,7 @@ def test_only_what_is_added_runs(tmp_path: Path, here: list[object], mink_eval: 
         (["--limit", 2, "--temp", 2, "--repeats", 3], 6),
     ]
     for options, n_new in steps:
-        assert f"{n_new} responses with" in mink_eval.run(*here, "-n", 4, "--out", out, *options).stdout
+        assert f"{n_new} responses, " in mink_eval.run(*here, "-n", 4, "--out", out, *options).stdout
     records = list(read_responses(out))
     assert Counter((r.sampler, r.temperature, r.repeat) for r in records) == {
         ("min-k:tau=3", 1.0, 0): 5, ("greedy", 0.0, 0): 5, ("min-k:tau=3", 5.0, 0): 2,
@@ -110,7 +110,7 @@ def test_the_report_reads_the_run(tmp_path: Path, here: list[object], mink_eval:
     assert "gsm8k with tiny" in report.stdout
     assert "12 questions" in report.stdout
     assert (tmp_path / "run" / "report" / "report.html").exists()
-    assert "All 36 responses" in mink_eval.run(*command).stdout  # the report's files do no harm
+    assert "36 responses in" in mink_eval.run(*command).stdout  # the report's files do no harm
 
 
 def test_thoughts_end_at_their_budget(tmp_path: Path, tiny: Callable[..., Path], mink_eval: MinkEval) -> None:
@@ -135,7 +135,7 @@ def test_a_prompt_that_does_not_fit_is_recorded_and_the_run_continues(
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = ["--model", tiny_path, "--data", data, "-n", 8, "--ctx", 256, "--parallel", 2]
     finished = mink_eval.run(*command, "-o", tmp_path / "run")
-    assert "2 responses are empty" in finished.stdout
+    assert "2 prompts did not fit" in finished.stdout
     by_id = {record.question_id: record for record in read_responses(tmp_path / "run")}
     assert [by_id[i].finish_reason for i in "012"] == ["length", "overflow", "length"]
     assert (by_id["1"].response, by_id["1"].n_tokens) == ("", 0)
@@ -184,10 +184,10 @@ def test_questions_are_added_to_a_file_and_changed_ones_are_named(
 
     for data in (False, True):
         ask(1, 2, data=data).succeeded()
-        assert "1 responses with" in ask(1, 2, 3, data=data).succeeded().stdout
+        assert "1 response, " in ask(1, 2, 3, data=data).succeeded().stdout
         ask(1, 7, 8, data=data).refused(1, "questions 1, 2 of")
         ask(1, 7, 3, data=data).refused(1, "question 1 of")
-        assert "All 3" in ask(1, 2, 3, data=data).succeeded().stdout
+        assert "3 responses in" in ask(1, 2, 3, data=data).succeeded().stdout
     assert len(responses(out)) == 6
 
 
