@@ -111,9 +111,9 @@ class Decoding:
             self.answer.prompt_logprobs, self.answer.prompt_top_logprobs = [None], [()]
 
     @property
-    def has_begun(self) -> bool:
-        """Whether the answer has a slot, or had one."""
-        return self._began > 0
+    def began(self) -> float:
+        """When the answer got a slot, as `time.perf_counter`; 0 before that."""
+        return self._began
 
     @property
     def n_prompt_outputs(self) -> int:

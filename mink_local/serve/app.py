@@ -33,6 +33,7 @@ from mink_local.models.placement import PlacementOptions
 from mink_local.samplers import Sampler
 from mink_local.serve import request_log
 from mink_local.serve.endpoints.playground import playground
+from mink_local.serve.endpoints.state import as_text
 from mink_local.serve.errors import ApiError
 from mink_local.serve.guard import (
     EXCEPTION_HANDLERS,
@@ -44,11 +45,12 @@ from mink_local.serve.guard import (
     while_connected,
 )
 from mink_local.serve.history import SIZE
+from mink_local.serve.keys import Keys, Reload
+from mink_local.serve.metrics import Metrics
 from mink_local.serve.request.parsing import naming, parse
 from mink_local.serve.request.presets import Preset, Presets
-from mink_local.serve.service import Metrics, Service
+from mink_local.serve.service import Service
 from mink_local.serve.table import ENDPOINTS, Endpoint, openapi
-from mink_local.version import __version__
 
 N_OUTPUTS = 64  # logits rows of a batch: with `echo` and `logprobs` a prompt needs one for each of its tokens
 
@@ -129,7 +131,8 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         reason = (error.strerror or str(error)).partition(" (while")[0]  # which repeats the address
         raise MinkError(
-            f"cannot listen on {host}, port {port}: {reason}: choose another with --port"
+            f"cannot listen on {host}, port {port}: {reason}: choose another with "
+            f"{'--host' if isinstance(error, socket.gaierror) else '--port'}"
         ) from None
 
 
@@ -148,12 +151,13 @@ def serve(
     parallel: int,
     max_tokens: int | None,
     queue: int,
+    key_slots: int | None,
     kv_type: str,
     chat_template: str | None,
     template_kwargs: Mapping[str, Any] | None,
-    keys: Sequence[str],
-    hosts: Sequence[str],
-    origins: Sequence[str],
+    keys: Keys,
+    allowed_host: Sequence[str],
+    allowed_origin: Sequence[str],
     drain: float,
     watchdog: float,
     no_history: bool,
@@ -169,8 +173,16 @@ def serve(
         MinkError: The model cannot be loaded, or its engine has ended.
     """
     request_log.set_up(log_format)
-    guarded = partial(Guard, hosts=AllowedHosts(host, hosts), origins=origins, keys=keys)
-    with refusing(bound, guarded(refuse)):
+    metrics = Metrics()
+    guarded = partial(
+        Guard,
+        hosts=AllowedHosts(host, allowed_host),
+        origins=allowed_origin,
+        keys=keys,
+        on_response=lambda path, status: metrics.responses.labels(route_of(path), status).inc(),
+    )
+    request_log.say(f"loading {model}")
+    with refusing(bound, guarded(partial(refuse, metrics))):
         loaded = load_model(
             model,
             n_ctx=ctx,
@@ -185,20 +197,17 @@ def serve(
         _warm_up(loaded, sampler)
     name = alias or model_id(model, loaded.name)
     default = Preset(sampler, temp, name, is_fixed=ignore_client_sampling)
-    metrics = Metrics({"model": name, "version": __version__})
     service = Service(
         loaded,
         Presets(default, presets, any_model=any_model),
         metrics,
         max_waiting=queue,
+        key_slots=key_slots,
         max_tokens=max_tokens,
         stall_seconds=watchdog,
         n_kept=0 if no_history else SIZE,
     )
-    app = guarded(
-        make_app(service), on_response=lambda path, status: metrics.count_response(route_of(path), status)
-    )
-    server = _Server(app, service, drain, _welcome(service, bound, has_key=bool(keys)))
+    server = _Server(guarded(make_app(service)), service, keys, drain, _ready(service, bound))
     gc.freeze()  # without this a full collection takes 70 ms, in which no client gets a token
     server.run(sockets=[bound])
     if service.failure is not None:
@@ -219,8 +228,11 @@ def refusing(bound: socket.socket, app: Guard) -> Iterator[None]:
         thread.join()
 
 
-async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+async def refuse(metrics: Metrics, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer any request while the model is being loaded."""
+    if scope["path"] == "/metrics":
+        await as_text(metrics)(scope, receive, send)
+        return
     error = ApiError(
         503,
         "the model is being loaded: try again soon",
@@ -241,29 +253,34 @@ def _warm_up(model: Model, sampler: Sampler) -> None:
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that prints a text when it is ready, drains, and ends with status 0.
+    """A uvicorn server that says when it is ready, drains, and ends with status 0.
 
     Args:
         app: The application.
         service: Its service.
+        keys: Its keys, which SIGHUP has read again.
         drain: Time for running answers to end, in seconds.
-        welcome: The text.
+        ready: What it says.
     """
 
-    def __init__(self, app: Guard, service: Service, drain: float, welcome: str) -> None:
+    def __init__(
+        self, app: Guard, service: Service, keys: Keys, drain: float, ready: Mapping[str, object]
+    ) -> None:
         # The seconds are for clients to read the end of their answers.
         super().__init__(uvicorn.Config(app, **UVICORN, timeout_graceful_shutdown=5, lifespan="on"))
         self._service = service
         self._drain = drain
-        self._welcome = welcome
+        self._ready = ready
         self._drained_at = math.inf
+        self._reload = Reload(keys, self.stop)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            print(self._welcome, file=sys.stderr, flush=True)
+            request_log.say("ready: press Ctrl-C to stop the server", **self._ready)
 
     async def on_tick(self, counter: int) -> bool:
+        self._reload.look()
         service = self._service
         is_drained = service.is_draining and service.n_present == 0
         is_over = is_drained or time.monotonic() >= self._drained_at or service.failure is not None
@@ -275,7 +292,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        with on_interrupt(self.stop, terminate=True):
+        with on_interrupt(self.stop, terminate=True), self._reload.on_hang_up():
             yield
 
     def stop(self) -> None:
@@ -293,20 +310,19 @@ def model_id(given: str, file_name: str) -> str:
     return given if given in read_catalog() else file_name.removesuffix(".gguf")
 
 
-def _welcome(service: Service, bound: socket.socket, *, has_key: bool) -> str:
-    """Return the text that the program prints when it is ready."""
+def _ready(service: Service, bound: socket.socket) -> dict[str, object]:
+    """Return what the program says when it is ready."""
     host, port = bound.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     model = service.model
-    return (
-        f"{model.name} {model.placement}\n"
-        f"playground  {url}\n"
-        f"API         {url}/v1{', with an API key' if has_key else ''}\n"
-        f"models      {', '.join(service.presets.by_id)}\n"
-        f"context     {model.n_ctx} tokens for each of {model.n_parallel} answers at a time"
-        f"{_cache_size(model)}\n"
-        "Press Ctrl-C to stop the server."
-    )
+    return {
+        "model": f"{model.name} {model.placement}",
+        "playground": url,
+        "API": f"{url}/v1",
+        "models": ", ".join(service.presets.by_id),
+        "context": f"{model.n_ctx} tokens for each of {model.n_parallel} answers at a time"
+        + _cache_size(model),
+    }
 
 
 def _cache_size(model: Model) -> str:

@@ -1,4 +1,4 @@
-"""`mink-serve`: a GGUF model for every program that speaks OpenAI's protocol."""
+"""`mink-serve`: a GGUF model for every program that speaks OpenAI's protocol or Anthropic's."""
 
 import re
 from collections.abc import Sequence
@@ -9,7 +9,9 @@ from typing import Any
 import click
 
 from mink_local.cli import FiniteFloat, WholeNumber, command_line_text, run
+from mink_local.errors import MinkError
 from mink_local.models.options import (
+    SamplerType,
     chat_template_option,
     ctx_option,
     kv_type_option,
@@ -33,14 +35,30 @@ Examples:
   mink-serve --host 0.0.0.0 --api-key-file keys.txt
 
 Clients send requests to http://127.0.0.1:8080/v1; browsers find the playground at http://127.0.0.1:8080.
-The model ids are the model's name and NAME:PRESET for each preset, so that clients that can only choose a
-model can choose a sampler and a temperature.
+The model ids are the model's name and NAME:PRESET for each preset, so that clients with only a model picker
+can still select a sampler and temperature.
+
+Every option can be set by the environment: MINK_SERVE_CTX for --ctx; several values are separated by spaces.
+SIGHUP has --api-key-file read again, without a restart.
 
 Exit status: 0 stopped, 1 failed, 2 wrong usage.
 """
 
 
-@click.command(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+class EnvironmentCommand(click.Command):
+    """A command whose options can be set by environment variables too: `--ctx` by MINK_SERVE_CTX."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        for option in self.params:
+            if isinstance(option, click.Option) and not option.envvar and not option.is_eager:
+                name = max(option.opts, key=len).strip("-").replace("-", "_")
+                option.envvar = f"MINK_SERVE_{name.upper()}"
+
+
+@click.command(
+    cls=EnvironmentCommand, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @model_option
 @click.option(
     "--alias",
@@ -51,9 +69,14 @@ Exit status: 0 stopped, 1 failed, 2 wrong usage.
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
-    "--port", type=WholeNumber(0, 65535), default=8080, show_default=True, help="Port; 0 picks a free port."
+    "--port",
+    type=WholeNumber(0, 65535),
+    default=8080,
+    show_default=True,
+    metavar="PORT",
+    help="Port; 0 picks a free port.",
 )
-@sampler_option.replace(help="Default sampler. One of {samplers}.")
+@sampler_option.replace(type=SamplerType(is_last=True), help="Default sampler. One of {samplers}.")
 @temp_option.replace(help="Temperature for requests that have none.")
 @click.option("--ignore-client-sampling", is_flag=True, help="Use --sampler and --temp for all requests.")
 @click.option(
@@ -63,6 +86,7 @@ Exit status: 0 stopped, 1 failed, 2 wrong usage.
     metavar="NAME=SAMPLER@TEMP",
     help="Add a model id NAME:PRESET with its own sampler and temperature; repeatable.",
 )
+@click.option("--no-presets", is_flag=True, help="Offer no model ids but the model's and those of --preset.")
 @click.option("--any-model", is_flag=True, help="Accept unknown model ids.")
 @ctx_option
 @parallel_option.replace(type=WholeNumber(1, 256), default=4)
@@ -75,6 +99,12 @@ Exit status: 0 stopped, 1 failed, 2 wrong usage.
     metavar="N",
     help="Answers that may wait for a slot; more are refused with status 429.",
 )
+@click.option(
+    "--key-slots",
+    type=WholeNumber(min=1),
+    metavar="N",
+    help="Slots that one API key (or without keys, one address) may use while others wait.",
+)
 @placement_options
 @kv_type_option
 @chat_template_option.replace("chat_template")
@@ -84,25 +114,24 @@ Exit status: 0 stopped, 1 failed, 2 wrong usage.
     "keys",
     multiple=True,
     envvar="MINK_API_KEY",
-    metavar="KEY",
-    help="Require this API key; repeatable.",
+    show_envvar=True,
+    metavar="[NAME:]KEY",
+    help="Require this API key; repeatable. The name is logged, never the key.",
 )
 @click.option(
     "--api-key-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Require one of the API keys in a file, one a line.",
+    help="Require one of the API keys in a file, one [NAME:]KEY a line; # begins a comment.",
 )
 @click.option(
     "--allowed-host",
-    "hosts",
     multiple=True,
     metavar="NAME",
     help="Host name that clients may use for the server; repeatable.",
 )
 @click.option(
     "--allowed-origin",
-    "origins",
     multiple=True,
     metavar="URL",
     help="Origin of web pages that may use the server, such as https://example.com; repeatable.",
@@ -113,7 +142,7 @@ Exit status: 0 stopped, 1 failed, 2 wrong usage.
     default=30.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long running answers may take to end after Ctrl-C or SIGTERM.",
+    help="How long to let running answers finish after Ctrl-C or SIGTERM.",
 )
 @click.option(
     "--watchdog",
@@ -126,14 +155,14 @@ Exit status: 0 stopped, 1 failed, 2 wrong usage.
 @click.option(
     "--no-history",
     is_flag=True,
-    help="Do not keep the last 100 requests in memory; the playground shows them by their ids.",
+    help="Don't keep the last 100 requests in memory (the playground can show them by id).",
 )
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="Form of the log on standard error, which has a line for each request.",
+    help="Log format; one line per request on standard error.",
 )
 @click.option("--log-llama", is_flag=True, help="Show llama.cpp's messages too.")
 @click.version_option(__version__, prog_name=PROGRAM)
@@ -143,11 +172,12 @@ def cli(
     port: int,
     keys: Sequence[str],
     preset_texts: Sequence[str],
+    no_presets: bool,
     **options: Any,
 ) -> None:
-    """Serve a GGUF model to programs that speak OpenAI's protocol, with Min-k at any temperature.
+    """Serve a GGUF model over OpenAI's protocol and Anthropic's, with Min-k at any temperature.
 
-    Only this machine can reach the server; other addresses (--host) require an API key.
+    By default only this machine can connect; to listen elsewhere (--host), set an API key.
     """
     if any(
         find_spec(package) is None for package in ("uvicorn", "starlette", "msgspec", "prometheus_client")
@@ -155,30 +185,37 @@ def cli(
         raise click.UsageError(
             'the server needs more packages: type  python -m pip install "mink-local[serve]"'
         )
+    from mink_local.serve import request_log
     from mink_local.serve.app import listen, serve
     from mink_local.serve.guard import check_start
+    from mink_local.serve.keys import Keys
     from mink_local.serve.request.presets import BUILT_IN, Preset
 
-    presets = dict(BUILT_IN)
+    presets = {} if no_presets else dict(BUILT_IN)
     for text in preset_texts:
-        name, _, preset = text.partition("=")
+        name, is_given, preset = text.partition("=")
+        if not is_given:
+            raise click.UsageError(f"--preset {text}: write NAME=SAMPLER@TEMP.")
         try:
             presets[name] = Preset.parse(preset)
         except ValueError as error:
             raise click.UsageError(f"--preset {text}: {error}.") from None
         if not re.fullmatch(r"[\w.-]+", name):
             raise click.UsageError(f"--preset {text}: use letters, digits, dots, - and _ in its name.")
-    if api_key_file is not None:
-        try:
-            lines = api_key_file.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise click.UsageError(f"--api-key-file {api_key_file} cannot be read: {error}.") from None
-        keys = [*keys, *filter(None, map(str.strip, lines))]
-        if not keys:
-            raise click.UsageError(f"--api-key-file {api_key_file}: the file has no key.")
-    check_start(host, keys)
-    with listen(host, port) as socket:  # before the model is loaded: a port in use is reported at once
-        serve(socket, host=host, keys=keys, presets=presets, **options)
+    try:
+        api_keys = Keys(keys, api_key_file)
+        host = host.strip("[]")
+        check_start(host, has_keys=bool(api_keys))
+        with listen(
+            host.strip("[]"), port
+        ) as socket:  # before the model is loaded: a port in use is reported
+            serve(socket, host=host, keys=api_keys, presets=presets, **options)
+    except MinkError as error:
+        if options["log_format"] != "json":
+            raise
+        request_log.set_up("json")
+        request_log.log.error("%s", error)
+        raise SystemExit(1) from None
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from mink_local.generation.answer import Answer, Piece
+from mink_local.generation.decoding import Decoding
 from mink_local.generation.engine_thread import Event
 from mink_local.generation.request import Request
 from mink_local.llama.constants import RANDOM_SEED
@@ -19,6 +20,7 @@ from mink_local.serve import request_log
 from mink_local.serve.bodies import Timings, TokenUsage
 from mink_local.serve.builder import ResponseBuilder, ResponseHead
 from mink_local.serve.errors import ApiError
+from mink_local.serve.metrics import Metrics
 from mink_local.serve.request.chat import ChatRequest, CompletionRequest
 from mink_local.serve.request.engine_requests import engine_requests, usage_of
 from mink_local.serve.request.parsing import naming
@@ -31,51 +33,78 @@ _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 class Clock:
-    """Times the tokens of one response, for its `timings` and the server's metrics."""
+    """Times the tokens of one response, for its `timings` and the server's metrics.
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._started = self._end = time.perf_counter()
+    Args:
+        metrics: The server's numbers.
+        model: The model id that was asked for.
+        client: The name of who asks; "" if keys have none.
+    """
+
+    def __init__(self, metrics: Metrics, model: str, client: str) -> None:
+        self._metrics = metrics
+        self._model = model
+        self._who = (model, client)
+        self._started = self._end = self._slot = time.perf_counter()
         self._first: float | None = None  # when the first token came
         self._last: dict[Answer, float] = {}
+        self._prompts: set[int] = set()  # those that were counted
 
-    def note(self, answer: Answer, piece: Piece) -> None:
+    def note(self, decoding: Decoding, piece: Piece) -> None:
         """Count a piece's token."""
         self._end = now = time.perf_counter()
-        metrics = self._service.metrics
-        if piece.token is not None:
-            metrics.generated_tokens.inc()
-            if answer in self._last:
-                metrics.token_seconds.observe(now - self._last[answer])
-            else:
-                metrics.first_token_seconds.observe(now - self._started)
-                metrics.prompt_tokens.inc(answer.prompt_tokens)
-                metrics.cached_tokens.inc(answer.prompt_tokens - answer.evaluated_tokens)
-            self._last[answer] = now
-            self._first = self._first or now
-        if piece.finish_reason is not None:
-            self._service.finished(answer.seconds)
+        metrics, answer = self._metrics, decoding.answer
+        if piece.token is None:
+            return
+        metrics.generated_tokens.labels(*self._who).inc()
+        if answer in self._last:
+            metrics.token_seconds.labels(self._model).observe(now - self._last[answer])
+        else:
+            metrics.queue_seconds.labels(self._model).observe(decoding.began - self._started)
+            metrics.first_token_seconds.labels(self._model).observe(now - self._started)
+            self._count_prompt(answer)
+        self._last[answer] = now
+        if self._first is None:
+            self._first, self._slot = now, decoding.began
+
+    def _count_prompt(self, answer: Answer) -> None:
+        """Count a prompt once, however many answers it has."""
+        if id(answer.request.prompt) not in self._prompts:
+            self._prompts.add(id(answer.request.prompt))
+            self._metrics.prompt_tokens.labels(*self._who).inc(answer.prompt_tokens)
+            self._metrics.cached_tokens.labels(*self._who).inc(answer.prompt_tokens - answer.evaluated_tokens)
 
     @property
     def first_token_seconds(self) -> float | None:
         """Time from the request to its first token, in seconds; None if it has none."""
         return None if self._first is None else round(self._first - self._started, 3)
 
+    @property
+    def queue_seconds(self) -> float:
+        """Time from the request to its first slot, in seconds."""
+        return round(self._slot - self._started, 3)
+
     def timings(self, usage: TokenUsage) -> Timings:
-        """Return tokens and milliseconds with llama-server's names."""
+        """Return tokens and milliseconds with llama-server's names, without the time in the queue."""
         first = self._first or self._end
-        prompt_ms, predicted_ms = 1000 * (first - self._started), 1000 * (self._end - first)
+        prompt_ms, predicted_ms = 1000 * (first - self._slot), 1000 * (self._end - first)
         n_cached = usage.prompt_tokens_details.cached_tokens
         n_evaluated = usage.prompt_tokens - n_cached
+        n_intervals = usage.completion_tokens - len(self._last)  # between the tokens of an answer
         return Timings(
             cache_n=n_cached,
             prompt_n=n_evaluated,
             prompt_ms=round(prompt_ms, 3),
-            prompt_per_second=round(1000 * n_evaluated / max(prompt_ms, 1e-3), 2),
+            prompt_per_second=_rate(n_evaluated, prompt_ms),
             predicted_n=usage.completion_tokens,
             predicted_ms=round(predicted_ms, 3),
-            predicted_per_second=round(1000 * usage.completion_tokens / max(predicted_ms, 1e-3), 2),
+            predicted_per_second=_rate(n_intervals, predicted_ms),
         )
+
+
+def _rate(n: int, milliseconds: float) -> float:
+    """Return a number per second; 0 if there is nothing to measure."""
+    return round(1000 * n / milliseconds, 2) if n > 0 and milliseconds > 0 else 0.0
 
 
 class Exchange:
@@ -103,7 +132,7 @@ class Exchange:
         params, ignored = sampling_params(request, preset, service.model, service.max_tokens)
         request_log.note(model=preset.model_id, sampler=str(params.sampler), temperature=params.temperature)
         self._headers = {"x-mink-ignored": ",".join(ignored)} if ignored else {}
-        self._clock = Clock(service)
+        self._clock = Clock(service.metrics, preset.model_id, request_log.key_name())
         self._head = ResponseHead(
             request_log.request_id(), int(time.time()), preset.model_id, service.fingerprint, params
         )
@@ -118,7 +147,7 @@ class Exchange:
         prompts = partial(engine_requests, model, request, self._head.params)
         requests = partial(_with_seeds, prompts, request.n or 1)
         with naming(request.sources):
-            events = await self._service.begin(request.n_answers, requests)
+            events = await self._service.begin(request.n_answers, requests, request_log.client())
         close = partial(self._close, events)
         builder = self._make_builder(model, request, self._head, events.answers)
         if request.stream:
@@ -131,7 +160,7 @@ class Exchange:
             return stream
         try:
             async for event in events:
-                self._add(event, builder)
+                self._add(event, events, builder)
             content = await self._service.off_loop(builder.whole, *self._numbers(builder))
         finally:
             close()
@@ -139,14 +168,19 @@ class Exchange:
 
     def _close(self, events: EventStream) -> None:
         """End the answers that are not finished; keep what was generated, and note it for the log."""
+        answers, engine = events.answers, self._service.model.engine
+        n_evaluated = sum(max(0, one.evaluated_tokens - engine.unevaluated(one)) for one in answers)
         self._service.cancel(events)
-        answers = events.answers
         self._service.history.add(self._head.request_id, self._head.model, answers)
+        reasons = {one.finish_reason or ("error" if events.has_failed else "left") for one in answers}
+        if "left" in reasons:
+            self._service.metrics.cancelled.labels(self._head.model, request_log.key_name()).inc()
         request_log.note(
             prompt_tokens=sum(answer.prompt_tokens for answer in answers),
-            evaluated_tokens=sum(answer.evaluated_tokens for answer in answers),
+            evaluated_tokens=n_evaluated,
             completion_tokens=sum(answer.n_tokens for answer in answers),
-            finish_reason=",".join(sorted({answer.finish_reason or "left" for answer in answers})),
+            finish_reason=",".join(sorted(reasons)),
+            queue_seconds=self._clock.queue_seconds,
             first_token_seconds=self._clock.first_token_seconds,
         )
 
@@ -161,12 +195,13 @@ class Exchange:
         try:
             while True:
                 try:
-                    event = await asyncio.wait_for(anext(events), KEEP_ALIVE_SECONDS)
+                    async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+                        event = await anext(events)
                 except TimeoutError:
-                    has_begun = any(decoding.has_begun for decoding in events.decodings)
+                    has_begun = any(decoding.began for decoding in events.decodings)
                     yield (b"" if has_begun else b": waiting\n\n") + builder.keep_alive()
                     continue
-                answer = self._add(event, builder)
+                answer = self._add(event, events, builder)
                 taken = (
                     await self._service.off_loop(builder.take, answer)
                     if builder.is_long
@@ -181,10 +216,12 @@ class Exchange:
         except ApiError as error:
             yield builder.fail(error)
 
-    def _add(self, event: Event, builder: ResponseBuilder) -> Answer:
+    def _add(self, event: Event, events: EventStream, builder: ResponseBuilder) -> Answer:
         """Add an event to its builder; return the answer."""
         answer, piece = event
-        self._clock.note(answer, piece)
+        self._clock.note(events.decoding(answer), piece)
+        if piece.finish_reason is not None:
+            self._service.finished(answer.seconds)
         if self._request.token_limit == 0:  # one token was sampled all the same
             piece = Piece()
             piece.finish_reason = "length"

@@ -4,17 +4,15 @@
     uvicorn.Config(app, **UVICORN)
 
 `Guard` is plain ASGI, because `BaseHTTPMiddleware` would hide from the endpoints that a client has left.
-docs/several-servers.md says what still needs a proxy in front, such as a limit on slow headers.
 """
 
 import asyncio
-import hashlib
-import hmac
 import ipaddress
 import logging
 import re
+import socket
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 import h11
@@ -30,13 +28,18 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from mink_local.errors import MinkError
 from mink_local.serve import request_log
 from mink_local.serve.errors import ApiError
+from mink_local.serve.keys import Keys
 
 T = TypeVar("T")
 
 log = logging.getLogger("mink_local")
 
 MAX_BODY = 4 << 20  # bytes
-MAX_DISCARDED = 64 << 20  # bytes of a body that is too large: a client that still sends does not read its 413
+MAX_DISCARDED = 64 << 20  # bytes read of a body that is too large: who is still sending reads no 413
+MAX_REQUESTS = 512  # in progress; most systems allow a process 1024 files
+MAX_IDLE = 256  # connections without a request in progress
+MAX_SILENT = 64  # of one address, connections that have not sent a request's head
+HEAD_SECONDS = 10.0
 BODY_SECONDS = 30.0
 WRITE_SECONDS = 60.0  # for a client to read a full buffer
 CLIENT_LEFT = 499  # nginx's status for a response that its client did not wait for
@@ -55,17 +58,20 @@ _HEADERS = {
 }
 
 
-def check_start(host: str, keys: Collection[str]) -> None:
-    """Refuse an address that others can reach without a key, and keys that protect nothing.
+def check_start(host: str, *, has_keys: bool) -> None:
+    """Refuse an address that others can reach without a key.
 
     Raises:
-        MinkError: The address or a key cannot be used.
+        MinkError: It is one, or cannot be resolved.
     """
-    if any(re.fullmatch(r"[!-~]+", key) is None for key in keys):
-        raise MinkError("an API key is empty, or has spaces or characters outside ASCII: choose another key")
-    address = _address(host)
-    is_local = host == "localhost" if address is None else address.is_loopback
-    if not keys and not is_local:
+    try:
+        found = socket.getaddrinfo(host or None, 0, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise MinkError(
+            f"--host {host}: {error.strerror}: use a name or an address of this machine"
+        ) from None
+    is_local = all(ipaddress.ip_address(address[0]).is_loopback for *_, address in found)
+    if not has_keys and not is_local:
         raise MinkError(
             f"other machines can reach {host or 'all addresses'}: give a key with --api-key, "
             "or listen on 127.0.0.1"
@@ -83,7 +89,7 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 class AllowedHosts:
     """Names and addresses by which clients may call the server; another name is a sign of DNS rebinding.
 
-    A server that listens on all addresses may be called by any address: only names can be rebound.
+    A server that listens on all addresses accepts any IP address: DNS rebinding needs a name.
 
     Args:
         bound: The name or address that the server listens on; empty for all addresses.
@@ -132,13 +138,14 @@ class Guard:
         *,
         hosts: AllowedHosts,
         origins: Iterable[str] = (),
-        keys: Iterable[str] = (),
+        keys: Keys | None = None,
         on_response: Callable[[str, int], None] = lambda *_: None,
     ) -> None:
         self._app = app
         self._hosts = hosts
-        self._origins = frozenset(origins)
-        self._keys = [_digest(key) for key in keys]
+        self._origins = frozenset(map(_origin, origins))
+        self._keys = keys or Keys()
+        self._n_requests = 0  # in progress
         self._on_response = on_response
         self._cors = CORSMiddleware(
             self._answer,
@@ -147,12 +154,16 @@ class Guard:
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
             expose_headers=["*"],
+            allow_private_network=True,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        # An absolute target is a proxy's; RFC 9112 has servers accept it.
+        path = re.sub(r"^https?://[^/]*", "", scope["path"]).removesuffix("/") or "/"
+        scope = {**scope, "path": path}
         status, began = CLIENT_LEFT, time.perf_counter()
         request_id = request_log.begin(Headers(scope=scope).get("x-request-id", ""))
 
@@ -166,22 +177,35 @@ class Guard:
                     sent.setdefault(name, value)
             await send(message)
 
+        self._n_requests += 1
         try:
-            await self._cors(scope, receive, send_with_headers)
+            await self._admit(scope, receive, send_with_headers)
         except Exception:  # Starlette has answered, unless it was in the middle of a response
-            log.exception("%s %r failed", scope["method"], scope["path"])
+            log.exception("%s %r failed", scope["method"], path)
         finally:
-            request_log.write(scope["method"], scope["path"], status, time.perf_counter() - began)
-            self._on_response(scope["path"], status)
+            self._n_requests -= 1
+            status = CLIENT_LEFT if request_log.has_left() else status
+            request_log.write(scope["method"], path, status, time.perf_counter() - began)
+            self._on_response(path, status)
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, preflights too, by an allowed name, while there are not too many."""
+        try:
+            check_host(Headers(scope=scope), self._hosts)
+            if self._n_requests > MAX_REQUESTS and scope["path"] not in request_log.POLLED:
+                raise _too_many()
+        except ApiError as error:
+            await error_response(error, scope["path"])(scope, receive, send)
+        else:
+            await self._cors(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a non-preflight request; pages whose origin is allowed may read errors too."""
         headers = Headers(scope=scope)
         try:
-            check_host(headers, self._hosts)
             check_origin(headers, self._origins)
-            if scope["path"] not in PUBLIC:
-                check_key(headers, self._keys)
+            name = "" if scope["path"] in PUBLIC else check_key(headers, self._keys)
+            request_log.set_client(name, address=(scope.get("client") or ("",))[0])
         except ApiError as error:
             await error_response(error, scope["path"])(scope, receive, send)
         else:
@@ -213,12 +237,25 @@ def check_origin(headers: Headers, origins: Collection[str]) -> None:
         )
 
 
-def check_key(headers: Headers, keys: Sequence[bytes]) -> None:
-    """Refuse a request without one of the keys, if there are any. Raises ApiError."""
+def _origin(text: str) -> str:
+    """Return an origin as browsers send it. Raises MinkError if a text is none."""
+    origin = text.rstrip("/").lower()
+    if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+        raise MinkError(f"{text!r} is not an origin: write it as in  https://example.com")
+    return origin
+
+
+def _too_many() -> ApiError:
+    message = f"the server has {MAX_REQUESTS} requests in progress: try again soon"
+    retry = {"retry-after": "1"}
+    return ApiError(503, message, code="too_many_requests", kind="unavailable_error", headers=retry)
+
+
+def check_key(headers: Headers, keys: Keys) -> str:
+    """Return the name of who has a request's key; "" without keys. Raises ApiError if nobody has it."""
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
-    given = _digest(bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", ""))
-    matches = [hmac.compare_digest(given, key) for key in keys]  # all, in constant time
-    if keys and not any(matches):
+    name = keys.name_of(bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", ""))
+    if keys and name is None:
         raise ApiError(
             401,
             "the API key is missing or wrong: send it as  Authorization: Bearer KEY",
@@ -226,11 +263,7 @@ def check_key(headers: Headers, keys: Sequence[bytes]) -> None:
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )
-
-
-def _digest(key: str) -> bytes:
-    """Return a hash, which has one length for keys of any length."""
-    return hashlib.sha256(key.encode()).digest()
+    return name or ""
 
 
 async def read_body(http: HttpRequest) -> bytes:
@@ -244,6 +277,9 @@ async def read_body(http: HttpRequest) -> bytes:
     content_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type not in ("", "application/json"):
         raise ApiError(415, "the body must be JSON: send the header Content-Type: application/json")
+    if (encoding := http.headers.get("content-encoding", "identity").strip().lower()) != "identity":
+        message = f"Content-Encoding: {encoding[:40]} is not supported: send the body as it is"
+        raise ApiError(415, message, headers={"Accept-Encoding": "identity"})
     parts, size = [], 0
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -283,7 +319,7 @@ async def _disconnected(receive: Receive) -> None:
 
 def error_response(error: ApiError, path: str = "") -> Response:
     """Return an error as a response with OpenAI's body, or Anthropic's, and note it for the log."""
-    request_log.note(error=str(error))
+    request_log.note(error=str(error), **({"code": error.code} if error.code else {}))
     body = error.as_anthropic() if _ANTHROPIC.fullmatch(path) else error.body()
     return JSONResponse(body, status_code=error.status, headers=error.headers)
 
@@ -302,10 +338,13 @@ async def _handle(request: HttpRequest, error: Exception) -> Response:
         headers = {"x-should-retry": "false"}  # of OpenAI's SDKs
         return error_response(ApiError(501, message, kind="not_supported_error", headers=headers), path)
     message = {
-        404: f"there is no {path!r}: see GET /v1/models and POST /v1/chat/completions",
+        404: f"there is no {path!r}: {_INSTEAD.get(path, 'see GET /openapi.json')}",
         405: f"{path} does not allow {request.method[:20]}: see the header Allow",
     }.get(error.status_code, error.detail)
     return error_response(ApiError(error.status_code, message, headers=error.headers), path)
+
+
+_INSTEAD = {"/infill": "send the text after the gap as suffix to /v1/completions"}
 
 
 EXCEPTION_HANDLERS: Mapping[Any, Callable[[HttpRequest, Exception], Awaitable[Response]]] = dict.fromkeys(
@@ -314,13 +353,59 @@ EXCEPTION_HANDLERS: Mapping[Any, Callable[[HttpRequest, Exception], Awaitable[Re
 
 
 class GuardedProtocol(H11Protocol):
-    """Notices clients that leave early or stop reading, which uvicorn's own protocol does not."""
+    """Notices clients that leave early, stop reading or send no request, which uvicorn's own does not.
+
+    While too many connections have no request in progress, the oldest is closed.
+    """
 
     _stalled: asyncio.TimerHandle | None = None
+    _silent: asyncio.TimerHandle | None = None  # while a request's head is awaited
+    _idle_since: float | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timer()
+        self._begin()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._begin()
+        elif self._silent is None and not self.transport.is_closing():  # the beginning of another head
+            self._await_head()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            self._rest()
+
+    def _await_head(self) -> None:
+        self._silent = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+        self._rest()
+
+    def _begin(self) -> None:
+        """Note that a request is in progress, or will never be."""
+        self._idle_since = None
+        if self._silent is not None:
+            self._silent.cancel()
+            self._silent = None
+
+    def _rest(self) -> None:
+        """Note that no request is in progress, and make room."""
+        self._idle_since = self.loop.time()
+        idle = [one for one in self.connections if isinstance(one, GuardedProtocol) and one._idle_since]
+        address = self.client and self.client[0]
+        silent = [one for one in idle if one._silent and (one.client and one.client[0]) == address]
+        for kind, most in ((silent, MAX_SILENT), (idle, MAX_IDLE)):
+            if len(kind) > most:
+                min(kind, key=lambda one: one._idle_since or 0).transport.abort()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing: Java's clients offer HTTP/2 with each request."""
 
     def handle_events(self) -> None:
         super().handle_events()
@@ -348,8 +433,7 @@ UVICORN: Mapping[str, Any] = {
     "http": GuardedProtocol,
     "ws": "none",
     "server_header": False,
-    "proxy_headers": False,  # the address of a client counts for nothing here
-    "limit_concurrency": 512,  # connections; most systems allow a process 1024 files
+    "proxy_headers": False,  # anybody can send them
     "h11_max_incomplete_event_size": 32 << 10,  # bytes of a request's head
     "timeout_keep_alive": 75,  # seconds; more than clients keep idle connections, so that they close first
     "log_config": None,

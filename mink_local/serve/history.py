@@ -33,8 +33,7 @@ class History:
 
     def add(self, request_id: str, model: str, answers: Sequence[Answer]) -> None:
         """Keep a request, and drop the oldest if there are too many."""
-        if kept := [answer for answer in answers[:_ANSWERS] if answer.tokens]:
-            self._records[request_id] = RequestRecord(model, int(time.time()), kept)
+        self._records[request_id] = RequestRecord(model, int(time.time()), answers[:_ANSWERS])
         if len(self._records) > self._size:
             del self._records[next(iter(self._records))]
 

@@ -1,16 +1,15 @@
-"""One line of log for each request: what it asked for, what it got, how long that took."""
+"""The log: a line for each request with what it asked for and got, and lines about the server itself."""
 
 import json
 import logging
 import re
 import secrets
+import sys
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
 from mink_local.cli import PrintableFormatter
-
-_POLLED = ("/health", "/ready", "/metrics", "/slots")  # every few seconds, by machines
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")  # of a client
 
@@ -18,6 +17,10 @@ _TEXT = "%(asctime)s %(levelname)s %(message)s"
 
 _fields: ContextVar[dict[str, object]] = ContextVar("fields")
 _request_id: ContextVar[str] = ContextVar("request_id", default="0")
+_client: ContextVar[str] = ContextVar("client", default="")
+
+POLLED = frozenset({"/health", "/ready", "/metrics", "/slots"})
+"""Paths that machines ask for every few seconds, however busy the server is."""
 
 log = logging.getLogger("mink_local.requests")
 
@@ -38,6 +41,15 @@ class _JsonFormatter(logging.Formatter):
         fields: dict[str, Any] = {"time": time, "level": record.levelname}
         fields |= getattr(record, "request", None) or {"message": super().format(record)}
         return json.dumps(fields)
+
+
+def say(message: str, **details: object) -> None:
+    """Say what happens to the server itself: with a line for each detail, or as one object."""
+    if any(isinstance(handler.formatter, _JsonFormatter) for handler in logging.root.handlers):
+        log.info(message, extra={"request": {"message": message, **details}})
+    else:
+        lines = [message, *(f"{name:<11} {value}" for name, value in details.items())]
+        print("\n".join(lines), file=sys.stderr, flush=True)
 
 
 def begin(client_id: str) -> str:
@@ -61,6 +73,28 @@ def request_id() -> str:
     return _request_id.get()
 
 
+def set_client(name: str, *, address: str) -> None:
+    """Say who sends the current request: the name of a key, or if there is none, an address."""
+    _client.set(name or address)
+    if name:
+        note(client=name)
+
+
+def client() -> str:
+    """Return who sends the current request."""
+    return _client.get()
+
+
+def key_name() -> str:
+    """Return the name of the current request's key; "" without keys."""
+    return str(_fields.get({}).get("client", ""))
+
+
+def has_left() -> bool:
+    """Return whether the client of the current request left before its answer's end."""
+    return "left" in str(_fields.get({}).get("finish_reason", "")).split(",")
+
+
 def note(**fields: object) -> None:
     """Add fields to the line of the current request, if there is one."""
     _fields.get({}).update(fields)
@@ -70,7 +104,7 @@ def write(method: str, path: str, status: int, seconds: float) -> None:
     """Write the line of a request that has ended."""
     details = {**_fields.get(), "seconds": round(seconds, 3), "id": f"req_{request_id()}"}
     words = " ".join(f"{name}={_plain(value)}" for name, value in details.items())
-    is_poll = path.removeprefix("/v1") in _POLLED and status < 400
+    is_poll = path in POLLED and (status < 400 or details.get("code") == "loading")
     log.log(
         logging.DEBUG if is_poll else logging.INFO,
         "%s",

@@ -6,11 +6,11 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import llama_cpp
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from mink_local.errors import MinkError
 from mink_local.generation.answer import Answer
@@ -21,8 +21,10 @@ from mink_local.generation.model import Model
 from mink_local.generation.request import Prompt, Request, is_token_ids
 from mink_local.llama.guide import tokenizer_of
 from mink_local.sandbox import ChildStartError
+from mink_local.serve.admission import Admission
 from mink_local.serve.errors import ApiError
 from mink_local.serve.history import SIZE, History
+from mink_local.serve.metrics import Metrics
 from mink_local.serve.request.presets import Presets
 from mink_local.version import __version__
 
@@ -32,8 +34,6 @@ _PREPARERS = 4  # threads that render and tokenize prompts; llama.cpp's own thre
 _WATCH_SECONDS = 0.5  # between two looks at the engine
 _END_SECONDS = 10.0  # for the running batch to end when the server stops
 _USUAL_SECONDS = 5.0  # an answer's time before one is finished
-_FIRST_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 log = logging.getLogger("mink_local")
 
@@ -42,11 +42,21 @@ class EventStream:
     """The events of one client's answers: an asynchronous iterator that ends with the last answer.
 
     It raises ApiError if an answer or the engine fails.
+
+    Args:
+        decodings: The answers.
+        client: Who has asked for them.
+
+    Attributes:
+        has_failed: Whether it has raised.
     """
 
-    def __init__(self, decodings: Sequence[Decoding]) -> None:
+    def __init__(self, decodings: Sequence[Decoding], client: str) -> None:
         self.decodings = decodings
+        self.client = client
+        self.has_failed = False
         self._open = len(decodings)
+        self._by_answer = {decoding.answer: decoding for decoding in decodings}
         self._arrived: Events[Event | ApiError] = Events()
 
     @property
@@ -59,6 +69,10 @@ class EventStream:
         """Those that have not ended."""
         return [answer for answer in self.answers if answer.finish_reason is None]
 
+    def decoding(self, answer: Answer) -> Decoding:
+        """Return an answer as the engine has it."""
+        return self._by_answer[answer]
+
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
 
@@ -67,10 +81,12 @@ class EventStream:
             raise StopAsyncIteration
         event = await self._arrived.wait()
         if isinstance(event, ApiError):
+            self.has_failed = True
             raise event
         answer, piece = event
         self._open -= piece.finish_reason is not None
         if piece.finish_reason in ("error", "interrupted"):
+            self.has_failed = True
             raise _error(answer)
         return event
 
@@ -96,46 +112,8 @@ def _down(reason: str) -> ApiError:
 
 
 def _stopping() -> ApiError:
-    return ApiError(503, "the server is stopping", kind="unavailable_error", code="stopping")
-
-
-class Metrics:
-    """Requests, tokens and times since the start, for Prometheus.
-
-    Args:
-        info: Labels that identify the server, such as the model and the version.
-    """
-
-    def __init__(self, info: Mapping[str, str]) -> None:
-        self.registry = registry = CollectorRegistry()
-        Info("mink", "The server.", registry=registry).info(dict(info))
-        self._responses = Counter("mink_responses", "Responses.", ("endpoint", "status"), registry=registry)
-        self.prompt_tokens = Counter(
-            "mink_prompt_tokens", "Tokens of prompts, including cached ones.", registry=registry
-        )
-        self.cached_tokens = Counter(
-            "mink_cached_tokens", "Tokens of prompts found in the KV cache.", registry=registry
-        )
-        self.generated_tokens = Counter("mink_generated_tokens", "Tokens of answers.", registry=registry)
-        self.cancelled = Counter(
-            "mink_requests_cancelled", "Requests whose client left before the end.", registry=registry
-        )
-        self.first_token_seconds = Histogram(
-            "mink_first_token_seconds",
-            "Time from a request to its first token.",
-            buckets=_FIRST_TOKEN_SECONDS,
-            registry=registry,
-        )
-        self.token_seconds = Histogram(
-            "mink_token_seconds",
-            "Time from one token of an answer to the next.",
-            buckets=_TOKEN_SECONDS,
-            registry=registry,
-        )
-
-    def count_response(self, endpoint: str, status: int) -> None:
-        """Count a response of an endpoint."""
-        self._responses.labels(endpoint, status).inc()
+    retry = {"retry-after": "5"}  # by then another server may be there
+    return ApiError(503, "the server is stopping", kind="unavailable_error", code="stopping", headers=retry)
 
 
 class Service:
@@ -146,6 +124,7 @@ class Service:
         presets: Its model ids.
         metrics: Counts what is generated.
         max_waiting: Maximum number of answers that wait for a slot; more are refused.
+        key_slots: Number of slots that a client has at most while others wait; None for no limit.
         max_tokens: Maximum length of an answer, whatever the client asks for; None is the context's.
         stall_seconds: Time without a step after which the engine counts as stuck.
         n_kept: Number of requests in the history.
@@ -165,6 +144,7 @@ class Service:
         metrics: Metrics,
         *,
         max_waiting: int = 64,
+        key_slots: int | None = None,
         max_tokens: int | None = None,
         stall_seconds: float = 300,
         n_kept: int = SIZE,
@@ -186,26 +166,26 @@ class Service:
         self._n_preparing = 0
         self._seconds = _USUAL_SECONDS  # of an answer, a moving average
         self._pool = ThreadPoolExecutor(_PREPARERS, "prepare")
-        engine = model.engine
-        for name, text, value in (
-            ("slots", "Slots of the engine.", lambda: model.n_parallel),
-            ("slots_busy", "Slots in use.", lambda: engine.n_busy),
-            (
-                "requests_waiting",
-                "Requests that wait for a slot.",
-                lambda: self._n_preparing + engine.n_waiting,
-            ),
-            (
-                "requests_running",
-                "Requests that have a slot.",
-                lambda: self._n_begun - engine.n_waiting,
-            ),
-        ):
-            Gauge(f"mink_{name}", text, registry=metrics.registry).set_function(value)
+        self._admission: Admission[tuple[EventStream, Decoding]] = Admission(
+            model.n_parallel, key_slots, self._start
+        )
+        metrics.describe(
+            {"model": presets.default.model_id, "version": __version__},
+            {
+                "slots": ("Slots of the engine.", lambda: model.n_parallel),
+                "slots_busy": ("Slots in use.", lambda: model.engine.n_busy),
+                "requests_waiting": (
+                    "Answers that wait for a slot.",
+                    lambda: self._n_preparing + self._admission.n_waiting,
+                ),
+                "requests_running": ("Answers that have a slot.", lambda: self._admission.n_running),
+            },
+        )
 
     async def start(self) -> None:
         """Watch the engine: `failure` tells if it ends or is stuck. Prepare for constraints meanwhile."""
         tokenizer_of(self.model.weights)
+        self._loop = asyncio.get_running_loop()
         self._watch = asyncio.create_task(self._watch_engine())
 
     async def stop(self) -> None:
@@ -235,9 +215,12 @@ class Service:
             raise _stopping()
 
     def interrupt(self) -> None:
-        """End all answers with an ApiError, those that are being prepared too."""
+        """End all answers with an ApiError, those that are being prepared or wait too."""
         self._is_over = True
         self.model.interrupt()
+        for stream in self._streams:
+            if not any(decoding.began for decoding in stream.decodings):
+                stream.put(_stopping())
 
     def fail(self, reason: str) -> None:
         """End all streams with an error, and accept no more requests."""
@@ -246,12 +229,13 @@ class Service:
         for stream in self._streams:
             stream.put(self.failure)
 
-    async def begin(self, n: int, make: Callable[[], Sequence[Request]]) -> EventStream:
+    async def begin(self, n: int, make: Callable[[], Sequence[Request]], client: str = "") -> EventStream:
         """Prepare n requests off the event loop, and have them answered.
 
         Args:
             n: Number of requests.
-            make: Returns the requests; called in a thread, after admission.
+            make: Returns the requests; called in a thread, unless the queue is full.
+            client: Who asks for them.
 
         Raises:
             ApiError: This model cannot answer a request, the queue is full, the server is stopping, or the
@@ -259,13 +243,17 @@ class Service:
         """
         self.check_ready()
         if n > self._capacity:
-            raise ApiError(400, f"{n} answers: this server takes at most {self._capacity}", param="n")
+            raise ApiError(
+                400,
+                f"this request asks for {n} answers; the server takes at most {self._capacity} at a time",
+                param="n",
+            )
         n_present = self.n_present
         if n_present + n > self._capacity:
             seconds = max(1, round(n_present / self.model.n_parallel * self._seconds))
             raise ApiError(
                 429,
-                f"the server is busy with {n_present} of at most {self._capacity} answers: try again later",
+                f"the server is full ({n_present} answers running or queued): retry in {seconds} s",
                 code="queue_full",
                 kind="rate_limit_error",
                 headers={"retry-after": str(seconds)},
@@ -280,17 +268,36 @@ class Service:
             raise _stopping()
         if self.failure is not None:
             raise self.failure
-        stream = EventStream(decodings)
+        stream = EventStream(decodings, client)
         self._streams.add(stream)
-        self.model.thread.generate(decodings, lambda events: stream.put(*events))
+        self._admission.add(client, [(stream, decoding) for decoding in decodings])
         return stream
+
+    def _start(self, waiting: tuple[EventStream, Decoding]) -> None:
+        """Have an answer generated whose turn it is."""
+        stream, decoding = waiting
+        if self._is_over:
+            stream.put(_stopping())
+            return
+        try:
+            self.model.thread.generate([decoding], partial(self._hear, stream))
+        except MinkError as error:  # `_watch_engine` is about to notice
+            stream.put(_down(str(error)))
+
+    def _hear(self, stream: EventStream, events: Sequence[Event]) -> None:
+        """Pass on the events of an answer, in the model's thread."""
+        stream.put(*events)
+        if events[-1][1].finish_reason is not None:
+            with suppress(RuntimeError):  # the event loop has ended
+                self._loop.call_soon_threadsafe(self._admission.ended, stream.client)
 
     def cancel(self, stream: EventStream) -> None:
         """End those of a stream's answers that have not ended; others go on."""
         self._streams.discard(stream)
-        if unfinished := stream.unfinished:
-            self.model.thread.cancel(unfinished)
-            self.metrics.cancelled.inc()
+        unfinished = [one for one in stream.decodings if one.answer.finish_reason is None]
+        self.model.thread.cancel(
+            [one.answer for one in unfinished if not self._admission.remove(stream.client, (stream, one))]
+        )
 
     def finished(self, seconds: float) -> None:
         """Note the time that an answer took, for the Retry-After of clients that are refused."""
@@ -358,7 +365,7 @@ def _overflow(prompt: Prompt, n_tokens: int, n_ctx: int) -> ApiError:
     """Return the error for a prompt that does not fit; LiteLLM and LangChain look for its words."""
     return ApiError(
         400,
-        f"This model's maximum context length is {n_ctx} tokens, and the prompt is too long with {n_tokens}: "
+        f"This model's maximum context length is {n_ctx} tokens, but the prompt has {n_tokens}: "
         "shorten it, or start mink-serve with a larger --ctx",
         param="prompt" if isinstance(prompt, str) or is_token_ids(prompt) else "messages",
         code="context_length_exceeded",

@@ -32,7 +32,7 @@ def test_an_answer_is_one_line(server: RunningServer) -> None:
             "temperature=5.0",
             "completion_tokens=5",
         } <= {*words}
-        assert any(word.startswith("first_token_seconds=0.") for word in words)
+        assert any(word.startswith("first_token_seconds=") for word in words)
 
 
 def test_a_refusal_says_why_in_one_line(server: RunningServer) -> None:

@@ -28,12 +28,13 @@ from mink_local.serve.endpoints.tokens import DetokenizeRequest, TokenizeRequest
 from mink_local.serve.errors import ApiError
 from mink_local.serve.messages import builder as messages
 from mink_local.serve.messages.requests import MessagesRequest
+from mink_local.serve.metrics import Metrics
 from mink_local.serve.request.chat import ChatRequest, CompletionRequest
 from mink_local.serve.request.parsing import parse
 from mink_local.serve.request.presets import Preset, Presets
 from mink_local.serve.responses import builder as responses
 from mink_local.serve.responses.requests import ResponsesRequest
-from mink_local.serve.service import EventStream, Metrics, Service
+from mink_local.serve.service import EventStream, Service
 
 pytestmark = pytest.mark.anyio  # for the coroutines
 PROMPTS = ["One, two,", "The sun", "In a village", "Once upon a time", "She said"]
@@ -75,7 +76,7 @@ async def test_a_reader_that_is_slow_finds_everything_later(tiny_path: Path) -> 
 @asynccontextmanager
 async def started(path: Path) -> AsyncIterator[Service]:
     model = load_model(str(path), n_ctx=64, n_parallel=2)
-    service = Service(model, Presets(Preset(MinK(), model_id="tiny"), {}), Metrics({}))
+    service = Service(model, Presets(Preset(MinK(), model_id="tiny"), {}), Metrics())
     await service.start()
     yield service
     await service.stop()
@@ -269,7 +270,7 @@ def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
 
 
 def test_responses_are_counted_by_endpoint_and_status_and_unknown_paths_together() -> None:
-    metrics = Metrics({})
+    metrics = Metrics()
     for path, status in [
         ("/v1/models", 200),
         ("/v1/models", 200),
@@ -279,7 +280,7 @@ def test_responses_are_counted_by_endpoint_and_status_and_unknown_paths_together
         ("/v1/models/a/b", 200),
         ("/history/req_1", 200),
     ]:
-        metrics.count_response(route_of(path), status)
+        metrics.responses.labels(route_of(path), status).inc()
     found = samples(metrics)
     assert found["mink_responses_total", "/v1/models", "200"] == 2
     assert found["mink_responses_total", "/v1/models", "401"] == 1
@@ -290,11 +291,14 @@ def test_responses_are_counted_by_endpoint_and_status_and_unknown_paths_together
 
 def test_each_server_has_its_own_numbers_from_zero_and_any_name_as_a_label() -> None:
     name = 'C:\\models\\"new"\n} 1\nevil 2'
-    used, new = Metrics({"model": "m"}), Metrics({"model": name})
-    used.prompt_tokens.inc(100)
-    used.token_seconds.observe(0.0025)
-    assert samples(used)["mink_prompt_tokens_total",] == 100
-    assert samples(used)["mink_token_seconds_bucket", "0.0025"] == 1
-    assert samples(used)["mink_token_seconds_bucket", "0.001"] == 0
-    assert samples(new)["mink_prompt_tokens_total",] == samples(new)["mink_token_seconds_count",] == 0
-    assert samples(new)["mink_info", name] == 1
+    used, new = Metrics(), Metrics()
+    assert samples(new)["mink_ready",] == 0
+    new.describe({"model": name}, {"slots": ("Slots.", lambda: 3)})
+    used.prompt_tokens.labels("m", "alice").inc(100)
+    used.token_seconds.labels("m").observe(0.0025)
+    assert samples(used)["mink_prompt_tokens_total", "alice", "m"] == 100
+    assert samples(used)["mink_token_seconds_bucket", "0.0025", "m"] == 1
+    assert samples(used)["mink_token_seconds_bucket", "0.001", "m"] == 0
+    assert not any(name.startswith("mink_prompt_tokens") or "created" in name for name, *_ in samples(new))
+    assert samples(new)["mink_info", name] == samples(new)["mink_ready",] == 1
+    assert samples(new)["mink_slots",] == 3

@@ -4,6 +4,7 @@ import json
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -13,6 +14,8 @@ from click.testing import CliRunner
 from mink_local.serve.app import listen, model_id, refuse, refusing
 from mink_local.serve.cli import cli
 from mink_local.serve.guard import AllowedHosts, Guard
+from mink_local.serve.keys import Keys
+from mink_local.serve.metrics import Metrics
 from tests.support.http import until
 from tests.support.server import running_server
 
@@ -33,6 +36,9 @@ def test_what_cannot_be_served_is_one_sentence(tmp_path: Path) -> None:
     assert "--api-key" in refusal("--host", "0.0.0.0")
     assert "192.0.2.1" in refusal("--host", "192.0.2.1", "--api-key", "k")
     assert "--preset hot=min-q" in refusal("--preset", "hot=min-q")
+    assert "NAME=" in refusal("--preset", "hot")
+    assert "--host nosuchhost.invalid" in refusal("--host", "nosuchhost.invalid")
+    assert "example.com/x" in refusal("--allowed-origin", "https://example.com/x", "--port", "0")
     (tmp_path / "keys").write_bytes(b"\xff")
     assert "utf-8" in refusal("--api-key-file", str(tmp_path / "keys"))
     assert "parrot" in refusal("--model", "parrot", "--port", "0")
@@ -79,9 +85,14 @@ def test_a_response_does_not_wait_for_an_acknowledgement() -> None:
 def test_requests_are_refused_while_the_model_loads() -> None:
     with listen("127.0.0.1", 0) as bound:
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
-        with refusing(bound, Guard(refuse, hosts=AllowedHosts("127.0.0.1"), keys=["secret"])):
+        with refusing(
+            bound, Guard(partial(refuse, Metrics()), hosts=AllowedHosts("127.0.0.1"), keys=Keys(["secret"]))
+        ):
             loading = httpx.get(f"{url}/ready")
             assert httpx.get(f"{url}/v1/models").status_code == 401
+            assert httpx.get(f"{url}/metrics").status_code == 401
+            numbers = httpx.get(f"{url}/metrics", headers={"x-api-key": "secret"})
+            assert "mink_ready 0.0" in numbers.text
             message = httpx.post(f"{url}/v1/messages", headers={"x-api-key": "secret"}).json()
         assert (message["type"], message["error"]["type"]) == ("error", "overloaded_error")
         assert (loading.status_code, loading.json()["error"]["code"]) == (503, "loading")
@@ -99,9 +110,10 @@ def test_keys_presets_and_a_drain() -> None:
         "--alias",
         "m/\udcff",
         "--api-key",
-        "secret",
+        "alice:secret",
         "--log-format",
         "json",
+        "--no-presets",
     )
     with running_server(*options) as server, httpx.Client(base_url=server.url, timeout=60) as client:
         assert client.get("/v1/models").status_code == 401
@@ -109,6 +121,7 @@ def test_keys_presets_and_a_drain() -> None:
         client.headers["Authorization"] = "Bearer secret"
         entry = client.get("/v1/models/m/\ufffd:hot").json()
         assert (entry["meta"]["sampler"], entry["meta"]["temperature"]) == ("top-k:k=5", 9)
+        assert len(client.get("/v1/models").json()["data"]) == 2
         assert client.get("/v1/models/m/y").json()["error"]["code"] == "model_not_found"
         body = {"messages": MESSAGES, "max_tokens": 60, "stream": True, "ignore_eos": True}
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -123,7 +136,9 @@ def test_keys_presets_and_a_drain() -> None:
         assert rest[-1] == "data: [DONE]"
         assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
         assert server.process.wait(60) == 0
-    log = [json.loads(line) for line in server.said if line.startswith("{")]
+    log = list(map(json.loads, server.said))
+    assert [record["message"].split()[0] for record in log if "path" not in record] == ["ready:"]
+    assert all(record["client"] == "alice" for record in log if record.get("status") == 200)
     denied, *_, answered = [record for record in log if "path" in record and record["path"] != "/ready"]
     assert (denied["path"], denied["status"], "API key" in denied["error"]) == ("/v1/models", 401, True)
     assert answered["completion_tokens"] == 60

@@ -37,9 +37,9 @@ class RunningServer:
         return httpx.post(f"{self.url}{path}", json=fields, timeout=120)
 
     def metric(self, name: str) -> float:
-        """Return one of the numbers of /metrics."""
+        """Return one of the numbers of /metrics, the sum over its labels."""
         text = httpx.get(f"{self.url}/metrics", timeout=60).text
-        return float(next(line for line in text.splitlines() if line.startswith(f"mink_{name} ")).split()[1])
+        return sum(float(n) for n in re.findall(rf"^mink_{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def running_server(*options: str, before: str = "") -> Iterator[RunningServer]:
     stderr = process.stderr
     for line in stderr:
         said.append(line)
-        if found := re.match(r"playground +(\S+)", line):
+        if found := re.search(r"""playground(?: +|": ")(http[^\s"]+)""", line):
             break
     else:
         raise AssertionError(f"mink-serve ended with status {process.wait()}: {''.join(said)}")

@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, ClassVar
 
 from msgspec import UNSET
@@ -10,6 +9,7 @@ from starlette.responses import Response
 
 from mink_local.generation.answer import Answer, FinishReason, Piece, TopLogprobs
 from mink_local.generation.model import Model
+from mink_local.generation.text import TextStream
 from mink_local.generation.tool_calls import ToolCallDelta, merged
 from mink_local.serve.bodies import Timings, TokenUsage
 from mink_local.serve.builder import ResponseBuilder, server_sent
@@ -47,6 +47,17 @@ async def create_completion(service: Service, completion: CompletionRequest) -> 
     return await Exchange(service, completion, _CompletionBuilder).respond()
 
 
+class _Text:
+    """The length of a text whose tokens come one by one."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._stream = TextStream()
+
+    def add(self, piece: bytes) -> None:
+        self.length += len(self._stream.push(piece))
+
+
 class _ChoicesBuilder(ResponseBuilder):
     """Answers as choices: in a stream what each has grown by, else all of it.
 
@@ -61,7 +72,7 @@ class _ChoicesBuilder(ResponseBuilder):
     def __init__(self, *known: Any) -> None:
         super().__init__(*known)
         self._pieces: dict[Answer, list[Piece]] = {answer: [] for answer in self.answers}
-        self._begun: dict[Answer, int] = {}  # with the length of what was taken, in characters
+        self._begun: dict[Answer, _Text] = {}  # with what was taken
         self._common = {
             "id": f"{self.whole_type.id_prefix}-{self.head.request_id}",
             "created": self.head.created,
@@ -99,7 +110,7 @@ class _ChoicesBuilder(ResponseBuilder):
             k=[piece.k for piece in sampled],
             tokens=[piece.token for piece in sampled] if self.request.return_tokens else UNSET,
         )
-        self._begun.setdefault(answer, 0)
+        self._begun.setdefault(answer, _Text())
         return choice
 
     @abstractmethod
@@ -148,14 +159,15 @@ class _CompletionBuilder(_ChoicesBuilder):
     def _described(self, answer: Answer, scores: Sequence[Score]) -> CompletionLogprobs:
         """Return the log-probabilities, each token with the most probable ones of its step and itself."""
         described = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        text = self._begun.setdefault(answer, _Text())
         for token, logprob, top in scores:
             own = token_logprob(self.model, token, logprob)
             best = {one.token: one.logprob for one in (token_logprob(self.model, *pair) for pair in top)}
             described.tokens.append(own.token)
             described.token_logprobs.append(own.logprob)
             described.top_logprobs.append({own.token: own.logprob, **best} if best else None)
-        lengths = accumulate(map(len, described.tokens), initial=self._begun.get(answer, 0))
-        *described.text_offset, self._begun[answer] = lengths
+            described.text_offset.append(text.length)
+            text.add(self.model.weights.piece(token))
         return described
 
 

@@ -10,6 +10,7 @@ from mink_local.generation.decoding import Decoding
 from mink_local.generation.model import Model
 from mink_local.generation.slots import Slot
 from mink_local.serve.bodies import Output
+from mink_local.serve.metrics import Metrics
 from mink_local.serve.service import Service
 
 
@@ -127,4 +128,9 @@ def _slot_state(slot: Slot[list[Decoding]]) -> SlotState:
 
 async def metrics(service: Service) -> Response:
     """Return the server's numbers in Prometheus's text format."""
-    return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    return as_text(service.metrics)
+
+
+def as_text(metrics: Metrics) -> Response:
+    """Return numbers in Prometheus's text format."""
+    return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)

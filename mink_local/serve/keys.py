@@ -1,0 +1,142 @@
+"""API keys, and who has them: lines `NAME:KEY` or `KEY`."""
+
+import hashlib
+import hmac
+import logging
+import re
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from mink_local.errors import MinkError
+
+log = logging.getLogger("mink_local.requests")
+
+_LINE = re.compile(r"(?![\w.-]+:$)(?:([\w.-]{1,64}):)?([!-~]+)", re.ASCII)
+
+
+class Keys:
+    """The API keys with the names of those who have them; a key without a name is called by its hash.
+
+    Args:
+        given: Keys from the command line, each perhaps after `NAME:`.
+        path: A file of more, one a line; `#` begins a comment.
+
+    Raises:
+        MinkError: The file cannot be read, or a key cannot be used.
+    """
+
+    def __init__(self, given: Sequence[str] = (), path: Path | None = None) -> None:
+        self._given = given
+        self.path = path
+        self._names: dict[bytes, str] = {}
+        self.reload()
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def reload(self) -> None:
+        """Read the file again; if it cannot be used, nothing changes. Raises MinkError."""
+        names = {}
+        for place, text in [*(("--api-key", text) for text in self._given), *self._lines()]:
+            match = _LINE.fullmatch(text)
+            if match is None:
+                raise MinkError(
+                    f"{place}: an API key is empty, or has spaces or characters outside ASCII: "
+                    "write KEY or NAME:KEY with another key"
+                )
+            digest = _digest(match[2])
+            names[digest] = match[1] or f"key-{digest.hex()[:6]}"
+        if self.path is not None and not names:
+            raise MinkError(f"{self.path} has no API key: write one a line")
+        self._names = names
+
+    def _lines(self) -> Iterator[tuple[str, str]]:
+        """Yield the lines of the file that are no comments, each with its place."""
+        if self.path is None:
+            return
+        try:
+            lines = self.path.read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise MinkError(f"{self.path} cannot be read: {error}") from None
+        for number, line in enumerate(map(str.strip, lines), 1):
+            if line and not line.startswith("#"):
+                yield f"{self.path}, line {number}", line
+
+    def name_of(self, key: str) -> str | None:
+        """Return the name of who has a key, None if nobody has it; the time says nothing."""
+        given, found = _digest(key), None
+        for digest, name in self._names.items():
+            if hmac.compare_digest(given, digest):
+                found = name
+        return found
+
+
+def _digest(key: str) -> bytes:
+    """Return a fixed-length hash, so that comparison time reveals nothing."""
+    return hashlib.sha256(key.encode()).digest()
+
+
+class Reload:
+    """Has the file of keys read again on SIGHUP; on Windows, which has none, when it has changed.
+
+    Without a file, or if the terminal is gone, SIGHUP ends the program.
+
+    Args:
+        keys: The keys.
+        end: Ends the program.
+    """
+
+    def __init__(self, keys: Keys, end: Callable[[], object]) -> None:
+        self._keys = keys
+        self._end = end
+        self._had_terminal = _has_terminal()
+        self._is_asked = False
+        self._changed = self._file_time()
+
+    @contextmanager
+    def on_hang_up(self) -> Iterator[None]:
+        """Hear SIGHUP in this block, unless it is ignored, as by nohup, and there is no file."""
+        hang_up = getattr(signal, "SIGHUP", None)
+        if hang_up is None or (signal.getsignal(hang_up) == signal.SIG_IGN and self._keys.path is None):
+            yield
+            return
+        before = signal.signal(hang_up, self._hear)
+        try:
+            yield
+        finally:
+            signal.signal(hang_up, before or signal.SIG_DFL)
+
+    def _hear(self, *_: object) -> None:
+        self._is_asked = True
+
+    def look(self) -> None:
+        """Do what was asked for; called now and then."""
+        if not hasattr(signal, "SIGHUP"):
+            before, self._changed = self._changed, self._file_time()
+            self._is_asked = self._changed not in (before, 0)
+        if not self._is_asked:
+            return
+        self._is_asked = False
+        if self._keys.path is None or (self._had_terminal and not _has_terminal()):
+            self._end()
+            return
+        try:
+            self._keys.reload()
+            log.info("read the API keys again: %d", len(self._keys))
+        except MinkError as error:
+            log.error("the API keys stay as they are: %s", error)
+
+    def _file_time(self) -> int:
+        """Return when the file was changed; 0 if there is none."""
+        with suppress(OSError):
+            return self._keys.path.stat().st_mtime_ns if self._keys.path else 0
+        return 0
+
+
+def _has_terminal() -> bool:
+    """Return whether the program is controlled by a terminal."""
+    with suppress(OSError), open("/dev/tty", encoding="utf-8"):
+        return True
+    return False
