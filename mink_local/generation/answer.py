@@ -175,6 +175,7 @@ class Splitter:
         self._reasoning = reasoning
         self._parser = parser
         self._in_content = reasoning_in_content
+        self._thoughts: list[str] = []  # the reasoning
         self._stops = StopStrings()
         self._may_end: Callable[[str], bool] = bool
         self.waiting = ""  # for a piece
@@ -212,14 +213,17 @@ class Splitter:
         return self._split(text, is_final=True, is_cut=is_cut)
 
     def _split(self, text: str, *, is_final: bool, is_cut: bool = False) -> Piece:
-        had_content = self._reasoning.state == "text"
+        had_content = self._reasoning.in_content
         self.waiting += text
         reasoning, content = self._reasoning.feed(text)
         if is_final:
             reasoning, content = map(add, (reasoning, content), self._reasoning.end())
+        self._thoughts.append(reasoning)
         found: Iterable[Event] = [content] if self._parser is None else self._parser.feed(content)
         if self._parser is not None and is_final:
             found = chain(found, self._parser.end(is_cut=is_cut))
+            if self.in_reasoning and not is_cut:
+                found = self._parser.calls_at_end("".join(self._thoughts))
         shown = ""
         if self._in_content and not had_content:
             shown = self.waiting[: len(self.waiting) - len(self._reasoning.held) - len(content)]

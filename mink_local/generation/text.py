@@ -125,6 +125,11 @@ class ReasoningSplitter:
         """True if reasoning has started and not ended."""
         return self.state == "reasoning"
 
+    @property
+    def in_content(self) -> bool:
+        """True if nothing that follows is reasoning, or dropped beside it."""
+        return self.state == "text" and not self._strip
+
     def feed(self, text: str) -> tuple[str, str]:
         """Return the reasoning and the content that are now certain; what may begin a tag is held back."""
         self.held += text

@@ -3,6 +3,7 @@
 import re
 import secrets
 from collections.abc import Collection, Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
 from typing import Any, TypeVar
@@ -117,6 +118,16 @@ class ToolParser:
     def end(self, *, is_cut: bool = False) -> Iterator[Event]:
         """Yield what was held back; if the text is cut off, what may begin a call is dropped."""
         return self._read(is_final=True, is_cut=is_cut)
+
+    def calls_at_end(self, reasoning: str) -> list[Event]:
+        """Return the calls that reasoning ends with which has no end: the model did not go on after them."""
+        starts = [match.start() for match in self._mark.finditer(reasoning) if match[0] in self._marks]
+        for start in starts[-_MOST_WRAPPERS:]:
+            parser = copy(self)
+            events = [*parser.feed(reasoning[start:]), *parser.end()]
+            if not parser.is_cut and all(isinstance(event, ToolCallDelta) for event in events):
+                return events
+        return []
 
     def _read(self, *, is_final: bool, is_cut: bool) -> Iterator[Event]:
         while self._reader or self._skip(is_final):

@@ -73,6 +73,24 @@ def test_pieces_do_not_matter(
         assert free.content[len(whole.content) :].startswith(str(whole.stopped_by))
 
 
+@pytest.mark.parametrize(
+    ("text", "n_calls"),
+    [
+        (f"<think>Hm.\n{CALL}", 1),
+        (f"<think>Hm.\n{CALL}\n{CALL}\n", 2),
+        (f"<think>{CALL} Or", 0),
+        (f"<think>{CALL[:-20]}", 0),
+        (f"<think>{CALL}</think>", 0),
+    ],
+)
+def test_reasoning_that_ends_with_a_call_has_called(text: str, n_calls: int) -> None:
+    """Otherwise the answer would be empty. What is only considered is no call."""
+    for pieces in ([text], list(text)):
+        answer = answered(pieces, ["b"])
+        assert [call["function"]["name"] for call in answer.tool_calls] == ["now"] * n_calls
+        assert (answer.content, answered(pieces, ["b"], is_cut=True).tool_calls) == ("", [])
+
+
 def test_the_first_to_end_counts() -> None:
     assert parts(answered(["xabcd"], ["abcd", "bc"]))[2:] == ("xa", [], "bc")
     assert parts(answered(["xabc"], ["bc", "abc"]))[2:] == ("x", [], "abc")
@@ -125,3 +143,19 @@ def test_a_call_is_whole_whatever_the_stop_strings(smollm2: Model, stop: str) ->
     [call] = answer.tool_calls
     assert call["function"] == {"name": "now", "arguments": '{"a": "b c"}'}
     assert (answer.content, answer.finish_reason, answer.stopped_by) == ("", "stop", None)
+
+
+@pytest.mark.parametrize(
+    "text", ["<think>\nHm.\n</think>\n\nSo.", "<think>\nHm, a", "So. </think>", " \n<think></think>"]
+)
+def test_reasoning_in_the_content_is_as_it_was_written(text: str) -> None:
+    """With the tag, if the prompt ends with it; and without the calls and stop strings that are in it."""
+    for pieces in ([text], list(text)):
+        assert parts(answered(pieces, [], is_shown=True))[:4] == (text, "", text, [])
+    opened = ReasoningSplitter("reasoning")
+    opened.follows_tag = True
+    splitter = Splitter(opened, ToolParser([NOW]), reasoning_in_content=True)
+    splitter.stop_at(["H"], lambda _: True)
+    given = [splitter.feed(f"\nHm {CALL}</thi"), splitter.end("nk>\nSo. H")]
+    assert "".join(piece.content for piece in given) == f"<think>\nHm {CALL}</think>\nSo. "
+    assert "".join(given) == f"\nHm {CALL}</think>\nSo. "
