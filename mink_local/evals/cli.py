@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from mink_local.cli import AutoOrInt, FiniteFloat, Temperature, WholeNumber, run
-from mink_local.errors import ReportError
+from mink_local.errors import ModelError, ReportError
 from mink_local.files import user_path
 from mink_local.llama.constants import KV_TYPES, N_SEQ_MAX
 from mink_local.models.catalog import default_model
@@ -615,13 +615,37 @@ class KvTypesCommand(click.Command):
         return super().parse_args(ctx, expanded)
 
 
+def _quantizations(_: click.Context, __: click.Parameter, names: Sequence[str]) -> "list[ModelFile]":
+    """Return the models' files; of a folder, all of its models, the largest first."""
+    paths: list[str] = []
+    for name in names:
+        folder = user_path(name)
+        found = _models_in(folder) if folder.is_dir() else [name]
+        if not found:
+            raise click.BadParameter(f"{name} has no models in .gguf files.")
+        paths += found
+    return _model_files(paths)
+
+
+def _models_in(folder: Path) -> list[str]:
+    """Return the models in a folder, the largest first, each of several parts by its first one."""
+    from mink_local.models.gguf import read_metadata, shards
+
+    sizes = {}
+    for file in sorted(folder.glob("*.gguf")):
+        with suppress(ModelError):  # a later part
+            if shards(file) and read_metadata(file).text("tokenizer.ggml.model"):  # no projector, no adapter
+                sizes[str(file)] = sum(part.stat().st_size for part in shards(file))
+    return sorted(sizes, key=lambda path: -sizes[path])
+
+
 @cli.command("quants", cls=KvTypesCommand)
 @click.argument(
     "models",
     nargs=-1,
     required=True,
-    metavar="BASE [OTHER]…",
-    callback=lambda _, __, names: _model_files(names),
+    metavar="BASE|FOLDER [OTHER|FOLDER]…",
+    callback=_quantizations,
     shell_complete=complete_model,
 )
 @click.option(
@@ -629,19 +653,20 @@ class KvTypesCommand(click.Command):
     type=click.Path(path_type=Path),
     metavar="FILE",
     show_default="bundled",
-    help="Text to compare the files on, in place of the bundled prose, code, mathematics and dialogue.",
+    help="Text to compare the files on, in place of the bundled prose, code, chats, tool calls and non-Latin "
+    "scripts.",
 )
 @click.option(
     "--positions",
     type=POSITIVE,
-    default=2040,
     metavar="N",
+    show_default="eight chunks of each kind of text",
     help="Minimum number of positions to compare, if the text has as many; a larger N adds to them.",
 )
 @click.option(
     "--chunk",
     type=WholeNumber(min=16),
-    default=512,
+    default=256,
     metavar="N",
     help="Tokens per chunk of text; the second half of each chunk is scored, as in llama-perplexity.",
 )
@@ -651,25 +676,19 @@ class KvTypesCommand(click.Command):
     help="Sampler whose candidates to compare at temperature 1; repeatable.",
 )
 @click.option(
-    "--task",
-    metavar="TASK",
-    help="Also answer a task's questions greedily, as mink-eval run does, and list the flips.",
-)
-@data_option
-@limit_option
-@click.option(
     "--fail-above",
     multiple=True,
     metavar="FIGURE=X",
     callback=_limits,
-    help="Exit with status 1 if a figure exceeds X for any file, such as kld_mean=0.05; repeatable.",
+    help="Exit with status 1 if a figure exceeds X for any of the files, such as kld_mean=0.05; repeatable.",
 )
 @click.option(
     "--fail-below",
     multiple=True,
     metavar="FIGURE=X",
     callback=_limits,
-    help="Exit with status 1 if a figure is less than X for any file, such as same_top=0.95; repeatable.",
+    help="Exit with status 1 if a figure is less than X for any of the files, such as same_top=0.95; "
+    "repeatable.",
 )
 @kv_type_option.replace(
     "kv_types",
@@ -680,71 +699,29 @@ class KvTypesCommand(click.Command):
 )
 @out_option.replace(default="mink-eval-quants")
 @placement_options
-@template_option
 @quiet_option
 def quants_command(
-    models: "Sequence[ModelFile]",
-    text: Path | None,
-    positions: int,
-    chunk: int,
-    samplers: "Sequence[Sampler]",
-    task: str | None,
-    data: Sequence[str],
-    limit: int | None,
-    fail_above: "dict[str, float]",
-    fail_below: "dict[str, float]",
-    kv_types: Sequence[str],
-    chat_template: str | None,
-    out: Path,
-    quiet: bool,
-    **placement: Any,
+    models: "Sequence[ModelFile]", kv_types: Sequence[str], out: Path, quiet: bool, **options: Any
 ) -> None:
     """Measure what quantizations lose compared with a base.
 
-    BASE and OTHER are files of one model; or --kv-type names other types of BASE's KV cache. Compares
-    next-token distributions at the same positions of a text: divergence, top token, perplexity and the
-    samplers' candidates, each next to the base's self-noise; also speed, size and memory. Two files that do
-    not fit into memory together are loaded in turns.
+    BASE and OTHER are files of one model. FOLDER stands for all models in it; without a BASE, the largest is
+    the base. Or --kv-type names other types of BASE's KV cache. Compares next-token distributions at the same
+    positions of texts of several kinds: divergence, top token, perplexity and the samplers' candidates, each
+    next to the base's self-noise.
 
-    Writes to DIR: quants.html, including responses if there is a task, quants.md, .csv and .json, and two
-    figures. Run the same command again to resume; with more files or positions, only what is new is measured.
+    Writes to DIR: quants.html, .md, .csv and .json, two figures, and quants-card.md, a block for a model
+    card. What is kept of the base's distributions is in DIR/base, so that the base is not evaluated again:
+    run the same command again to resume, or with more files or positions.
     """
     kv_types = list(dict.fromkeys(kv_types))
     if len(models) + len(kv_types) < 3:
         raise click.UsageError("give the base and at least one other file or --kv-type.")
-    if task is None and (limit or data or chat_template):
-        raise click.UsageError("--limit, --data and --chat-template-file need --task.")
-    from mink_local.evals.measurement import Results, fill
+    from mink_local.evals.measurement import carry_out
     from mink_local.evals.quants.measure import Quants
-    from mink_local.evals.quants.report import RUN
-    from mink_local.evals.run.evaluation import Run
-    from mink_local.evals.tasks import find_task
-    from mink_local.samplers import Greedy
 
     base, *others = models
-    tasks = [find_task(task)] if task else []
-    files = _files("--data", data, [asked.name for asked in tasks])
-    quants = Quants(
-        base, others, samplers, text, positions, chunk, fail_above, fail_below, kv_types, **placement
-    )
-    answers = [
-        Run(
-            [asked],
-            models,
-            [Greedy()],
-            [0.0],
-            data=files,
-            shots_from={},
-            limit=limit,
-            chat_template=chat_template,
-            **placement,
-        )
-        for asked in tasks
-    ]
-    fill(quants, out, quiet=quiet)
-    for run_ in answers:
-        fill(run_, out / RUN, quiet=quiet)
-    quants.conclude(Results(out, Quants))
+    carry_out(Quants(base, others, kv_types=kv_types, **options), out, quiet=quiet)
 
 
 @cli.command("judge")

@@ -2,18 +2,87 @@
 
 The divergence is the Kullback–Leibler divergence D(base ‖ file) of the full distributions at temperature 1,
 in nats, as in llama.cpp's llama-perplexity (tools/perplexity/README.md). Sums are float64.
+
+What is kept of the base's distribution is its most probable tokens, up to `MOST` that make up `MASS`, with
+their log-probabilities in half precision, and `SAMPLED` of the other tokens, drawn evenly by probability,
+which stand for the rest. The divergence is then an unbiased estimate. With the 0.5B of Qwen2.5-Coder as
+Q4_K_M against Q2_K, 381 positions, it was 0.14778 in place of 0.14781, where the self-noise is 0.00107, and
+a position took 23 KB in place of 608.
 """
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.evals.frontier.sums import log_softmax
+from mink_local.errors import GenerationError
 from mink_local.samplers import Sampler, Workspace
 
+MOST, MASS = 4096, 0.999
+SAMPLED = 1024
+N_TOP = 3  # tokens of a distribution shown
+TOKEN = np.dtype([("id", "<u4"), ("logprob", "<f2")])
+
 Logits = NDArray[np.float32]
+Tokens = NDArray[np.void]
+
+
+class Position(NamedTuple):
+    """The base's distribution at a position, as far as it is kept.
+
+    Attributes:
+        tokens: The most probable tokens, largest first, then a sample of the others; of dtype `TOKEN`.
+        n_most: Number of the most probable ones.
+        rest: Probability of all others together.
+        logprob: Log-probability of the token that follows.
+        sets: By sampler, a digest of its candidates, and whether there is a single one.
+    """
+
+    tokens: Tokens
+    n_most: int
+    rest: float
+    logprob: float
+    sets: Mapping[str, tuple[int, bool]]
+
+    @property
+    def most_probable(self) -> list[tuple[int, float]]:
+        """The most probable tokens with their probabilities, largest first."""
+        best = self.tokens[: min(self.n_most, N_TOP)]
+        return [(int(token), float(np.exp(np.float64(logprob)))) for token, logprob in best]
+
+
+def position_of(row: Logits, follows: int, candidates: "CandidateSets") -> Position:
+    """Return what is kept of a row of raw logits (V,) before the token `follows`.
+
+    Raises GenerationError if a logit is NaN, or none is finite.
+    """
+    row = np.ascontiguousarray(row)
+    total = _log_total(row)
+    p = np.exp(row - total)
+    ids = np.argpartition(row, -MOST)[-MOST:] if len(row) > MOST else np.arange(len(row))
+    ids = ids[np.lexsort((ids, -row[ids]))]
+    cumulative = np.cumsum(p[ids], dtype=np.float64)
+    most = ids[: int(np.searchsorted(cumulative, MASS)) + 1]
+    others = p.astype(np.float64)
+    others[most] = 0
+    up_to = np.cumsum(others)
+    rest = float(up_to[-1])
+    drawn = np.searchsorted(up_to, (np.arange(SAMPLED if rest else 0) + 0.5) * (rest / SAMPLED))
+    tokens = np.empty(len(most) + len(drawn), TOKEN)
+    tokens["id"] = np.concatenate([most, drawn])
+    tokens["logprob"] = row[tokens["id"]] - total
+    return Position(tokens, len(most), rest, float(row[follows] - total), candidates(row))
+
+
+def _log_total(row: Logits) -> float:
+    """Return the logarithm of the sum of a row's exponentials."""
+    largest = row.max()  # NaN if there is one
+    if not np.isfinite(largest):
+        raise GenerationError("the model gave a NaN among its logits, or no finite one: its file is damaged")
+    return float(largest) + float(np.log(np.exp(row - largest).sum(dtype=np.float64)))
 
 
 @dataclass
@@ -36,48 +105,69 @@ class Divergence:
     same_set: dict[str, list[int]] = field(default_factory=dict)
     k_is_1: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
-    def add(self, base: Logits, file: Logits, token: int, candidates: "CandidateSets") -> None:
+    def add(self, base: Position, row: Logits, follows: int, candidates: "CandidateSets") -> None:
         """Append a position.
 
         Args:
-            base: The base's raw logits, (V,) or longer; tokens beyond the common vocabulary are ignored.
-            file: The file's raw logits.
-            token: The token that follows.
+            base: What is kept of the base.
+            row: The file's raw logits, (V,) or longer; tokens beyond the common vocabulary are ignored.
+            follows: The token that follows.
             candidates: Determines the samplers' candidates.
 
         Raises:
             GenerationError: A logit is NaN, or none is finite.
         """
-        rows = [np.ascontiguousarray(row[: candidates.n_vocab]) for row in (base, file)]
-        log_p, log_q = (log_softmax(row) for row in rows)
-        self.kld.append(max(0.0, float(np.exp(log_p) @ (log_p - log_q))))  # below 0 only by rounding
-        self.base_logprob.append(float(log_p[token]))
-        self.logprob.append(float(log_q[token]))
-        self.same_top.append(int(rows[0].argmax() == rows[1].argmax()))
-        in_base, in_file = (candidates(row) for row in rows)
-        for name, kept in in_base.items():
-            self.same_set.setdefault(name, []).append(int(np.array_equal(kept, in_file[name])))
-            self.k_is_1.setdefault(name, []).append((int(kept.size == 1), int(in_file[name].size == 1)))
+        row = np.ascontiguousarray(row[: candidates.n_vocab])
+        total = _log_total(row)
+        self.kld.append(_kld(base, row, total))
+        self.base_logprob.append(base.logprob)
+        self.logprob.append(float(row[follows] - total))
+        self.same_top.append(int(base.tokens["id"][0] == row.argmax()))
+        for name, (digest, is_single) in candidates(row).items():
+            in_base, was_single = base.sets[name]
+            self.same_set.setdefault(name, []).append(int(digest == in_base))
+            self.k_is_1.setdefault(name, []).append((int(was_single), int(is_single)))
 
 
-def compare(base: Logits, file: Logits, tokens: Sequence[int], candidates: "CandidateSets") -> Divergence:
+def _kld(base: Position, row: Logits, total: float) -> float:
+    """Return the divergence of a file's row from the base, at least 0.
+
+    The probabilities of the most probable tokens are made to sum up to what is not the rest, so that rounding
+    them to half precision has no effect of the first order.
+    """
+    tokens = base.tokens[base.tokens["id"] < len(row)]  # beyond are only padding tokens
+    log_p = tokens["logprob"].astype(np.float64)
+    n = base.n_most
+    p = np.exp(log_p[:n])
+    scale = (1 - base.rest) / p.sum()
+    log_p[:n] += np.log(scale)
+    gains = log_p - (row[tokens["id"]] - total)
+    known = float((p * scale) @ gains[:n])
+    return max(0.0, known + (base.rest * float(gains[n:].mean()) if base.rest else 0.0))
+
+
+def compare(
+    base: Sequence[Position], rows: Logits, tokens: Sequence[int], candidates: "CandidateSets"
+) -> Divergence:
     """Return the figures for the last positions of a chunk.
 
     Args:
-        base: Raw logits before each of the last tokens, (positions, V); the same for `file`.
+        base: What is kept of the base before each of the last tokens.
+        rows: The file's raw logits there, (positions, V).
         tokens: The chunk.
     """
     found = Divergence()
-    for row, other, token in zip(base, file, tokens[-len(base) :], strict=True):
-        found.add(row, other, token, candidates)
+    for position, row, token in zip(base, rows, tokens[-len(base) :], strict=True):
+        found.add(position, row, token, candidates)
     return found
 
 
-def most_probable(logits: Logits, n: int) -> list[tuple[int, float]]:
-    """Return a row's `n` most probable tokens with their probabilities, largest first."""
-    log_p = log_softmax(logits)
-    best = np.argsort(-log_p, kind="stable")[:n]
-    return [(int(token), float(np.exp(log_p[token]))) for token in best]
+def most_probable(row: Logits) -> list[tuple[int, float]]:
+    """Return a row's `N_TOP` most probable tokens with their probabilities, largest first."""
+    total = _log_total(row)
+    best = np.argpartition(row, -N_TOP)[-N_TOP:]
+    best = best[np.lexsort((best, -row[best]))]
+    return [(int(token), float(np.exp(row[token] - total))) for token in best]
 
 
 class CandidateSets:
@@ -93,6 +183,10 @@ class CandidateSets:
         self._workspace = Workspace(n_vocab)
         self._selectors = {str(one): one.selector(1.0, self._workspace) for one in samplers}
 
-    def __call__(self, row: Logits) -> dict[str, NDArray[np.int32]]:
-        """Return the sorted ids of a row's candidates, by sampler."""
-        return {name: np.sort(self._workspace.ids[: select(row)]) for name, select in self._selectors.items()}
+    def __call__(self, row: Logits) -> dict[str, tuple[int, bool]]:
+        """Return a digest of a row's candidates, and whether there is a single one, by sampler."""
+        return {name: self._digest(select(row)) for name, select in self._selectors.items()}
+
+    def _digest(self, k: int) -> tuple[int, bool]:
+        ids = np.sort(self._workspace.ids[:k]).tobytes() if k < self.n_vocab else b"all"
+        return int.from_bytes(hashlib.blake2b(ids, digest_size=8).digest(), "little"), k == 1

@@ -48,6 +48,7 @@ class Report:
         about: What the JSON says besides the frames.
         frames: Frames of the JSON.
         csv: Frames with a CSV file each, by the files' names without an ending.
+        extra: Contents of further files, by their names.
         folder: Folder of its own for the files; empty for the measurement's.
         responses: What the page's browser of responses unpacks, if anything; see `run.report.pack`.
     """
@@ -61,6 +62,7 @@ class Report:
     about: Mapping[str, Any] = field(default_factory=dict)
     frames: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     csv: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    extra: Mapping[str, str] = field(default_factory=dict)
     folder: str = ""
     responses: bytes = b""
 
@@ -91,7 +93,7 @@ def files_of(report: Report) -> dict[str, str | bytes]:
 
     The JSON lists the others, of which the next report deletes those that it does not have.
     """
-    files: dict[str, str | bytes] = {}
+    files: dict[str, str | bytes] = {**report.extra}
     for picture in report.pictures:
         files |= {f"{picture.stem}.svg": picture.svg, f"{picture.stem}.pdf": picture.pdf}
     data = {picture.stem: picture.data for picture in report.pictures if picture.data is not None}

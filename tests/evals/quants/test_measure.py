@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,19 +21,26 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax
 from scipy.stats import entropy
 
-from mink_local.errors import DataError, GenerationError
+from mink_local.errors import GenerationError
 from mink_local.evals.quants import measure
-from mink_local.evals.quants.divergence import CandidateSets, Divergence, compare, most_probable
-from mink_local.evals.quants.measure import BUNDLED, chunks_of, chunks_to_hold, evaluate, file_facts
+from mink_local.evals.quants.divergence import (
+    MOST,
+    SAMPLED,
+    CandidateSets,
+    Divergence,
+    compare,
+    most_probable,
+    position_of,
+)
 from mink_local.evals.quants.report import verdict
+from mink_local.evals.quants.stored import StoredBase
+from mink_local.evals.quants.texts import KINDS, Texts, n_scored
 from mink_local.evals.stats import Interval
+from mink_local.evals.tables import columns_of
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
 from mink_local.llama.weights import Weights
-from mink_local.models.gguf import read_metadata
-from mink_local.models.memory import Budget, choose_placement
 from mink_local.samplers import MinK, MinP, TopP
-from tests.support.made_run import change
 from tests.support.mink_eval import MINK_EVAL, MinkEval
 from tests.support.python import Finished, output_of
 from tests.support.rpc import RpcServer
@@ -76,43 +84,76 @@ def found_in(folder: Path) -> Any:
 
 @pytest.mark.slow
 def test_more_bits_lose_less(quants: Quants, files: dict[str, Path], tmp_path: Path) -> None:
-    quants(*files.values()).succeeded()
+    quants(*files.values(), "--positions", 150).succeeded()
     found = found_in(tmp_path / "out")
     losses = {one["file"]: one["kld_mean"] for one in found["files"]}
     assert 0 < losses["Q8_0"] < losses["Q4_K_M"] < losses["Q2_K"]
     assert found["self_noise"]["kld_mean"] < losses["Q8_0"]
     for one in found["files"]:
-        assert one["positions"] == POSITIONS
+        assert one["positions"] == 150
         assert one["kld_mean_low"] <= one["kld_mean"] <= one["kld_mean_high"]
-        assert one["kld_median"] <= one["kld_90"] <= one["kld_99"] <= one["kld_max"]
+        assert one["kld_median"] <= one["kld_90"] <= one["kld_95"] <= one["kld_99"]
+        assert one["kld_99"] <= one["kld_99_9"] <= one["kld_max"]
         assert min(one["same_top"], *one["set_same"].values()) >= 0
         assert max(one["same_top"], *one["set_same"].values()) <= 1
-        assert min(one["tokens_per_s"], one["prompt_tokens_per_s"]) > 0
         assert one["bytes"] == files[one["file"]].stat().st_size
-    table = pd.read_csv(tmp_path / "out" / "quants.csv")
-    assert list(table["file"]) == list(files)
+    kinds = pd.DataFrame(found["kinds"])
+    assert set(kinds["kind"]) == set(KINDS)
+    for name, loss in losses.items():
+        own = kinds[kinds["file"] == name]
+        assert np.average(own["kld_mean"], weights=own["positions"]) == pytest.approx(loss)
+    assert list(pd.read_csv(tmp_path / "out" / "quants.csv")["file"]) == list(files)
     page = (tmp_path / "out" / "quants.html").read_text()
     assert page.count("<img") == 2
     assert str(tmp_path) not in page + (tmp_path / "out" / "quants.json").read_text()
+    card = (tmp_path / "out" / "quants-card.md").read_text()
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    for file in (manifest["base"], *manifest["files"].values()):
+        assert file["sha256"] in card
+    assert "quants-size.svg" in card
+    assert "mink-eval quants base Q8_0" in card
 
 
-def divergence(base: Model, file: Model, tokens: list[int]) -> Divergence:
-    """The figures of one chunk."""
+@pytest.mark.slow
+def test_a_folder_stands_for_its_models(quants: Quants, files: dict[str, Path], tmp_path: Path) -> None:
+    """The largest is the base, unless another one is given; other files are no models."""
+    folder = files["base"].parent
+    shutil.copytree(folder, tmp_path / "models")
+    (tmp_path / "models" / "readme.txt").write_text("Hello")
+    quants(tmp_path / "models").succeeded()
+    assert found_in(tmp_path / "out")["base"] == "base"
+    assert [one["file"] for one in found_in(tmp_path / "out")["files"]] == ["Q8_0", "Q4_K_M", "Q2_K"]
+    quants(tmp_path / "models" / "Q4_K_M.gguf", tmp_path / "models", "--out", "other").succeeded()
+    assert found_in(tmp_path / "other")["base"] == "Q4_K_M"
+    (tmp_path / "none").mkdir()
+    quants(tmp_path / "none").refused(2, "no models")
 
-    def evaluated(model: Model) -> NDArray[np.float32]:
-        model.reserve(CHUNK + 32, 1, 128)
-        return evaluate(model, tokens).rows
 
-    sets = CandidateSets([MinK()], base.weights.n_vocab)
-    return compare(evaluated(base), evaluated(file), tokens, sets)
+@pytest.fixture
+def evaluated(files: dict[str, Path]) -> tuple[list[int], dict[str, NDArray[np.float32]]]:
+    """A chunk, and the rows of its second half by file, the base's once more in other batches."""
+    found = {}
+    for name, n_outputs in (("base", 128), ("Q2_K", 128), ("again", 5)):
+        with load_model(str(files.get(name, files["base"])), trust=True, n_ctx=64) as model:
+            [chunk, *_] = Texts(None).chunks(model.weights, CHUNK, 30)
+            model.reserve(CHUNK + 1, 1, n_outputs)
+            [(_, found[name])] = model.rows([(chunk.tokens[:-1], n_scored(CHUNK))])
+    return chunk.tokens, found
 
 
-def test_the_figures_are_those_of_a_plain_computation(files: dict[str, Path]) -> None:
+def figures(base: NDArray[np.float32], file: NDArray[np.float32], tokens: list[int]) -> Divergence:
+    sets = CandidateSets([MinK()], base.shape[1])
+    follows = tokens[-len(base) :]
+    kept = [position_of(row, token, sets) for row, token in zip(base, follows, strict=True)]
+    return compare(kept, file, tokens, sets)
+
+
+def test_the_figures_are_those_of_a_plain_computation(
+    files: dict[str, Path], evaluated: tuple[list[int], dict[str, NDArray[np.float32]]]
+) -> None:
     """Beside llama-cpp-python's own logits of whole chunks, and float64 sums over them."""
-    with load_model(str(files["base"]), trust=True, n_ctx=64) as base:
-        [tokens, *_] = chunks_of(base.weights, BUNDLED.read_text(encoding="utf-8"), CHUNK)
-        with load_model(str(files["Q2_K"]), trust=True, n_ctx=64) as other:
-            found = divergence(base, other, tokens)
+    tokens, rows = evaluated
+    found = figures(rows["base"], rows["Q2_K"], tokens)
     log_probabilities = []
     for name in ("base", "Q2_K"):
         llama = Llama(str(files[name]), n_ctx=CHUNK, logits_all=True, verbose=False)
@@ -126,34 +167,69 @@ def test_the_figures_are_those_of_a_plain_computation(files: dict[str, Path]) ->
     assert len(found.kld) == CHUNK - 1 - CHUNK // 2
     expected = (np.exp(log_p) * (log_p - log_q)).sum(axis=1)
     # llama.cpp's batches differ, and with them the last bits of quantized products.
-    assert np.mean(found.kld) == pytest.approx(expected.mean(), rel=0.02)
-    assert found.kld == pytest.approx(expected.tolist(), rel=0.15, abs=0.01)
+    assert np.mean(found.kld) == pytest.approx(expected.mean(), rel=0.03)
+    assert found.kld == pytest.approx(expected.tolist(), rel=0.2, abs=0.02)
     assert found.base_logprob == pytest.approx(log_p[steps, following].tolist(), abs=0.1)
     assert found.logprob == pytest.approx(log_q[steps, following].tolist(), abs=0.1)
 
 
-def test_a_file_and_itself_in_the_same_batches_do_not_differ(files: dict[str, Path]) -> None:
-    with (
-        load_model(str(files["Q2_K"]), trust=True, n_ctx=64) as one,
-        load_model(str(files["Q2_K"]), trust=True, n_ctx=64) as same,
-    ):
-        tokens = chunks_of(one.weights, BUNDLED.read_text(encoding="utf-8"), CHUNK)[1]
-        found = divergence(one, same, tokens)
-    assert set(found.kld) == {0.0}
-    assert set(found.same_set[str(MinK())]) == {1}
+def test_what_is_kept_is_exact_to_a_tenth_of_the_self_noise(smollm2_path: Path) -> None:
+    rows = []
+    for n_outputs, kv_type in ((128, "f16"), (5, "f16"), (128, "q4_0")):
+        with load_model(smollm2_path, trust=True, n_ctx=64, n_threads=1, kv_type=kv_type) as model:
+            [chunk, *_] = Texts(None).chunks(model.weights, 96, 60)
+            model.reserve(97, 1, n_outputs)
+            [(_, found)] = model.rows([(chunk.tokens[:-1], n_scored(96))])
+        rows.append(found)
+    exact = [
+        np.mean(
+            entropy(*(np.exp(log_softmax(one.astype(np.float64), 1)) for one in (rows[0], other)), axis=1)
+        )
+        for other in rows[1:]
+    ]
+    kept = [np.mean(figures(rows[0], other, chunk.tokens).kld) for other in rows[1:]]
+    assert kept == pytest.approx(exact, abs=0.1 * exact[0])
+    assert exact[0] < exact[1]
+
+
+def test_a_file_and_itself_in_the_same_batches_do_not_differ(
+    evaluated: tuple[list[int], dict[str, NDArray[np.float32]]],
+) -> None:
+    tokens, rows = evaluated
+    found = figures(rows["base"], rows["base"], tokens)
+    assert max(found.kld) < 1e-4
+    assert set(found.same_set[str(MinK())]) == set(found.same_top) == {1}
 
 
 @pytest.mark.slow
-def test_only_what_is_added_is_measured(quants: Quants, files: dict[str, Path], tmp_path: Path) -> None:
+def test_only_what_is_added_is_measured(
+    quants: Quants, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another file is read against what is kept of the base, which is not loaded again."""
     rows = tmp_path / "out" / "rows.jsonl"
-    base, q8, q4, _ = files.values()
+    base, q8, q4, q2 = files.values()
     assert quants(base, q8).status == 0
     first = rows.read_bytes()
+    loaded = []
+
+    def load(path: str, **options: Any) -> Model:
+        loaded.append(Path(path).stem)
+        return load_model(path, **options)
+
+    monkeypatch.setattr(measure, "load_model", load)
+    assert quants(base, q8, q4).status == 0
+    assert loaded == ["Q4_K_M"]
     assert quants(base, q8, q4, "--positions", 45).status == 0
+    assert loaded[1:] == ["base", "base", "Q8_0", "Q4_K_M"]
     assert rows.read_bytes().startswith(first)
     assert rows.read_bytes().count(b"\n") == 9
     assert {one["positions"] for one in found_in(tmp_path / "out")["files"]} == {45}
     quants(q8, base).refused(1, "base")
+    [kept, *_] = sorted((tmp_path / "out" / "base").iterdir())
+    kept.write_bytes(kept.read_bytes()[:-3])
+    del loaded[:]
+    quants(base, q2).succeeded()
+    assert loaded == ["base", "Q2_K"]  # what is damaged is kept again
 
 
 @pytest.mark.slow
@@ -186,31 +262,17 @@ def test_a_limit_that_is_exceeded_is_status_1(quants: Quants, files: dict[str, P
     quants(files["base"], files["base"]).refused(2)
 
 
-@pytest.mark.slow
-def test_a_task_says_which_questions_flip(
-    quants: Quants, files: dict[str, Path], tmp_path: Path, mink_eval: MinkEval
-) -> None:
-    quants(files["base"], files["Q2_K"], "--task", "sample-choice", "--limit", 2).succeeded()
-    run = tmp_path / "out" / "run"
-    assert "sample-choice" in (tmp_path / "out" / "quants.md").read_text()
-    questions = (run / "questions.jsonl").read_text().splitlines()
-    golds = {question["question_id"]: question["gold"] for question in map(json.loads, questions)}
-    first = next(iter(golds))
+def test_limits_are_for_the_files_of_the_command(quants: Quants, files: dict[str, Path]) -> None:
+    """Not for those that the folder has from earlier ones."""
+    limit = ["--fail-above", "bits_per_weight=8"]
+    quants(files["base"], files["Q8_0"], *limit).refused(1, "Q8_0")
+    quants(files["base"], files["Q2_K"], *limit).succeeded()
 
-    def flip(r: dict[str, Any]) -> None:
-        letter = golds[r["question_id"]]
-        if (r["model"], r["question_id"]) == ("Q2_K", first):
-            letter = "B" if letter == "A" else "A"
-        r.update(response=f"The answer is ({letter}).", finish_reason="stop")
 
-    change(run, flip)
-    assert mink_eval("report", tmp_path / "out").status == 0
-    page = (tmp_path / "out" / "quants.html").read_text()
-    flips = page[page.index("Questions that flip") :]
-    assert "right → wrong" in flips
-    assert "wrong → right" not in flips.partition("Answers")[2].partition("</table>")[0]
-    assert json.loads(questions[0])["prompt"].split()[0] in flips
-    assert 'id="responses"' in page
+def test_a_failed_start_locks_nothing(quants: Quants, files: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("Too short.")
+    quants(files["base"], files["Q2_K"], "--text", tmp_path / "short.txt").refused(1, "--text")
+    quants(files["base"], files["Q2_K"]).succeeded()
 
 
 @pytest.mark.parametrize(
@@ -226,21 +288,31 @@ def test_a_task_says_which_questions_flip(
 def test_a_verdict_says_no_more_than_its_intervals(
     above: tuple[float, ...], ratio: tuple[float, ...], said: str, unsaid: str
 ) -> None:
-    figures = {"file": "Q4", "positions": 510, "kld_mean": Interval(0.1, 0.05, 0.15)}
-    figures |= {
-        "same_top": Interval(0.9, 0.8, 1.0),
-        "ppl_ratio": Interval(*ratio),
-        "above_noise": Interval(*above),
-    }
+    intervals = {"kld_mean": (0.1, 0.05, 0.15), "ppl_ratio": ratio, "above_noise": above}
+    figures = {"file": "Q4", "positions": 510, "chunks": 8, "same_top": 0.9}
+    for name, interval in intervals.items():
+        figures |= columns_of(Interval(*interval), name)
     sentence = verdict(figures)
     assert said in sentence
     assert unsaid not in sentence
+    assert "no verdict" in verdict(figures | {"chunks": 7})
 
 
-def test_a_text_that_is_too_short_is_refused(files: dict[str, Path]) -> None:
-    vocabulary = Weights(files["base"], vocab_only=True)
-    with pytest.raises(DataError):
-        chunks_of(vocabulary, "Too short.", CHUNK)
+@pytest.mark.slow
+def test_a_base_that_is_a_quantization_is_said_first(
+    quants: Quants, files: dict[str, Path], tmp_path: Path
+) -> None:
+    quants(files["Q8_0"], files["Q2_K"]).succeeded()
+    first, *_ = (tmp_path / "out" / "quants.md").read_text().splitlines()
+    assert "itself a quantization (Q8\\_0)" in first
+    quants(files["base"], files["Q2_K"], "--out", "f16").succeeded()
+    assert "itself" not in (tmp_path / "f16" / "quants.md").read_text()
+
+
+def test_bundled_texts_fill_eight_chunks_of_each_kind(smollm2_path: Path) -> None:
+    chunks = Texts(None).chunks(Weights(smollm2_path, vocab_only=True), 256, None)
+    assert Counter(chunk.kind for chunk in chunks) == dict.fromkeys(KINDS, 8)
+    assert {len(chunk.tokens) for chunk in chunks} == {256}
 
 
 def test_fewer_positions_than_are_wanted_are_said(
@@ -252,47 +324,6 @@ def test_fewer_positions_than_are_wanted_are_said(
     n = found_in(tmp_path / "out")["files"][0]["positions"]
     assert f"{n} positions" in caplog.text
     assert "999" in caplog.text
-
-
-@pytest.mark.slow
-def test_two_files_that_do_not_fit_are_loaded_in_turns(
-    quants: Quants,
-    files: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The figures are the same to the last bit, and the report says how they were measured."""
-    command = [files["base"], files["Q4_K_M"]]
-    assert quants(*command).status == 0
-    together = found_in(tmp_path / "out")
-    monkeypatch.setattr(measure, "memory_budget", lambda: Budget(ram=1))
-    assert quants(*command, "--out", "turns").status == 0
-    in_turns = found_in(tmp_path / "turns")
-    assert "2 times" in caplog.text
-    assert "in turns" in (tmp_path / "turns" / "quants.md").read_text()
-    for one, other in zip(together["files"], in_turns["files"], strict=True):
-        for figure in ("kld_mean", "kld_max", "same_top", "ppl", "set_same"):
-            assert one[figure] == other[figure]
-
-
-def test_as_many_chunks_are_held_as_memory_has_room_for(files: dict[str, Path]) -> None:
-    base, other = (read_metadata(files[name]) for name in ("base", "Q4_K_M"))
-
-    def held(ram: int, vram: int = 0) -> int | None:
-        budget = Budget(ram, vram)
-        return chunks_to_hold(base, other, budget, n_bytes=10**6, n_ctx=80, n_gpu_layers="auto")
-
-    enough = next(ram for ram in range(10**7, 10**10, 10**6) if held(ram) is None)
-    fewer, one = held(enough - 10**6), held(10**7)
-    assert fewer is not None
-    assert one is not None
-    assert fewer > one == 1
-    roomy = choose_placement(base, Budget(10**10, 10**10), n_ctx=80)
-    assert held(enough, vram=10**10) is None
-    assert (
-        held(enough, vram=roomy.need.gpu.total) is not None
-    )  # beside the base it would have no layers there
 
 
 @pytest.mark.slow
@@ -322,19 +353,6 @@ def test_layers_on_another_machine(quants: Quants, files: dict[str, Path], tmp_p
     assert found == pytest.approx(here, rel=0.05)
 
 
-def test_tensors_that_fell_back_are_counted(
-    files: dict[str, Path], smollm2_path: Path, tmp_path: Path
-) -> None:
-    """SmolLM2's rows of 576 numbers are no multiple of 256."""
-
-    def fell_back(file: Path) -> dict[str, int]:
-        return {row["type"]: row["fell_back"] for row in file_facts(read_metadata(file))["types"]}
-
-    assert set(fell_back(files["Q2_K"]).values()) == {0}
-    narrow = fell_back(quantize(smollm2_path, tmp_path / "narrow.gguf", "Q2_K"))
-    assert narrow["F32"] == narrow["Q3_K"] == 0 < narrow["Q4_0"]
-
-
 # Figures of a position against plain float64 sums
 
 
@@ -349,36 +367,73 @@ def test_a_position_is_that_of_the_definitions(
     base: NDArray[np.float32], file: NDArray[np.float32], token: int
 ) -> None:
     found = Divergence()
-    found.add(base, file, token, CandidateSets(SAMPLERS, N))
+    sets = CandidateSets(SAMPLERS, N)
+    kept = position_of(base, token, sets)
+    found.add(kept, file, token, sets)
     log_p, log_q = (log_softmax(row.astype(np.float64)) for row in (base, file))
-    assert found.kld == [pytest.approx(entropy(np.exp(log_p), np.exp(log_q)), rel=1e-9, abs=1e-12)]
-    assert found.base_logprob == [pytest.approx(log_p[token], rel=1e-12, abs=1e-12)]
-    assert found.logprob == [pytest.approx(log_q[token], rel=1e-12, abs=1e-12)]
+    assert found.kld == [pytest.approx(entropy(np.exp(log_p), np.exp(log_q)), rel=0.01, abs=0.05)]
+    assert found.base_logprob == [pytest.approx(log_p[token], rel=1e-5, abs=1e-5)]
+    assert found.logprob == [pytest.approx(log_q[token], rel=1e-5, abs=1e-5)]
     assert found.same_top == [base.argmax() == file.argmax()]
     for sampler in SAMPLERS:
-        kept = [set(sampler.candidates(row)[0].tolist()) for row in (base, file)]
-        assert found.same_set[str(sampler)] == [kept[0] == kept[1]]
-        assert found.k_is_1[str(sampler)] == [(len(kept[0]) == 1, len(kept[1]) == 1)]
-    (best, p), *_ = most_probable(base, 3)
-    assert math.isclose(p, np.exp(log_p).max(), rel_tol=1e-12)
-    assert log_p[best] == log_p.max()  # logits that differ by less have equal probabilities
+        ids = [set(sampler.candidates(row)[0].tolist()) for row in (base, file)]
+        assert found.same_set[str(sampler)] == [ids[0] == ids[1]]
+        assert found.k_is_1[str(sampler)] == [(len(ids[0]) == 1, len(ids[1]) == 1)]
+    for best, p in (kept.most_probable[0], most_probable(base)[0]):
+        assert math.isclose(p, np.exp(log_p).max(), rel_tol=1e-2)
+        assert log_p[best] == log_p.max()  # logits that differ by less have equal probabilities
 
 
-def test_equal_rows_have_no_divergence_and_padding_is_ignored() -> None:
-    rng = np.random.default_rng(0)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.1, 1.0, 10.0]))
+def test_the_sample_stands_for_the_rest(seed: int, spread: float) -> None:
+    """Of a vocabulary in which the most probable tokens are few of many."""
+    rng = np.random.default_rng(seed)
+    base = rng.normal(0, spread, 20_000).astype(np.float32)
+    file = (base + rng.normal(0, 0.3, 20_000)).astype(np.float32)
+    sets = CandidateSets((), 20_000)
+    kept = position_of(base, 0, sets)
+    log_p, log_q = (log_softmax(row.astype(np.float64)) for row in (base, file))
+    assert len(kept.tokens) <= MOST + SAMPLED
+    most = set(kept.tokens["id"][: kept.n_most].tolist())
+    assert kept.rest == pytest.approx(1 - sum(np.exp(log_p[one]) for one in most), abs=1e-4)
     found = Divergence()
-    row = rng.normal(size=N).astype(np.float32)
+    found.add(kept, file, 0, sets)
+    assert found.kld == [pytest.approx(entropy(np.exp(log_p), np.exp(log_q)), abs=0.05)]
+
+
+def test_what_is_kept_is_read_as_it_was_written(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    sets = CandidateSets(SAMPLERS, 9000)
+    written = [position_of(row, 3, sets) for row in rng.normal(size=(4, 9000)).astype(np.float32)]
+    stored = StoredBase(tmp_path, SAMPLERS)
+    assert stored.read(2) is None
+    stored.write(2, written)
+    read = stored.read(2)
+    assert read is not None
+    for one, other in zip(written, read, strict=True):
+        assert np.array_equal(one.tokens, other.tokens)
+        assert one[1:] == other[1:]
+    assert StoredBase(tmp_path, SAMPLERS[:1]).read(2) is None
+
+
+def test_padding_is_ignored() -> None:
+    row = np.random.default_rng(0).normal(size=N).astype(np.float32)
     padded = np.concatenate([row, np.full(5, 99, np.float32)])
-    found.add(row, padded, 3, CandidateSets(SAMPLERS, N))
-    assert (found.kld, found.same_top) == ([0.0], [1])
+    found, sets = Divergence(), CandidateSets(SAMPLERS, N)
+    found.add(position_of(row, 3, sets), padded, 3, sets)
+    assert found.kld == [pytest.approx(0, abs=1e-5)]
+    assert found.same_top == [1]
 
 
 def test_banned_tokens_are_finite_and_a_nan_is_refused() -> None:
     base, file = np.zeros((2, N), np.float32)
     base[1] = -np.inf
     found, sets = Divergence(), CandidateSets(SAMPLERS, N)
-    found.add(base, file, 0, sets)
-    assert found.kld == [pytest.approx(math.log(N / (N - 1)))]
+    kept = position_of(base, 0, sets)
+    found.add(kept, file, 0, sets)
+    assert found.kld == [pytest.approx(math.log(N / (N - 1)), abs=1e-3)]
     file[2] = np.nan
     with pytest.raises(GenerationError):
-        found.add(base, file, 0, sets)
+        found.add(kept, file, 0, sets)
+    with pytest.raises(GenerationError):
+        position_of(np.full(N, -np.inf, np.float32), 0, sets)
