@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from mink_local.models.options import (
     temp_option,
     template_kwargs_option,
 )
+from mink_local.models.placement import PlacementOptions
 from mink_local.version import __version__
 
 if TYPE_CHECKING:
@@ -113,8 +115,25 @@ out_option = SharedOption(
 )
 
 
+class Command(click.Command):
+    """A command whose help has the options of placement in a section of their own, at the end."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        placement = {"cpu_moe", *(field.name for field in fields(PlacementOptions))}
+        records: dict[str, list[tuple[str, str]]] = {"Options": [], "Placement of the model's layers": []}
+        for option in self.get_params(ctx):
+            if record := option.get_help_record(ctx):
+                records[list(records)[option.name in placement]].append(record)
+        for heading, found in records.items():
+            if found:
+                with formatter.section(heading):
+                    formatter.write_dl(found)
+
+
 class Program(click.Group):
     """Command group that turns a missing library into an install hint."""
+
+    command_class = Command
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -289,8 +308,7 @@ def _split(names: Sequence[str]) -> "tuple[list[ModelFile], list[str]]":
     "--shots",
     type=POSITIVE,
     metavar="N",
-    help="Put the first N questions and their worked answers before each question, as earlier turns of the "
-    "conversation; they are then excluded from the run.",
+    help="Few-shot: show the first N questions with worked answers as earlier turns; they are not asked.",
 )
 @click.option(
     "--shots-from",
@@ -316,6 +334,12 @@ def _split(names: Sequence[str]) -> "tuple[list[ModelFile], list[str]]":
 @template_option
 @template_kwargs_option
 @click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Only say what would be asked, with the first prompt whole, and about how long it would take, from "
+    "10 seconds with each model; nothing is written.",
+)
+@click.option(
     "--ray",
     metavar="ADDRESS",
     help="Distribute the run over the Ray cluster at ADDRESS, or over this machine's GPUs (local), with one "
@@ -332,11 +356,12 @@ def run_command(
     shots_from: Sequence[str],
     parallel: Any,
     ray: str | None,
+    dry_run: bool,
     quiet: bool,
     out: Path,
     **options: Any,  # `Run`'s, under the same names
 ) -> None:
-    """Have models answer tasks with every sampler and temperature.
+    """Run models on tasks with every sampler and temperature.
 
     TASK is a name listed by mink-eval tasks, or your own file: JSON Lines, a list in JSON, or CSV, with
     "question" and optionally "answer" (a number, a formula or a text), "choices" (or columns A, B, …; the
@@ -378,14 +403,22 @@ def run_command(
         n_parallel=parallel,
         **options,
     )
+    if dry_run:
+        for sentence in run_.rehearse(out):
+            click.echo(sentence)
+        return
     carry_out(run_, out, quiet=quiet)
 
 
 class AgainstType(SamplerType):
-    """Type of --against: a sampler, "model=NAME" or "temp=T"; its value is a kind and a name."""
+    """Type of --against: a sampler, "all", "model=NAME" or "temp=T"; its value is a kind and a name."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         kind, _, name = value.partition("=")
+        if value == "all":
+            from mink_local.evals.run.summary import EVERY
+
+            return "sampler", EVERY
         if kind == "model":
             return kind, name
         if kind == "temp":
@@ -401,23 +434,27 @@ class AgainstType(SamplerType):
 @click.option(
     "--against",
     type=AgainstType(),
-    metavar="SAMPLER|model=NAME|temp=T",
-    help="Sampler, model or temperature to compare the others with.  [default: min-k, and the first of "
-    "several models]",
+    metavar="SAMPLER|all|model=NAME|temp=T",
+    help="Sampler, model or temperature to compare the others with; all: every pair of samplers. The report "
+    "is then in DIR/report-against-….  [default: min-k, and the first of several models]",
 )
 def report_command(folder: Path, against: tuple[str, Any] | None) -> None:
-    """Report on the results in DIR, even while they are measured.
+    """Report on the results in DIR; a measurement may still be running.
 
     DIR is the --out folder of another command. Prints tables, and writes NAME.html with tables and figures,
-    NAME.md, the numbers as CSV and JSON, and the figures as SVG; for a run, to DIR/report, and report.html
-    has a browser for all responses, too. A run's responses are rescored by this version's tasks, and verdicts
-    that differ from the recorded ones are counted; the records stay unchanged. Judgements on a run, in a
-    folder of it, are reported on as well.
+    NAME.md, the numbers as CSV and JSON, and the figures as SVG and PDF with their data; for a run, to
+    DIR/report, and report.html has a browser for all responses, too. Responses that an earlier version has
+    scored, or whose verdicts were edited, are scored again, and verdicts that differ are counted; the records
+    stay unchanged. Judgements on a run, in a folder of it, are reported on as well.
     """
     from mink_local.evals.measurement import Results, report_on
-    from mink_local.evals.store import read_manifest
+    from mink_local.evals.run.records import QUESTIONS
+    from mink_local.evals.store import MANIFEST, read_manifest
 
-    measures = read_manifest(folder).get("measures", "run")
+    measures = read_manifest(folder).get("measures", "run" if (folder / QUESTIONS).exists() else None)
+    if measures is None:
+        damaged = "is damaged" if (folder / MANIFEST).exists() else "is missing"
+        raise ReportError(f"{folder / MANIFEST} {damaged}: give the --out folder of a mink-eval command")
     if against and measures != "run":
         raise click.UsageError(f"--against is for a run: {folder} contains results of mink-eval {measures}.")
     report_on(Results(folder, _measurement(measures), against))
@@ -458,7 +495,7 @@ def _chains(
 ) -> "Sequence[Sampler]":
     for sampler in samplers:
         if len(sampler.members) == 1:
-            raise click.BadParameter(f"{sampler.name} is measured anyway: give a chain, such as top-k+min-k.")
+            raise click.BadParameter(f"{sampler.name} is always measured: give a chain, such as top-k+min-k.")
     return _stateless(context, option, samplers)
 
 
@@ -518,8 +555,8 @@ def frontier_command(texts: Path | None, text: Path | None, out: Path, quiet: bo
     sampler's option is swept at every temperature, and in both orders of temperature and cut if it supports
     both.
 
-    Writes to DIR: frontier.md with the tables, frontier.svg, and all numbers with their intervals as CSV and
-    JSON. Run the same command again to resume; with more texts or temperatures, only what is new is measured.
+    Writes frontier.html, .md, .svg, .pdf, .csv and .json to DIR. Run the same command again to resume; with
+    more texts or temperatures, only what is new is measured.
     """
     if (texts is None) == (text is None):
         raise click.UsageError("give the texts with either --texts or --text.")
@@ -557,7 +594,7 @@ def frontier_command(texts: Path | None, text: Path | None, out: Path, quiet: bo
     type=FiniteFloat(min=0, min_open=True, max=1, max_open=True),
     default=0.01,
     metavar="P",
-    help="Explore until at most this much probability is left for every sampler and temperature.",
+    help="Stop once no sampler at any temperature has more than P unexplored.",
 )
 @click.option(
     "--nodes",
@@ -579,9 +616,8 @@ def coverage_command(out: Path, quiet: bool, **options: Any) -> None:
     and how many different ones do 100 samples contain (coverage)? Nothing is sampled, and all samplers share
     the evaluated nodes.
 
-    Writes to DIR: coverage.md with the tables, coverage.svg with a curve over temperature for each sampler,
-    and all numbers as CSV and JSON. Run the same command again to resume; with more prompts, samplers or
-    temperatures, only what is new is measured.
+    Writes coverage.html, .md, .svg, .pdf, .csv and .json to DIR. Run the same command again to resume; with
+    more prompts, samplers or temperatures, only what is new is measured.
     """
     from mink_local.evals.coverage.measure import Walks
     from mink_local.evals.measurement import carry_out
@@ -601,7 +637,7 @@ def _limits(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> dict
     return limits
 
 
-class KvTypesCommand(click.Command):
+class KvTypesCommand(Command):
     """A command whose --kv-type takes several types at once."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -112,10 +112,12 @@ def test_what_lies_beside_a_run_is_reported_on_or_warned_of(
         assert (run / path).exists()
 
 
-def test_results_of_a_command_that_is_gone_are_refused(tmp_path: Path, mink_eval: MinkEval) -> None:
-    (tmp_path / "manifest.json").write_text('{"format": 1, "measures": "steps"}')
-    mink_eval("report", tmp_path).refused(1, "mink-eval steps")
-    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+def test_results_that_no_command_reads_are_refused(tmp_path: Path, mink_eval: MinkEval) -> None:
+    manifest = tmp_path / "manifest.json"
+    for content, named in (('{"format": 1, "measures": "steps"}', "mink-eval steps"), ("{", manifest)):
+        manifest.write_text(content)
+        mink_eval("report", tmp_path).refused(1, named)
+        assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
 
 
 def test_the_files_are_there_though_the_reader_of_the_output_has_left(tmp_path: Path) -> None:
@@ -134,6 +136,18 @@ def test_help_imports_no_library_of_reports() -> None:
         "from mink_local.evals.cli import main; main()"
     )
     assert "--sampler" in output_of("-c", program, "run", "--help")
+
+
+def test_help_has_few_commands_and_placement_at_the_end() -> None:
+    assert len(cli.commands) <= 8
+    for name in ("run", "frontier", "coverage", "judge"):
+        own, heading, placement = output_of("-m", "mink_local.evals.cli", name, "--help").partition(
+            "Placement"
+        )
+        assert heading
+        assert "--gpu-layers" in placement
+        assert "--gpu-layers" not in own.partition("Options:")[2]
+        assert "--out" not in placement
 
 
 def test_an_option_means_the_same_in_all_commands() -> None:

@@ -5,8 +5,9 @@ import json
 import logging
 import os
 import shlex
+import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -35,10 +36,11 @@ from mink_local.evals.run.records import (
 )
 from mink_local.evals.run.workers import Cluster, Worker
 from mink_local.evals.stats import what_can_be_found
-from mink_local.evals.store import Rows, Store, to_line
+from mink_local.evals.store import Rows, Store, read_manifest, to_line
 from mink_local.evals.tables import count
 from mink_local.evals.tasks.base import Task
 from mink_local.evals.tasks.own import OwnTask
+from mink_local.interrupts import on_interrupt
 from mink_local.models import trust
 from mink_local.models.catalog import ModelFile
 from mink_local.samplers import Sampler
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from mink_local.evals.report.report import Report
 
 _SHOWN = 10  # changed questions named in a message
+_REHEARSAL_SECONDS = 10.0
 
 log = logging.getLogger("mink_local")
 
@@ -227,6 +230,40 @@ class Run(Measurement[Response]):
         self._n_new += 1
         self._n_tokens += response.n_tokens
         self._pace.finished.append(response.n_tokens)
+
+    def rehearse(self, folder: Path) -> Iterator[str]:
+        """Yield what is missing in a folder, the first prompt, and how long the responses would take."""
+        there = self.recorded(folder, read_manifest(folder)).by_key
+        missing = [wanted for key, wanted in self._wanted.items() if key not in there]
+        if missing:
+            first = missing[0]
+            for message in self._tasks[first.task].messages(first.question):
+                yield f"[{message['role']}]\n{message['content']}\n"
+        yield f"{len(missing):,} of {count(len(self._wanted), 'response')} missing in {folder}."
+        for model in self._models:
+            left = [one for one in missing if one.model == model.name]
+            if left and isinstance(model, ModelFile):
+                yield f"{count(len(left), 'response')} with {model.name}: {self._rehearsed(model, left)}."
+
+    def _rehearsed(self, model: ModelFile, wanted: Sequence[Wanted]) -> str:
+        """Generate for some seconds, and say how long the wanted responses would take."""
+        self.interrupted, self._lost = False, []
+        with closing(self._start(self._answerer(model))) as self._answering:
+            timer = threading.Timer(_REHEARSAL_SECONDS, self.interrupt)
+            with on_interrupt(self.interrupt):
+                for found in self._answering.answer(wanted):
+                    if isinstance(found, Response):
+                        self._note(found)
+                    else:
+                        self._pace = Pace()
+                        timer.start()
+            timer.cancel()
+        n_left = len(wanted) - len(self._pace.finished)
+        seconds = self._pace.seconds_left(self._lost, n_left, self._most)
+        if seconds is not None:
+            return f"about {duration(seconds)}"
+        speed = self._pace.speed(self._lost)
+        return f"at most {duration(len(wanted) * self._most / speed)}" if speed else "no token in 10 seconds"
 
     def _answerer(self, model: "ModelFile | AddressAnswerer") -> Answerer:
         if not isinstance(model, ModelFile):

@@ -58,6 +58,22 @@ def test_only_what_is_added_runs(tmp_path: Path, here: list[object], mink_eval: 
     assert len(seeds) == len({r.seed for r in records})
 
 
+def test_a_dry_run_says_what_would_be_asked_and_writes_nothing(
+    tmp_path: Path, here: list[object], mink_eval: MinkEval
+) -> None:
+    out = tmp_path / "run"
+    command = [*here, "-n", 4, "--limit", 2, "--system", "Be brief.", "--out", out]
+    said = mink_eval.run(*command, "--dry-run").stdout
+    assert "[system]\nBe brief.\n\n[user]\nWhat is 0 + 0?\n\nYour response must end" in said
+    assert "4 of 4 responses missing" in said
+    assert "4 responses with tiny: about 0:00:0" in said
+    assert not out.exists()
+    mink_eval.run(*command)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert "2 of 6 responses missing" in mink_eval.run(*command, "--limit", 3, "--dry-run").stdout
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
 def test_what_several_cells_can_show_is_said_beforehand(
     tmp_path: Path, here: list[object], mink_eval: MinkEval
 ) -> None:
