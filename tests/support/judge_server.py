@@ -58,6 +58,7 @@ class JudgeServer:
 
     Attributes:
         models: Ids that GET /v1/models names.
+        owner: Who owns them.
         bodies: The bodies of the requests so far.
         headers: Their headers.
     """
@@ -65,6 +66,7 @@ class JudgeServer:
     url: str
     answer: Callable[[Body], Said]
     models: list[str] = field(default_factory=lambda: ["judge-1"])
+    owner: str = "me"
     bodies: list[Body] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
 
@@ -74,7 +76,7 @@ def judge_server(answer: Callable[[Body], Said]) -> Iterator[JudgeServer]:
     """Serve on a free port of this machine, in a thread; `answer` blocks all other requests."""
 
     async def models(_: Request) -> Response:
-        return JSONResponse({"data": [{"id": name} for name in server.models]})
+        return JSONResponse({"data": [{"id": name, "owned_by": server.owner} for name in server.models]})
 
     async def complete(request: Request) -> Response:
         server.bodies.append(await request.json())

@@ -314,9 +314,10 @@ class Run(Measurement[Response]):
 
     def conclude(self, results: Results) -> None:
         """Say what was measured; `mink-eval report` reports on it."""
-        n_empty = sum(row.finish_reason == "overflow" for row in results.rows.by_key.values())
-        if n_empty:
-            print(f"{count(n_empty, 'prompt')} did not fit: the empty responses count as wrong.")
+        reasons = [row.finish_reason for row in results.rows.by_key.values()]
+        for reason, what in (("overflow", "did not fit"), ("refused", "were refused by the server")):
+            if n := reasons.count(reason):
+                print(f"{count(n, 'prompt')} {what}: the empty responses count as wrong.")
         if self._n_new:
             speed = f"{self._n_tokens / self._seconds:.1f} tokens/s"
             took = f"{duration(self._seconds)} ({speed})"

@@ -280,6 +280,12 @@ def read_run(folder: Path) -> RecordedRun:
         notes.append(f"{QUESTIONS} was modified after the run: its answers may have changed.")
     questions: Mapping[Any, Question] = read_questions(folder).by_key
     described = public(manifest) if known_parts(manifest) else {}
+    served = [name for name, model in described.get("models", {}).items() if not model.get("sha256")]
+    if served:
+        notes.append(
+            f"Answered by a server: {listed(served)}. Its file and k are not recorded, nor, unless it is "
+            "mink-serve, whether top-p cuts before or after temperature."
+        )
     return RecordedRun(dict(questions), list(found.by_key.values()), described, found.problems, notes)
 
 

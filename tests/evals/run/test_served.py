@@ -1,0 +1,157 @@
+"""`mink-eval run` with a model behind an address: mink-serve, and a server that knows few parameters."""
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mink_local.evals import addresses
+from tests.support.judge_server import Body, JudgeServer, Said, fails, judge_server
+from tests.support.mink_eval import MinkEval, read_responses
+from tests.support.python import Finished
+from tests.support.server import running_server
+
+TOP_P = "top-p:p=0.8,order=temperature-first"
+
+
+def doubles(body: Body) -> Said:
+    """Answer "What is 3 + 3?"."""
+    number = int(body["messages"][-1]["content"].split()[2])
+    choice = {"message": {"content": f"The final answer is {2 * number}"}, "finish_reason": "stop"}
+    return Said(200, {"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 5}})
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
+    monkeypatch.setattr(addresses, "RETRIES", 1)
+    with judge_server(doubles) as running:
+        yield running
+
+
+@pytest.fixture
+def run(mink_eval: MinkEval, questions: list[object], server: JudgeServer, tmp_path: Path) -> Any:
+    """`run(*options)` asks the server four questions."""
+    command = ["run", "gsm8k", *questions, "--limit", 4, "-q", "-o", tmp_path / "run"]
+    return partial(mink_eval, *command, "--model", server.url)
+
+
+Run = Callable[..., Finished]
+
+
+@pytest.mark.slow
+def test_mink_serve_answers_as_its_file_does(
+    mink_eval: MinkEval, questions: list[object], tmp_path: Path
+) -> None:
+    """With its samplers and seeds; and what was answered is not asked again."""
+    command = ["run", "gsm8k", *questions, "--limit", 2, "-n", 12, "-t", 5, "-s", "min-k", "-s", "top-p"]
+    with running_server("--ctx", "512") as serving:
+        for _ in range(2):
+            mink_eval(*command, "--model", serving.url, "-o", tmp_path / "served").succeeded()
+    mink_eval(*command, "-o", tmp_path / "file").succeeded()
+    served, file = (
+        {one.key._replace(model=""): one for one in read_responses(tmp_path / name)}
+        for name in ("served", "file")
+    )
+    assert served.keys() == file.keys()
+    same = [served[key].response == file[key].response for key in file]
+    assert sum(same) >= len(same) - 2  # the server's caches change the last bits of sums
+    for key, one in served.items():
+        assert (one.k, one.seed, one.order) == ([], file[key].seed, file[key].order)
+        assert (one.prompt_tokens, one.n_tokens > 0) == (file[key].prompt_tokens, True)
+        assert one.finish_reason in ("stop", "length")
+    shown = " ".join(mink_eval("report", tmp_path / "served").succeeded().stdout.split())
+    assert "Answered by a server: smollm2-135m at http" in shown
+
+
+def test_another_server_gets_what_it_knows(run: Run, server: JudgeServer, tmp_path: Path) -> None:
+    run("-s", "top-p:p=0.8", "-t", 2, "--stop", "END").succeeded()
+    fields = {"model", "messages", "max_tokens", "temperature", "seed", "stop"}
+    for body in server.bodies:
+        assert body.keys() - {"top_p"} == fields
+        assert (body["temperature"], body.get("top_p")) in [(0, None), (2, 0.8)]
+    found = read_responses(tmp_path / "run")
+    assert {(one.sampler, one.temperature) for one in found} == {("greedy", 0), (TOP_P, 2)}
+    assert {one.seed for one in found} == {body["seed"] for body in server.bodies}
+    assert {(one.flexible and one.flexible.correct, one.n_tokens) for one in found} == {(True, 5)}
+    assert {one.model for one in found} == {f"judge-1 at {server.url}"}
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "named"),
+    [
+        (["-s", "min-k"], 1, "min-k:tau=3"),
+        (["-s", "top-p", "-s", "top-k+top-p"], 1, "top-k"),
+        (["-s", "top-p", "--reasoning-budget", 9], 1, "--reasoning-budget"),
+        (["-s", "top-p", "--threads", 2], 2, "--threads"),
+        (["-s", "top-p", "--ctx", 512], 2, "--ctx"),
+        (["-s", "top-p", "--key-env", "NO_SUCH_KEY"], 1, "NO_SUCH_KEY"),
+    ],
+)
+def test_what_would_be_dropped_in_silence_is_refused(
+    run: Run, server: JudgeServer, tmp_path: Path, options: list[object], status: int, named: str
+) -> None:
+    run(*options).refused(status, named)
+    assert not server.bodies
+    assert not (tmp_path / "run" / "manifest.json").exists()
+
+
+def test_a_preset_of_mink_serve_is_refused(
+    mink_eval: MinkEval, questions: list[object], server: JudgeServer, tmp_path: Path
+) -> None:
+    """It would answer with its own sampler, whatever is sent."""
+    server.models, server.owner = ["tiny", "tiny:creative"], "mink-local"
+    command = ["run", "gsm8k", *questions, "--model", f"{server.url}#tiny:creative", "-o", tmp_path / "run"]
+    mink_eval(*command).refused(1, "preset")
+    server.models = ["one", "two"]
+    mink_eval(*command[:-3], server.url, *command[-2:]).refused(1, "#MODEL")
+
+
+@pytest.mark.parametrize(
+    ("failure", "named"),
+    [
+        (fails(500), "HTTP 500"),
+        (fails(401), "--key-env"),
+        (fails(400, "no temperature", param="temperature"), "no temperature"),
+        (Said(200, "<html>"), "chat completions"),
+    ],
+)
+def test_a_server_that_fails_in_the_middle(
+    run: Run, server: JudgeServer, tmp_path: Path, failure: Said, named: str
+) -> None:
+    """What was answered is kept, and the same command asks for the rest alone."""
+    n_kept = 0 if failure.status == 400 else 5  # a later 400 would be that prompt's alone
+    server.answer = lambda body: doubles(body) if len(server.bodies) <= n_kept else failure
+    run("-s", "top-p").refused(1, named)
+    assert len(read_responses(tmp_path / "run")) == n_kept
+    server.answer, n_asked = doubles, len(server.bodies)
+    run("-s", "top-p").succeeded()
+    assert len(server.bodies) - n_asked == 8 - n_kept
+    assert len(read_responses(tmp_path / "run")) == 8
+
+
+def test_prompts_that_the_server_does_not_answer_are_recorded(
+    run: Run, server: JudgeServer, tmp_path: Path
+) -> None:
+    failures = {"1 + 1": fails(400, "the filter"), "2 + 2": fails(400, code="context_length_exceeded")}
+
+    def answer(body: Body) -> Said:
+        return next((said for words, said in failures.items() if words in str(body)), doubles(body))
+
+    server.answer = answer
+    shown = run("-s", "top-p").succeeded().stdout
+    assert "2 prompts did not fit" in shown
+    assert "2 prompts were refused" in shown
+    reasons = {
+        (one.question_id, one.finish_reason, one.response == "") for one in read_responses(tmp_path / "run")
+    }
+    assert reasons == {
+        ("0", "stop", False),
+        ("1", "refused", True),
+        ("2", "overflow", True),
+        ("3", "stop", False),
+    }
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert list(manifest["models"]) == [f"judge-1 at {server.url}"]
