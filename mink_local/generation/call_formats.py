@@ -2,19 +2,16 @@
 
 They write them between marks of their own (`CALL_MARKS`), in a wrapper such as a fence, or alone at the start
 of a line. A call is a JSON object, or a name followed by a JSON object, by tagged parameters, or by
-parentheses as in Python. Each has a reader, which waits for the end of the call and then reads all of it.
+parentheses as in Python. Each has a reader, which reads the call at its end.
 """
 
 import ast
 import json
+import keyword
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
-
-from mink_local.generation.text import started_length
 
 OPEN = "<tool_call>"
 CALL_MARKS = {  # what precedes calls, and what may follow them
@@ -50,7 +47,7 @@ CALL_TEXTS = (
 )  # fmt: skip
 """Texts around and in calls that are control tokens in some vocabularies."""
 
-MOST_DEPTH = 50  # nested brackets in what may be no call
+_MOST_COMMAS = 50  # at which arguments that are cut off may be complete
 SPACES = re.compile(r"\s*")
 FEW_SPACES = re.compile(r"\s{0,64}")
 
@@ -75,8 +72,13 @@ class Call(NamedTuple):
     is_whole: bool = True
 
 
-class CallReader(ABC):
-    """Reads one call in a text that grows; no character is looked at twice.
+# A line break belongs in no string of JSON: before a mark it shows that one has no end.
+_STOP = re.compile(rf"\n\s*(?:{'|'.join(map(re.escape, sorted(CALL_ENDS)))})")
+_NO_CALL = (ValueError, TypeError, LookupError, AttributeError, RecursionError, MemoryError)
+
+
+class CallReader:
+    """Reads one call in a text that grows; its arguments are a JSON object, unless a subclass says otherwise.
 
     Args:
         at: Where the call begins, or its arguments if the name comes before them.
@@ -88,207 +90,172 @@ class CallReader(ABC):
         name: The tool's, as soon as this is certain to be a call; "" until then.
     """
 
+    closing = "}"  # what a call ends with, but need not end at
     is_certain = True  # if the name is known
 
     def __init__(self, at: int, name: str = "", schema: Any = None) -> None:
         self.at = self._start = at
-        self._name, self._schema = name, schema
-        self._is_complete = False
         self.name = name if self.is_certain else ""
-
-    @abstractmethod
-    def read(self, text: str, is_final: bool) -> bool:
-        """Read on; return whether the call ends at `at`, complete or not."""
-
-    @abstractmethod
-    def call(self, text: str) -> Call | None:
-        """Return the call as far as it has been read, or None if it is none."""
-
-
-def value_tokens(quotes: str, illegal: str, stop: str = "(?!)", escape: str = r"\\.") -> re.Pattern[str]:
-    """Return a pattern for what matters in a value: quotes, what is illegal outside strings or at all."""
-    return re.compile(
-        rf"(?P<stop>{stop})|(?P<quote>{quotes})|(?P<illegal>{illegal})|(?P<escape>{escape})|(?P<open>[(\[{{])|"
-        r"(?P<close>[)\]}])|(?P<comma>,)",
-        re.DOTALL,
-    )
-
-
-# A line break belongs in no string of JSON, and before a mark it shows that one has no end.
-_BREAKS = ["\n" + end for end in CALL_ENDS]
-_STOP = "|".join(map(re.escape, _BREAKS))
-_JSON = value_tokens('"', r"[^\s{}\[\],:0-9a-zNIE.+\-\"\\]", _STOP)
-_LENIENT = value_tokens('"', "[<`]", _STOP)
-_PYTHON = value_tokens("[\"']", "[<`]")
-_GEMMA_BEGUN = "|".join(re.escape(quote[1:n]) for quote in GEMMA_QUOTES for n in range(1, len(quote)))
-_GEMMA = value_tokens("|".join(map(re.escape, GEMMA_QUOTES)), rf"<(?!(?:{_GEMMA_BEGUN})\Z)|`", escape="(?!)")
-_LONG_TOKENS = ("\\.", *GEMMA_QUOTES, *_BREAKS)
-
-
-class _BracketReader(CallReader):
-    """Reads what ends with the bracket that closes its first one."""
-
-    tokens: re.Pattern[str]
-
-    def __init__(self, at: int, name: str = "", schema: Any = None) -> None:
-        super().__init__(at, name, schema)
-        self._commas: list[int] = []  # places of those between its elements
+        self._name, self._schema = name, schema
+        self._whole: Call | None = None
         self._is_broken = False
-        self._depth, self._quote = 0, ""
 
     def read(self, text: str, is_final: bool) -> bool:
-        end = len(text) - (0 if is_final else started_length(text[self.at :], _LONG_TOKENS))
-        for token in self.tokens.finditer(text, self.at, end):
-            self._take(token, str(token.lastgroup))
-            if self._is_broken or self._is_complete:
-                self.at = token.start() if self._is_broken else token.end()
-                return True
-        self.at = end
-        return False
+        """Read on; return whether this ends at `at`: a call, or what cannot become one."""
+        while not (self._whole or self._is_broken) and (end := text.find(self.closing, self.at)) >= 0:
+            self.at = end + len(self.closing)
+            try:
+                self._whole = self.whole(text[self._start : self.at])
+            except SyntaxError:
+                continue
+            except _NO_CALL:
+                self._is_broken = True
+        if self._whole or (self._is_broken and not self.name):
+            return True
+        stop = _STOP.search(text, self._start) if self.name and (self._is_broken or is_final) else None
+        self.at = stop.start() if stop else len(text) if is_final else self.at
+        return stop is not None
 
-    def _take(self, token: re.Match[str], kind: str) -> None:
-        if self._quote and kind != "stop":
-            if token[0] == self._quote:
-                self._quote = ""
-        elif kind == "quote":
-            self._quote = token[0]
-        elif kind == "open":
-            self._depth += 1
-            self._is_broken = self._depth > MOST_DEPTH and not self.name
-        elif kind == "close":
-            self._depth -= 1
-            self._is_complete = self._depth == 0
-        elif kind == "comma":
-            self._commas += [token.start()] * (self._depth == 1)
-        else:
-            self._is_broken = True
+    def call(self, text: str) -> Call | None:
+        """Return the call, or what there is of it at the end of a text; None if it is none."""
+        with suppress(SyntaxError, *_NO_CALL):
+            return self._whole or self.cut(text[self._start : self.at])
+        return None
+
+    def whole(self, text: str) -> Call:
+        """Return the call that a text is. Raises SyntaxError if more text may make it one, or ValueError."""
+        return Call(self.name, as_json(_json_object(text)))
+
+    def cut(self, text: str) -> Call | None:
+        """Return what there is of a call that is not whole."""
+        return Call(self.name, text, is_whole=False)
 
 
-class ObjectReader(_BracketReader):
+def _json_object(text: str) -> dict[str, Any]:
+    """Return a JSON object. Raises SyntaxError if it has no end, or ValueError."""
+    try:
+        value = json.loads(text, strict=False)  # models write line breaks into strings
+    except json.JSONDecodeError as error:
+        if error.pos >= len(text) or error.msg.startswith("Unterminated string"):
+            raise SyntaxError from None
+        raise
+    if not isinstance(value, dict):
+        raise ValueError("no object")
+    return value
+
+
+class ObjectReader(CallReader):
     """Reads a call that is a JSON object; it is certain to be one when its arguments begin after its name."""
-
-    tokens = _JSON
 
     def read(self, text: str, is_final: bool) -> bool:
         head = OBJECT_HEAD.match(text, self._start)
         if head and not self.name:
-            self._name = head["name"]
-            if head["arguments"]:
-                self.name, self.tokens, self._arguments = head["name"], _LENIENT, head.start("arguments")
+            self._name, self._head = head["name"], head.end() - self._start
+            self.name = head["name"] if head["arguments"] else ""
         return super().read(text, is_final)
 
-    def call(self, text: str) -> Call | None:
-        if self.name:
-            with suppress(ValueError, RecursionError):  # models leave out the last bracket
-                arguments, _ = json.JSONDecoder(strict=False).raw_decode(text[: self.at], self._arguments)
-                return Call(self.name, as_json(arguments))
-            return Call(self.name, text[self._arguments : self.at - self._is_complete], is_whole=False)
-        if call := _of_object(text[self._start : self.at]):
-            return call
-        is_cut = self._name and not (self._is_complete or self._is_broken)
-        return Call(self._name, "", is_whole=False) if is_cut else None
+    def whole(self, text: str) -> Call:
+        value = _json_object(text)
+        name = value["name"] if "name" in value else value["tool_name"]
+        arguments = value["arguments"] if "arguments" in value else value["parameters"]
+        if isinstance(arguments, str):
+            arguments = _json_object(arguments)
+        name.encode()
+        arguments.keys()
+        return Call(self.name or name, as_json(arguments))
+
+    def cut(self, text: str) -> Call | None:
+        if not self.name:
+            return Call(self._name, "", is_whole=False) if self._name and not self._is_broken else None
+        with suppress(ValueError, RecursionError):  # models leave out the last bracket
+            arguments, _ = json.JSONDecoder(strict=False).raw_decode(text, self._head - 1)
+            return Call(self.name, as_json(arguments))
+        return Call(self.name, text[self._head - 1 :], is_whole=False)
 
 
-class JsonReader(_BracketReader):
-    """Reads arguments that are a JSON object."""
-
-    tokens = _LENIENT
-
-    def call(self, text: str) -> Call:
-        written = text[self._start : self.at]
-        with suppress(ValueError, RecursionError):
-            return Call(self.name, as_json(json.loads(written, strict=False)))
-        return Call(self.name, written, is_whole=False)
-
-
-class PythonReader(_BracketReader):
+class PythonReader(CallReader):
     """Reads arguments in parentheses, as in Python; whether this is a call is known at the last one."""
 
-    tokens, is_certain = _PYTHON, False
+    closing = ")"
+    is_certain = False
 
-    def call(self, text: str) -> Call | None:
-        if self._is_broken:
-            return None
-        bounds = [self._start, *self._commas]
-        if self._is_complete:  # else the last argument may be incomplete
-            bounds.append(self.at - 1)
-        parts = [text[begin + 1 : end] for begin, end in pairwise(bounds)]
-        if parts and not parts[-1].strip():
-            del parts[-1]
-        with suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-            arguments = as_json(self.arguments(parts))
-            return Call(self._name, arguments[: None if self._is_complete else -1], self._is_complete)
+    def whole(self, text: str) -> Call:
+        return Call(self._name, as_json(self.arguments(text)))
+
+    def cut(self, text: str) -> Call | None:
+        """Return the call without what may be incomplete."""
+        commas = [match.start() for match in re.finditer(",", text)][-_MOST_COMMAS:]
+        for end in (*reversed(commas), 1):
+            with suppress(SyntaxError, *_NO_CALL):
+                arguments = as_json(self.arguments(text[:end] + self.closing))
+                return None if self._is_broken else Call(self._name, arguments[:-1], is_whole=False)
         return None
 
-    def arguments(self, parts: Sequence[str]) -> Any:
-        """Return the arguments, given the text of each. Raises ValueError or the like for a malformed one."""
-        pairs = [part.split("=", 1) for part in parts]
-        return {_identifier(name): python_literal(value) for name, value in pairs}
+    def arguments(self, text: str) -> Any:
+        """Return arguments. Raises SyntaxError if more text may complete them, or ValueError or the like."""
+        call = _python(f"_{text}")
+        if not isinstance(call, ast.Call) or call.args:
+            raise ValueError("arguments need names")
+        return {_own_name(each.arg): ast.literal_eval(each.value) for each in call.keywords}
 
 
 class GemmaReader(PythonReader):
     """Reads arguments in Gemma's notation: JSON with strings in quotes of its own, and names without any."""
 
-    tokens = _GEMMA
+    closing = "}"
 
-    def arguments(self, parts: Sequence[str]) -> Any:
-        return json.loads(f"{{{_GEMMA_WORD.sub(_of_gemma_in_json, ','.join(parts))}}}", strict=False)
+    def arguments(self, text: str) -> Any:
+        try:
+            return json.loads(_GEMMA_WORD.sub(_of_gemma_in_json, text), strict=False)
+        except ValueError:
+            raise SyntaxError from None
 
 
 class _TagReader(CallReader):
     """Reads arguments in tags.
 
     Attributes:
-        start: How a parameter begins, with its name.
+        begin: How a parameter begins, with its name.
         end: How it ends.
-        closing: How arguments end.
-        empty: Arguments that are none.
     """
 
-    start: ClassVar[re.Pattern[str]]
+    begin: ClassVar[re.Pattern[str]]
     end: ClassVar[re.Pattern[str]]
-    closing: ClassVar[re.Pattern[str]]
-    empty: ClassVar[re.Pattern[str]]
 
-    def read(self, text: str, is_final: bool) -> bool:  # noqa: ARG002
-        found = self.empty.match(text, self._start) or self.closing.search(
-            text, max(self._start, self.at - _LONGEST_END)
-        )
-        self._is_complete, self.at = found is not None, found.end() if found else len(text)
-        return self._is_complete
+    def whole(self, text: str) -> Call:
+        arguments, rest = self._arguments(text)
+        if rest.strip() != self.closing:
+            raise SyntaxError
+        return Call(self.name, as_json(arguments))
 
-    def call(self, text: str) -> Call:
+    def cut(self, text: str) -> Call:
+        return Call(self.name, as_json(self._arguments(text)[0])[:-1], is_whole=False)
+
+    def _arguments(self, text: str) -> tuple[dict[str, Any], str]:
+        """Return the complete arguments, and what follows them."""
         schema = self._schema.get("properties") if isinstance(self._schema, Mapping) else None
         kinds = schema if isinstance(schema, Mapping) else {}
-        values, at = {}, self._start
-        while (start := self.start.search(text, at, self.at)) and (
-            end := self.end.search(text, start.end(), self.at)
-        ):
-            key, at = start[1].strip(), end.end()
-            values[key] = typed(text[start.end() : end.start()], kinds.get(key))
-        written = ", ".join(f"{as_json(key)}: {value}" for key, value in values.items())
-        return Call(self.name, f"{{{written}{'}' if self._is_complete else ''}", self._is_complete)
-
-
-_LONGEST_END = 200  # characters that tell the end of arguments
+        values, at = {}, 0
+        while (begin := self.begin.match(text, at)) and (end := self.end.search(text, begin.end())):
+            key, at = begin[1].strip(), end.end()
+            values[key] = typed(text[begin.end() : end.start()], kinds.get(key))
+        return values, text[at:]
 
 
 class ParameterReader(_TagReader):
     """Reads arguments as Qwen3-Coder writes them."""
 
-    start = re.compile(r"<parameter=([^<>]{1,128})>(?:\n|(?=[^\n]))")
-    end = re.compile(r"\n?</parameter>(?=\s{0,64}(?:<parameter=|</function>|</tool_call>|\Z))")
-    closing = re.compile(r"</parameter>\s{0,64}(?:</function>|(?=</tool_call>))")
-    empty = re.compile(r"\s*</function>")
+    closing = "</function>"
+    begin = re.compile(r"\s*<parameter=([^<>]{1,128})>\n?")
+    end = re.compile(r"\n?</parameter>(?=\s{0,64}(?:<parameter=|</function>|\Z))")
 
 
 class ArgKeyReader(_TagReader):
     """Reads arguments as GLM writes them."""
 
-    start = re.compile(r"<arg_key>([^<>]{1,128})</arg_key>\s*<arg_value>")
+    closing = "</tool_call>"
+    begin = re.compile(r"\s*<arg_key>([^<>]{1,128})</arg_key>\s*<arg_value>")
     end = re.compile(r"</arg_value>(?=\s{0,64}(?:<arg_key>|</tool_call>|\Z))")
-    closing = re.compile(r"</arg_value>\s{0,64}</tool_call>")
-    empty = re.compile(r"\s*</tool_call>")
 
 
 _NAME = r"(?P<name>[^\s\"'\\<>(){}\[\],;:=`]{1,128})"
@@ -322,15 +289,15 @@ def _head(form: str, *rest: Any) -> Head:
 
 PYTHON_HEAD = _head(r"@~(?=\()", PythonReader, True)
 HEADS = (
-    _head(r"functions\.@:\w{1,64}~<\|tool_call_argument_begin\|>~(?=\{)", JsonReader),
-    _head(r"function<｜tool▁sep｜>@~```json~(?=\{)", JsonReader, False, "```"),
-    _head(r"@<｜tool▁sep｜>~(?=\{)", JsonReader),
-    _head(r"@~(?:\[CALL_ID\]~\w{1,64}~)?\[ARGS\]~(?=\{)", JsonReader),
-    _head(r"@>~(?=\{)", JsonReader),
+    _head(r"functions\.@:\w{1,64}~<\|tool_call_argument_begin\|>~(?=\{)", CallReader),
+    _head(r"function<｜tool▁sep｜>@~```json~(?=\{)", CallReader, False, "```"),
+    _head(r"@<｜tool▁sep｜>~(?=\{)", CallReader),
+    _head(r"@~(?:\[CALL_ID\]~\w{1,64}~)?\[ARGS\]~(?=\{)", CallReader),
+    _head(r"@>~(?=\{)", CallReader),
     _head(r"@>~(?=<parameter=|</function>)", ParameterReader),
     _head(r"@~(?=<arg_key>)", ArgKeyReader),
     _head(r"call:@(?=\{)", GemmaReader),
-    _head(r"@~(?=\{)", JsonReader, True),
+    _head(r"@~(?=\{)", CallReader, True),
     _head(r"@~(?=</tool_call>)", ArgKeyReader, True),
     PYTHON_HEAD,
 )
@@ -349,28 +316,6 @@ def as_json(value: Any) -> str:
     return written
 
 
-def _of_object(text: str) -> Call | None:
-    """Return the call that a JSON object is, or None if it is none."""
-    try:
-        value = json.loads(text, strict=False)  # models write line breaks into strings
-        name = value["name"] if "name" in value else value["tool_name"]
-        arguments = value["arguments"] if "arguments" in value else value["parameters"]
-        if isinstance(arguments, str):
-            arguments = json.loads(arguments, strict=False)
-        written = as_json(arguments)
-        name.encode()
-    except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
-        return None
-    return Call(name, written) if isinstance(arguments, dict) else None
-
-
-def _identifier(name: str) -> str:
-    """Return the name of an argument. Raises ValueError if it is none."""
-    if not name.strip().isidentifier():
-        raise ValueError("no name of an argument")
-    return name.strip()
-
-
 class _JsonConstants(ast.NodeTransformer):
     """Replaces JSON's constants, which models write into Python, by Python's."""
 
@@ -380,16 +325,26 @@ class _JsonConstants(ast.NodeTransformer):
 
 
 _ESCAPE = re.compile(r"""(\\[\\'"abfnrtv\n0-7xuUN])|\\""")
+_KEYWORD = re.compile(rf"([(,]\s*)({'|'.join(keyword.kwlist)})(?=\s*=)")
+_MARK = "ǃ"  # a letter that nobody writes
 
 
-def python_literal(text: str) -> Any:
-    """Return the value of a literal of Python. Raises ValueError, SyntaxError or the like if it is none."""
+def _python(text: str) -> ast.expr:
+    """Return an expression's tree. Raises SyntaxError or the like if it is none."""
     text = _ESCAPE.sub(lambda found: found[1] or r"\\", text.strip())
     try:
         tree = ast.parse(text, mode="eval")
-    except SyntaxError:  # models write line breaks into strings
-        tree = ast.parse(text.replace("\n", r"\n"), mode="eval")
-    return ast.literal_eval(_JsonConstants().visit(tree))
+    except SyntaxError:  # models write line breaks into strings, and arguments named `from`
+        tree = ast.parse(_KEYWORD.sub(rf"\1{_MARK}\2", text.replace("\n", r"\n")), mode="eval")
+    expression: ast.expr = _JsonConstants().visit(tree).body
+    return expression
+
+
+def _own_name(name: str | None) -> str:
+    """Return the name of an argument. Raises ValueError for `**`."""
+    if name is None:
+        raise ValueError("arguments need names")
+    return name.removeprefix(_MARK)
 
 
 _GEMMA_WORD = re.compile(
@@ -408,16 +363,16 @@ def _of_gemma_in_json(word: re.Match[str]) -> str:
     return as_json(word["text"])
 
 
-def typed(text: str, schema: Any) -> str:
-    """Return a parameter as JSON: a string if its schema says so, else what it is in JSON or Python."""
+def typed(text: str, schema: Any) -> Any:
+    """Return the value of a parameter: a string if its schema says so, else what it is in JSON or Python."""
     kinds = _kinds(schema)
     if "string" not in kinds or (text in ("null", "None") and "null" in kinds):
-        with suppress(ValueError, RecursionError):
-            return as_json(json.loads(text))
-        if text[:1] in tuple("[{('\"") or text in ("True", "False", "None"):
-            with suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-                return as_json(python_literal(text))
-    return as_json(text)
+        for read in (json.loads, lambda text: ast.literal_eval(_python(text))):
+            with suppress(SyntaxError, *_NO_CALL):
+                value = read(text)
+                as_json(value)
+                return value
+    return text
 
 
 def _kinds(schema: Any) -> set[str]:

@@ -232,6 +232,8 @@ class ToolParser:
     def _ended(self, reader: CallReader, *, is_cut: bool) -> Iterator[Event]:
         """Take what has been read, which is a call or is none."""
         call, self._reader = reader.call(self._text), None
+        if call and not (call.is_whole or reader.name or is_cut):
+            call = None
         if call and (call.name in self._schemas or not CALL_ENDS.isdisjoint(self._found)):
             if not self._is_named:
                 yield from self._named(call.name)

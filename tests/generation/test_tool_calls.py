@@ -340,7 +340,7 @@ def test_nothing_certain_is_held_back() -> None:
     assert [*parser.feed("b>\n")] == [" <b>"]
     assert [*parser.feed('{"name": "n')] == []
     assert [*parser.feed('one"')] == ['\n{"name":', ' "none"']
-    assert "".join(map(str, parser.feed("\n<tool_call>{]"))) == "\n<tool_call>{]"
+    assert "".join(map(str, parser.feed("\n<tool_call>{]}"))) == "\n<tool_call>{]}"
     assert [*parser.end()] == []
 
 
