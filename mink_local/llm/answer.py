@@ -135,7 +135,7 @@ class PromptAnswer:
 def _tool_call(call: Mapping[str, Any]) -> llm.ToolCall:
     name, arguments = call["function"]["name"], call["function"]["arguments"]
     try:
-        return llm.ToolCall(tool_call_id=call["id"], name=name, arguments=json.loads(arguments or "{}"))
+        return llm.ToolCall(tool_call_id=call["id"], name=name, arguments=json.loads(arguments))
     except json.JSONDecodeError:
         raise GenerationError(
             f"a call to {name} was cut off: allow more tokens with max_tokens or n_ctx"

@@ -17,14 +17,13 @@ from mink_local.generation.engine_thread import Event
 from mink_local.generation.request import Request
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.serve import request_log
-from mink_local.serve.bodies import Timings, TokenUsage
+from mink_local.serve.bodies import CompletionTokensDetails, PromptTokensDetails, Timings, TokenUsage
 from mink_local.serve.builder import ResponseBuilder, ResponseHead
 from mink_local.serve.errors import ApiError
 from mink_local.serve.metrics import Metrics
 from mink_local.serve.request.chat import ChatRequest, CompletionRequest
-from mink_local.serve.request.engine_requests import engine_requests, usage_of
 from mink_local.serve.request.parsing import naming
-from mink_local.serve.request.sampling import sampling_params
+from mink_local.serve.request.sampling import engine_requests, sampling_params
 from mink_local.serve.service import EventStream, Service
 
 KEEP_ALIVE_SECONDS = 10.0  # between the comments of a stream that has nothing to send
@@ -245,6 +244,21 @@ def _with_seeds(prompts: Callable[[], Sequence[Request]], n: int) -> list[Reques
         seeds = [(first + i) % RANDOM_SEED for i in range(n)]
         requests += [replace(request, params=replace(request.params, seed=seed)) for seed in seeds]
     return requests
+
+
+def usage_of(prompts: Sequence[Sequence[Answer]]) -> TokenUsage:
+    """Return the numbers of tokens, given the answers to each prompt: a prompt counts once."""
+    n_prompt = sum(answers[0].prompt_tokens for answers in prompts)
+    n_evaluated = sum(max(answer.evaluated_tokens for answer in answers) for answers in prompts)
+    n_generated = sum(answer.n_tokens for answers in prompts for answer in answers)
+    n_reasoning = sum(answer.n_reasoning for answers in prompts for answer in answers)
+    return TokenUsage(
+        prompt_tokens=n_prompt,
+        completion_tokens=n_generated,
+        total_tokens=n_prompt + n_generated,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=n_prompt - n_evaluated),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=n_reasoning),
+    )
 
 
 class _EventStreamResponse(StreamingResponse):

@@ -260,7 +260,8 @@ class Service:
             )
         self._n_preparing += n
         try:
-            requests = await self.off_loop(make)
+            with api_errors():
+                requests = await self.off_loop(make)
             decodings = [await self.off_loop(self._prepare, request) for request in requests]
         finally:
             self._n_preparing -= n
@@ -355,6 +356,8 @@ def api_errors() -> Iterator[None]:
     """Turn what is wrong with a request into an ApiError."""
     try:
         yield
+    except ApiError:
+        raise
     except ChildStartError as error:
         raise ApiError(500, str(error), kind="server_error") from None
     except (ValueError, MinkError) as error:

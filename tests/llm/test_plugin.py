@@ -65,12 +65,12 @@ def test_tools(scripted: str) -> None:
     assert [entry["response_json"]["finish_reason"] for entry in entries] == ["tool_calls", "stop"]
 
 
-def test_a_call_that_is_cut_off_is_text(scripted: str) -> None:
+def test_a_call_that_is_cut_off_is_an_error(scripted: str) -> None:
     response = llm.get_model(scripted).prompt(
         "Say hey", tools=[llm.Tool("shout", input_schema={"type": "object"})], max_tokens=3
     )
-    assert response.tool_calls() == []
-    assert response.text().startswith("<tool_call>")
+    with pytest.raises(llm.ModelError, match="shout was cut off"):
+        response.text()
 
 
 def test_reasoning_is_told_from_the_answer(scripted: str) -> None:

@@ -228,7 +228,8 @@ def test_what_the_system_says_first_is_one_message() -> None:
     """Codex sends two messages of the developer's; templates refuse a second one of the system's."""
     said = [{"role": role, "content": role} for role in ("developer", "system", "user", "user", "developer")]
     body = json.dumps({"instructions": "Obey.", "input": said}).encode()
-    first, *others = parse(body, ResponsesRequest).request.chat().template_messages()
+    chat = parse(body, ResponsesRequest).request.chat()
+    first, *others = [message.for_template() for message in chat.messages]
     assert first == {"role": "system", "content": "Obey.\n\ndeveloper\n\nsystem"}
     assert [message["role"] for message in others] == ["user", "user", "system"]
 
@@ -270,7 +271,7 @@ def test_a_conversation_is_that_of_a_chat(
     kind: type[ResponsesRequest | MessagesRequest], given: list[Any], expected: list[tuple[Any, ...]]
 ) -> None:
     body = json.dumps({"input" if kind is ResponsesRequest else "messages": given}).encode()
-    messages = parse(body, kind).request.chat().template_messages()
+    messages = [message.for_template() for message in parse(body, kind).request.chat().messages]
     assert [(one["role"], one["content"], one.get("reasoning_content")) for one in messages] == expected
     calls = [call["function"]["name"] for one in messages for call in one.get("tool_calls", ())]
     assert calls == ["f"] * ("function_call" in str(given) or "tool_use'" in str(given))

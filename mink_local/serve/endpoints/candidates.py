@@ -17,9 +17,9 @@ from mink_local.samplers import Greedy, Sampler, parse
 from mink_local.serve.bodies import Output
 from mink_local.serve.errors import ApiError
 from mink_local.serve.request.chat import ChatMessage, ChatRequest, FunctionTool, NamedToolChoice
-from mink_local.serve.request.engine_requests import prepare_chat
 from mink_local.serve.request.fields import MAX_TOOLS, Fields, Name, ReasoningOptions, TokenId, TokenIds
 from mink_local.serve.request.parsing import naming
+from mink_local.serve.request.sampling import chat_for_engine
 from mink_local.serve.service import Service, api_errors
 
 _CURVE_POINTS = 256  # of the candidates' logits, over the whole vocabulary
@@ -148,7 +148,7 @@ async def find_candidates(service: Service, asked: CandidatesRequest) -> StepCan
         if asked.prompt:
             request = Request(asked.prompt, prefix=asked.prefix_tokens or ())
         else:
-            request = prepare_chat(service.model, asked.chat(), params)
+            request = chat_for_engine(service.model, asked.chat(), params)
         # Not with the grammar of a forced call: the logits are the model's own.
         return [replace(request, params=params, watch=lambda logits: rows.append(logits.copy()))]
 

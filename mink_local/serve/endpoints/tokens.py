@@ -8,9 +8,9 @@ from mink_local.generation.request import SamplingParams
 from mink_local.serve.bodies import Output
 from mink_local.serve.errors import ApiError
 from mink_local.serve.request.chat import ChatRequest
-from mink_local.serve.request.engine_requests import prepare_chat
 from mink_local.serve.request.fields import Fields, TokenId
-from mink_local.serve.service import Service
+from mink_local.serve.request.sampling import chat_for_engine
+from mink_local.serve.service import Service, api_errors
 
 MAX_TEXT_CHARACTERS = 1 << 20
 MAX_CONTROL_TOKENS = 10_000  # in a text; llama.cpp's time grows with the square of their number
@@ -130,5 +130,6 @@ async def tokenizer_info(service: Service) -> TokenizerInfo:
 
 async def count_input_tokens(service: Service, chat: ChatRequest) -> InputTokens:
     """Count the tokens of a conversation's prompt."""
-    request = await service.off_loop(prepare_chat, service.model, chat, SamplingParams())
+    with api_errors():
+        request = await service.off_loop(chat_for_engine, service.model, chat, SamplingParams())
     return InputTokens(input_tokens=len(await service.off_loop(service.tokens, request)))

@@ -257,36 +257,11 @@ class ChatRequest(ChoicesRequest, frozen=True, kw_only=True):
             if name in TEMPLATE_NAMES:
                 path = f"chat_template_kwargs.{name}"
                 raise ApiError(400, f"{path} is reserved", param=path)
-        choice = self.tool_choice
-        if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
-            raise ApiError(400, f"there is no tool {choice.function.name!r}", param="tool_choice")
-        if choice == "required" and not self.tools:
-            raise ApiError(400, "tool_choice asks for a call, and there are no tools", param="tool_choice")
-
-    @property
-    def usable_tools(self) -> list[FunctionTool]:
-        """The tools that the model may call; with the `tool_choice` "none" they are not even shown."""
-        return [] if self.tool_choice == "none" else self.tools or []
-
-    @property
-    def has_call_grammar(self) -> bool:
-        """Whether a grammar makes the answer a call, or a call or what conforms to a schema."""
-        return bool(self.usable_tools) and (self.forces_call or self.answer_schema is not None)
-
-    @property
-    def answer_schema(self) -> Schema | None:
-        """The JSON schema of the answer."""
-        return next((value for option, value, _ in self.constraints() if option == "json_schema"), None)
-
-    @property
-    def forces_call(self) -> bool:
-        """Whether the answer must be a call of a tool."""
-        return bool(self.tools) and self.tool_choice not in (None, "auto", "none")
 
     @property
     def sources(self) -> dict[str, str]:
-        forced = {"grammar": "tools"} if self.has_call_grammar else {}
-        return super().sources | forced | {"prefix": "prefix_tokens"}
+        forced = {"grammar": "tools"} if self.tools else {}
+        return forced | super().sources | {"prefix": "prefix_tokens"}
 
     @property
     def effort(self) -> str | None:
@@ -313,15 +288,6 @@ class ChatRequest(ChoicesRequest, frozen=True, kw_only=True):
     def logprobs_count(self) -> int | None:
         """Number of most probable tokens to return for each token, or None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
-
-    def template_messages(self) -> list[dict[str, Any]]:
-        """Return the messages for a chat template."""
-        return [message.for_template() for message in self.messages]
-
-    def template_tools(self) -> list[dict[str, Any]]:
-        """Return the tools for a chat template."""
-        tools: list[dict[str, Any]] = msgspec.to_builtins(self.usable_tools)
-        return tools
 
 
 class CompletionRequest(ChoicesRequest, frozen=True, kw_only=True):

@@ -1,13 +1,16 @@
-"""From the fields of a request to sampling parameters."""
+"""From the fields of a request to those of the engine's: prompts and sampling parameters."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from mink_local.checks import Range
 from mink_local.errors import OptionError
 from mink_local.generation.model import Model
-from mink_local.generation.request import SamplingParams
+from mink_local.generation.request import Request, SamplingParams
+from mink_local.generation.template import infill
 from mink_local.llama.constraints import Constraints
 from mink_local.llama.grammars import IS_LARK
 from mink_local.samplers import (
@@ -26,6 +29,39 @@ from mink_local.serve.request.presets import Preset
 
 LARGEST_BIAS = 100.0
 Options = Mapping[str, float]
+
+
+def engine_requests(
+    model: Model, request: ChatRequest | CompletionRequest, params: SamplingParams
+) -> Sequence[Request]:
+    """Return a request for the engine for each prompt. Raises ApiError, or OptionError for its tools."""
+    if isinstance(request, ChatRequest):
+        return [chat_for_engine(model, request, params)]
+    prompts = request.prompts()
+    if request.suffix:
+        try:
+            prompts = [infill(model.weights, str(prompt), request.suffix) for prompt in prompts]
+        except ValueError as error:
+            message = f"{error}: put the text after the gap into the prompt"
+            raise ApiError(400, message, param="suffix", code="unsupported_parameter") from None
+    return [Request(prompt, params) for prompt in prompts]
+
+
+def chat_for_engine(model: Model, chat: ChatRequest, params: SamplingParams) -> Request:
+    """Return a chat request for the engine. Raises OptionError if a call is forced that no tool can have."""
+    choice = chat.tool_choice
+    is_hidden = choice == "none"  # the model does not even see the tools
+    return Request(
+        [message.for_template() for message in chat.messages],
+        params,
+        chat.enable_thinking if model.has_thinking_switch else None,
+        chat.prefix_tokens or (),
+        tools=() if is_hidden else msgspec.to_builtins(chat.tools or []),
+        tool_choice="auto" if is_hidden else msgspec.to_builtins(choice or "auto"),
+        parallel_tool_calls=chat.parallel_tool_calls,
+        template_kwargs=chat.template_kwargs,
+        split_reasoning=chat.reasoning_format != "none",
+    )
 
 
 def sampling_params(
