@@ -25,7 +25,7 @@ from openai import (
 )
 
 from mink_local.errors import ServerError
-from mink_local.evals.answering import Answered, Session
+from mink_local.evals.answering import Answered, Prepared
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.samplers import Greedy, Sampler, TopP
 
@@ -120,9 +120,9 @@ class AddressAnswerer:
         if reasoning_budget is not None:
             raise ServerError(f"{self._base} is not mink-serve: leave out --reasoning-budget")
 
-    def prepare(self, requests: Iterable[Request]) -> Session | None:  # noqa: ARG002
+    def prepare(self, requests: Iterable[Request]) -> Prepared | None:  # noqa: ARG002
         """Return the session: a server makes its own room."""
-        return Session(None, {"executor": "address", "n_parallel": self._parallel})
+        return Prepared(None, {"executor": "address", "n_parallel": self._parallel})
 
     def _options(self, seconds: float) -> dict[str, Any]:
         options = {"base_url": self._base, "api_key": self._key or "none", "timeout": seconds}

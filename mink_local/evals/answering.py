@@ -24,7 +24,7 @@ NO_TEMPLATE = hashlib.sha256(b"").hexdigest()  # the `template_sha256` of a mode
 _CTX_STEP = 256  # llama.cpp rounds context lengths to multiples of this
 
 
-class Session(NamedTuple):
+class Prepared(NamedTuple):
     """What is known once requests can be answered.
 
     Attributes:
@@ -73,7 +73,7 @@ class Answerer(Protocol):
     def facts(self) -> Mapping[str, Any]:
         """What the manifest records about it."""
 
-    def prepare(self, requests: Iterable[Request]) -> Session | None:
+    def prepare(self, requests: Iterable[Request]) -> Prepared | None:
         """Make room for the longest of some requests; return None if nothing has changed. Raises MinkError.
 
         All later requests must be among them, or no longer.
@@ -131,7 +131,7 @@ class FileAnswerer:
             raise RunError(f"{self.file} must be the same file on every machine of the cluster")
         return load_model(self.file, n_ctx=_CTX_STEP, date=DATE, **self.placement)
 
-    def prepare(self, requests: Iterable[Request]) -> Session | None:
+    def prepare(self, requests: Iterable[Request]) -> Prepared | None:
         longest = max(
             len(self.model.prompt_tokens(request.prompt, request.enable_thinking))
             + (request.params.max_tokens or 0)
@@ -145,7 +145,7 @@ class FileAnswerer:
         self._n_ctx = n_ctx
         return self._session()
 
-    def _session(self) -> Session:
+    def _session(self) -> Prepared:
         environment = {
             "executor": "ray" if self.sha256 else "local",
             "placement": self.model.placement.where,
@@ -155,7 +155,7 @@ class FileAnswerer:
         template = self.model.chat_template or ""
         if kwargs := self.placement.get("template_kwargs"):  # they change prompts as another template does
             template += json.dumps(kwargs, sort_keys=True)
-        return Session(hashlib.sha256(template.encode()).hexdigest(), environment)
+        return Prepared(hashlib.sha256(template.encode()).hexdigest(), environment)
 
     def answers(self, requests: Sequence[Request]) -> Generator[Answered, None, None]:
         alone = self.repeatable and self.model.n_parallel == 1

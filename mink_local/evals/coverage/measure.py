@@ -72,7 +72,7 @@ def expected_distinct(probabilities: Floats) -> Floats:
         probabilities: Probability of each valid answer, (..., answers).
     """
     missed = np.log1p(-np.minimum(probabilities, 1 - 1e-16))
-    return np.asarray(-np.expm1(N_SAMPLES * missed).sum(axis=-1))
+    return np.asarray(abs(np.expm1(N_SAMPLES * missed)).sum(axis=-1))  # a zero has no sign
 
 
 class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):

@@ -17,7 +17,7 @@ from subprocess import list2cmdline
 from typing import TYPE_CHECKING, Any, Literal
 
 from mink_local.errors import RunError
-from mink_local.evals.answering import NO_TEMPLATE, Answerer, FileAnswerer, Session
+from mink_local.evals.answering import NO_TEMPLATE, Answerer, FileAnswerer, Prepared
 from mink_local.evals.inputs import file_sha256
 from mink_local.evals.measurement import Measurement, Results, duration
 from mink_local.evals.run.pace import Pace
@@ -271,7 +271,7 @@ class Run(Measurement[Response]):
         # its name on any machine: an alias if models.txt has its SHA-256, or else a path
         return self._of_file(model.name if model.sha256 else str(model.path))
 
-    def _begin_session(self, model: str, session: Session, store: Store[Response]) -> None:
+    def _begin_session(self, model: str, session: Prepared, store: Store[Response]) -> None:
         """Record a session, and warn once about a model that may not end its responses."""
         if session.template_sha256:
             store.agree({"models": {model: {"template_sha256": session.template_sha256}}}, learned=True)

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from mink_local.errors import GenerationError, MinkError, RunError
-from mink_local.evals.answering import Answered, Answerer, FileAnswerer, Session
+from mink_local.evals.answering import Answered, Answerer, FileAnswerer, Prepared
 from mink_local.evals.inputs import file_sha256
 from mink_local.evals.run.questions import AskedTask
 from mink_local.evals.run.records import (
@@ -50,7 +50,7 @@ class Worker:
         self._interrupted = False
         self._task = ""  # the one there is room for
 
-    def answer(self, wanted: Sequence[Wanted]) -> Iterator[Response | Session]:
+    def answer(self, wanted: Sequence[Wanted]) -> Iterator[Response | Prepared]:
         """Yield responses in order of completion, and every new session before its responses.
 
         Generation continues while a response is scored and written.
@@ -160,7 +160,7 @@ class Cluster:
         self._losses = 0
         self._interrupted = False
 
-    def answer(self, wanted: Sequence[Wanted]) -> Iterator[Response | Session]:
+    def answer(self, wanted: Sequence[Wanted]) -> Iterator[Response | Prepared]:
         """Yield responses and sessions; see `Worker.answer`.
 
         Raises:
@@ -196,11 +196,11 @@ class Cluster:
 
     def _receive(
         self, responses: Any, worker: Any, left: dict[ResponseKey, Wanted]
-    ) -> Response | Session | None:
+    ) -> Response | Prepared | None:
         """Return a worker's next item; None if it was lost or has sent its last response."""
         try:
             reference = next(responses, None)
-            found: Response | Session | None = None if reference is None else self._ray.get(reference)
+            found: Response | Prepared | None = None if reference is None else self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, MinkError):
                 raise error.cause from None

@@ -15,7 +15,7 @@ import pytest
 from mink_local.errors import JudgeError, MinkError
 from mink_local.evals import addresses, answering
 from mink_local.evals.addresses import AddressAnswerer
-from mink_local.evals.answering import Answered, FileAnswerer, Session
+from mink_local.evals.answering import Answered, FileAnswerer, Prepared
 from mink_local.evals.judge.asking import Prompt
 from mink_local.evals.judge.judgements import (
     ORDERS,
@@ -474,7 +474,7 @@ def test_a_judge_is_closed_when_it_has_judged(tmp_path: Path) -> None:
         name, closed = "mine", False
         facts: Mapping[str, Any] = {"sha256": ""}
 
-        def prepare(self, _: Iterable[Request]) -> Session | None:
+        def prepare(self, _: Iterable[Request]) -> Prepared | None:
             return None
 
         def answers(self, _: Sequence[Request]) -> Generator[Answered, None, None]:
