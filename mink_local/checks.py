@@ -1,14 +1,17 @@
 """What may be given as a number: the ranges of options, in Python and on the command line alike."""
 
+import inspect
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 from mink_local.errors import OptionError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,22 @@ class Range:
             kind = "a whole number" if self.whole else "a finite number"
             raise OptionError(name, f"must be {kind} {self}".rstrip() + f", not {shown(value)}")
         return number
+
+
+def spelled_out(kind: type) -> Callable[[T], T]:
+    """Return a decorator that shows `**options` as the fields of a dataclass, in help() and to Tab."""
+
+    def decorated(function: T) -> T:
+        shown = inspect.signature(function)  # type: ignore[arg-type]
+        own = [one for one in shown.parameters.values() if one.kind != one.VAR_KEYWORD]
+        options = [
+            inspect.Parameter(one.name, one.KEYWORD_ONLY, default=one.default, annotation=one.annotation)
+            for one in inspect.signature(kind).parameters.values()
+        ]
+        function.__signature__ = shown.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+        return function
+
+    return decorated
 
 
 def as_texts(name: str, values: Any) -> tuple[str, ...]:

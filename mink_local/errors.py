@@ -1,7 +1,22 @@
 """This package's exceptions; each text is a message for the user."""
 
+from typing import Any
 
-class MinkError(Exception):
+
+class _Travels:
+    """An exception that can be pickled, whatever its arguments, for pools of processes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (type(self), self.args, vars(self))  # type: ignore[attr-defined]
+
+
+def _rebuilt(kind: type[Exception], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> Exception:
+    error = kind.__new__(kind, *arguments)
+    vars(error).update(attributes)
+    return error
+
+
+class MinkError(_Travels, Exception):
     """Base class of this package's errors: the text says what is wrong, then what to do."""
 
 
@@ -42,10 +57,10 @@ class GenerationError(MinkError):
 
 
 class NoTokenLeftError(GenerationError):
-    """The request's constraints exclude every token, or take too long to tell which are left."""
+    """The request's constraints exclude every token, or could not be evaluated in time."""
 
 
-class OptionError(ValueError):
+class OptionError(_Travels, ValueError):
     """An option is out of range; `place` is its name."""
 
     def __init__(self, option: str, reason: str) -> None:

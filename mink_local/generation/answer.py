@@ -1,5 +1,7 @@
 """Answers: the text so far, split into reasoning, content and tool calls, and how its tokens were sampled."""
 
+import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from operator import add
@@ -50,10 +52,13 @@ class Answer:
     Attributes:
         request: The request.
         index: Index of the request among those submitted together.
+        model: Name of the model.
         seed: Seed used for sampling.
         prompt: Token ids of the prompt and of what the answer begins with (`Request.prefix`).
         evaluated_tokens: Number of prompt tokens that were not in the KV cache.
-        prefix: The text of `Request.prefix`, which is not part of the texts below.
+        begun: The text of the assistant's message that the answer continues, if any. It and the next are not
+            part of the texts below, but of `message`.
+        prefix: The text of `Request.prefix`.
         text: The text so far, as the model wrote it.
         reasoning: The reasoning before the answer, without tags; empty if there is none.
         content: The text without reasoning and tool calls.
@@ -73,16 +78,17 @@ class Answer:
             "error" (see `error`); None while unfinished.
         stopped_by: The request's stop string or stop token that ended the answer, if any.
         error: What went wrong, if finish_reason is "error"; its text says what to do.
-        seconds: Time from getting a slot to the end.
+        seconds: Seconds from when generation started (not queued) to the end.
     """
 
     def __init__(self, request: Request, index: int = 0) -> None:
         self.request = request
         self.index = index
+        self.model = ""
         self.seed = 0
         self.prompt: Sequence[int] = ()
         self.evaluated_tokens = 0
-        self.prefix = Piece()
+        self.begun = self.prefix = Piece()
         self.text = ""
         self.reasoning = ""
         self.content = ""
@@ -127,13 +133,31 @@ class Answer:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The answer as an assistant message."""
-        message: dict[str, Any] = {"role": "assistant", "content": self.content}
-        if self.reasoning:
-            message["reasoning_content"] = self.reasoning
+        """The answer as an assistant message, whole, with what it continues."""
+        whole = self.begun, self.prefix, self
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(part.content for part in whole)}
+        if reasoning := "".join(part.reasoning for part in whole):
+            message["reasoning_content"] = reasoning
         if self.tool_calls:
             message["tool_calls"] = self.tool_calls
         return message
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the answer in the form of OpenAI's chat completions.
+
+        A finish_reason of "stop" is "tool_calls" there if there are some, and "overflow" is "length";
+        "interrupted" and "error" stay as they are.
+        """
+        other = {"overflow": "length", "stop": "tool_calls" if self.tool_calls else "stop"}
+        reason = other.get(str(self.finish_reason), self.finish_reason)
+        return {
+            "id": f"chatcmpl-{secrets.token_hex(12)}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": self.model,
+            "choices": [{"index": 0, "message": self.message, "finish_reason": reason, "logprobs": None}],
+            "usage": self.usage,
+        }
 
     def add(self, piece: Piece) -> None:
         """Append a piece of text."""

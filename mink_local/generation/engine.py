@@ -19,6 +19,7 @@ While answers are being generated, prompts are prefilled in chunks small enough 
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice, takewhile
 from typing import Any
@@ -26,12 +27,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mink_local.checks import as_ids
 from mink_local.errors import GenerationError
 from mink_local.generation.answer import Answer, FinishReason, Piece
 from mink_local.generation.call_styles import with_call_grammar
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.prompt_budget import PromptBudget
-from mink_local.generation.request import Request
+from mink_local.generation.request import Request, read_prompt
 from mink_local.generation.slots import Slot, decode, find_free, reserve, tokens_of_whole_prompts
 from mink_local.generation.template import ChatTemplate
 from mink_local.generation.tool_calls import ToolParser
@@ -107,6 +109,9 @@ class Engine:
             MinkError: The chat template refuses the messages.
         """
         template, answer = self._template, answer or Answer(request)
+        request = replace(
+            request, prompt=read_prompt(request.prompt), prefix=as_ids("prefix", request.prefix)
+        )
         request = answer.request = with_call_grammar(request, template.style)
         make = request.make_parser or partial(
             ToolParser, request.tools, is_parallel=request.parallel_tool_calls is not False
@@ -115,12 +120,14 @@ class Engine:
         prompt = template.tokens(
             request.prompt, request.enable_thinking, request.tools, request.template_kwargs
         )
+        answer.model = self._weights.path.stem
+        splitter, answer.begun = template.reasoning(request, prompt)
         decoding = Decoding(
             answer,
             [*prompt, *request.prefix],
             self._weights,
             self._buffers,
-            template.reasoning(request, prompt),
+            splitter,
             make(template.call_marks) if has_calls else None,
             template.stop(request.prompt),
             template.call_texts if has_calls else {},

@@ -10,10 +10,10 @@ from os import PathLike, fspath
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Unpack
 
-from mink_local.checks import Range, shown
+from mink_local.checks import Range, shown, spelled_out
 from mink_local.errors import MinkError, ModelError, OptionError
-from mink_local.generation.rendering import start_child
-from mink_local.llama.constants import ALL_LAYERS, N_SEQ_MAX, check_template_kwargs
+from mink_local.generation.rendering import check_template, start_child
+from mink_local.llama.constants import ALL_LAYERS, N_BATCH, N_SEQ_MAX, check_template_kwargs
 from mink_local.llama.context import Context
 from mink_local.llama.devices import gpu_missing, gpu_pointers, gpus_in_words, n_cores
 from mink_local.llama.weights import Cancel, Weights
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 ON_CPU, ON_GPU = 32, 64  # answers at a time; more bring little
 _AUTO_DIVISOR = 4  # KV caches may take 1/4 of the free memory if their number is "auto"
 _EVERY_LAYER = 9999  # more than any model has; llama.cpp takes all there are
+_N_OUTPUTS = Range(0, N_BATCH * N_SEQ_MAX, whole=True)
 _N_CTX, _N_PARALLEL = Range(1, whole=True), Range(1, N_SEQ_MAX, whole=True)
 
 log = logging.getLogger("mink_local")
@@ -50,6 +51,7 @@ class Loader(Protocol):
     def __call__(self, layers: int, n_cpu_moe: int, /) -> tuple[Weights, Context]: ...
 
 
+@spelled_out(PlacementOptions)
 def load_model(
     model: str | PathLike[str],
     *,
@@ -96,6 +98,8 @@ def load_model(
     n_parallel = _N_PARALLEL.check("n_parallel", n_parallel)
     _check_types(flash_attn=(flash_attn, bool | None), date=(date, Date | None))
     check_template_kwargs(template_kwargs or {})
+    if chat_template is not None:
+        check_template(chat_template)
     asked = replace(placement or PlacementOptions(), **options)
     file = resolve(fspath(model))
     if asked.rpc:
@@ -173,6 +177,7 @@ def make_context(
     Other arguments as for `load_model`, errors as for `Model.reserve`.
     """
     n_ctx = min(_N_CTX.check("n_ctx", n_ctx), weights.n_ctx_train)
+    n_outputs = _N_OUTPUTS.check("n_outputs", n_outputs)
     on_gpu, shares = weights.on_gpu, weights.gpu_shares
     fitting = 1 if n_parallel == 1 else caches_that_fit(n_ctx * kv_per_token, on_gpu, shares)
     if n_parallel == "auto":

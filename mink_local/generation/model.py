@@ -6,14 +6,15 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
+from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.checks import Range, as_ids
-from mink_local.errors import ContextOverflowError, GenerationError, ModelError
+from mink_local.checks import Range, as_ids, as_texts, shown, spelled_out
+from mink_local.errors import ContextOverflowError, GenerationError
 from mink_local.files import replaced
 from mink_local.generation.answer import Answer
 from mink_local.generation.answers import Answers
@@ -29,6 +30,7 @@ from mink_local.generation.request import (
     SamplingParams,
     Tool,
     merged,
+    read_prompt,
 )
 from mink_local.generation.template import ChatTemplate
 from mink_local.generation.text import TextStream
@@ -134,14 +136,19 @@ class Model:
 
     def apply_chat_template(
         self,
-        messages: Sequence[Message],
+        messages: str | Sequence[Message],
         enable_thinking: bool | None = None,
         tools: Sequence[Tool] = (),
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt for `messages` as text. Raises MinkError if the template refuses them."""
+        """Return the prompt for a user's message, or a conversation, as text.
+
+        Raises MinkError if the template refuses it.
+        """
         self._require_open()
-        return self._template.text(messages, enable_thinking, tools, template_kwargs)
+        return self._template.text(
+            cast(Any, _conversation(messages)), enable_thinking, tools, template_kwargs
+        )
 
     def prompt_tokens(
         self,
@@ -152,14 +159,18 @@ class Model:
     ) -> list[int]:
         """Return the token ids of a prompt; see `ChatTemplate.tokens`."""
         self._require_open()
-        return self._template.tokens(prompt, enable_thinking, tools, template_kwargs)
+        return self._template.tokens(read_prompt(prompt), enable_thinking, tools, template_kwargs)
 
     def count_tokens(self, prompt: Prompt) -> int:
         """Return the number of tokens in a prompt."""
         return len(self.prompt_tokens(prompt))
 
     def tokenize(self, text: str) -> list[int]:
-        """Return the token ids of a text; control tokens in it count as plain text, and none are added."""
+        """Return the token ids of a text; control tokens in it count as plain text, and none are added.
+
+        For those of control tokens, such as `<think>` in a prefix, use `prompt_tokens`.
+        """
+        (text,) = as_texts("text", [text])
         return self.weights.tokenize(text, add_special=False, parse_special=False)
 
     def detokenize(self, tokens: Iterable[int]) -> str:
@@ -188,6 +199,7 @@ class Model:
         ((_, (row,)),) = self.rows([(tokens, 1)])
         return np.asarray(row)
 
+    @spelled_out(SamplingParams)
     def chat(
         self,
         messages: str | Sequence[Message],
@@ -226,14 +238,15 @@ class Model:
         request = Request(
             _conversation(messages),
             merged(params, options),
-            enable_thinking,
-            prefix,
-            tools,
-            watch,
-            template_kwargs or {},
+            enable_thinking=enable_thinking,
+            prefix=prefix,
+            tools=tools,
+            watch=watch,
+            template_kwargs=template_kwargs or {},
         )
         return self.reply(request)
 
+    @spelled_out(SamplingParams)
     def complete(
         self,
         prompt: str | Sequence[int],
@@ -253,6 +266,8 @@ class Model:
     def reply(self, request: Request) -> Reply:
         """Answer a request. Errors as for `chat`."""
         self._require_open()
+        if not isinstance(request, Request):
+            raise TypeError(f"reply takes a Request: chat takes messages, not {shown(request)}")
         decoding = self.engine.prepare(request)
         if decoding.answer.finish_reason == "overflow":
             raise ContextOverflowError(decoding.answer.prompt_tokens, self.n_ctx)
@@ -263,6 +278,7 @@ class Model:
         self._require_open()
         return self.engine.prepare(request, answer)
 
+    @spelled_out(SamplingParams)
     def generate(
         self,
         prompts: Iterable[Prompt],
@@ -299,7 +315,7 @@ class Model:
             Request(
                 prompt,
                 replace(params, seed=(first + i) % RANDOM_SEED),
-                enable_thinking,
+                enable_thinking=enable_thinking,
                 tools=tools,
                 template_kwargs=template_kwargs or {},
             )
@@ -445,7 +461,7 @@ class Model:
         """Number of tokens in the KV cache of the last prompt and its answer."""
         return max(len(slot.tokens) for slot in self.engine.slots)
 
-    def save_cache(self, path: Path, most_bytes: int) -> bool:
+    def save_cache(self, path: str | PathLike[str], most_bytes: int) -> bool:
         """Write the KV cache of the last prompt and its answer to a file, for `load_cache`.
 
         Args:
@@ -464,17 +480,18 @@ class Model:
             context = self.engine.context
             if not slot.tokens or context.state_size(slot.seq_id) > most_bytes:
                 return False
-            with replaced(path) as unfinished:
+            with replaced(Path(path)) as unfinished:
                 context.save(unfinished, slot.tokens, slot.seq_id)
             return True
 
         self._require_open()
         return self.thread.call_when_idle(save)
 
-    def load_cache(self, path: Path) -> int:
+    def load_cache(self, path: str | PathLike[str]) -> int:
         """Load the KV cache from a file written by `save_cache`, for a prompt with the same beginning.
 
-        A file that is missing, damaged, or from another model file, `kv_type` or llama.cpp build is ignored.
+        A file that is missing, damaged, or from another model file, `kv_type` or llama.cpp build leaves the
+        cache empty.
 
         Returns:
             Number of tokens in the cache.
@@ -482,7 +499,7 @@ class Model:
 
         def load() -> int:
             slot = self.engine.slots[0]
-            slot.tokens = self.engine.context.load(path, slot.seq_id)
+            slot.tokens = self.engine.context.load(Path(path), slot.seq_id)
             return len(slot.tokens)
 
         self._require_open()
@@ -509,7 +526,7 @@ class Model:
             self.engine.context.close()  # its memory is needed
             try:
                 self.engine.use(self._make_context(n_ctx, n_parallel, n_outputs))
-            except (ModelError, ValueError):
+            except BaseException:
                 self.engine.use(self._make_context(*before))
                 raise
 

@@ -20,6 +20,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from mink_local.checks import shown
+from mink_local.errors import OptionError
 from mink_local.sandbox import GIB, Child, SandboxError, in_a_line, serve
 
 SECONDS = 5  # an honest template takes less than a millisecond
@@ -41,6 +43,16 @@ def start_child() -> None:
 
 def _child() -> Child:
     return Child(__name__, memory=GIB)
+
+
+def check_template(source: str) -> None:
+    """Raise OptionError unless a text is Jinja source that reads messages."""
+    if not isinstance(source, str) or "messages" not in source:
+        raise OptionError("chat_template", f"must be Jinja source that uses `messages`, not {shown(source)}")
+    try:
+        _compiled(source)
+    except Exception as error:
+        raise OptionError("chat_template", f"is broken: {in_a_line(str(error))}") from None
 
 
 class Renderer:

@@ -1,7 +1,9 @@
 """Requests: a prompt, and how to sample its answer."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any, TypedDict, TypeGuard, cast
 
 import numpy as np
@@ -35,6 +37,21 @@ _RANGES = {
     "prompt_logprobs": Range(0, _MOST_LOGPROBS, whole=True),
     "reasoning_budget": Range(-1, whole=True),
 }
+
+
+def read_prompt(prompt: Any) -> Prompt:
+    """Return a prompt, with token ids as ints, NumPy's too. Raises ValueError if it is none."""
+    if isinstance(prompt, str):
+        return prompt
+    found = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
+    if isinstance(found, Sequence) and not isinstance(found, bytes | bytearray):
+        if all(isinstance(message, Mapping) for message in found):
+            return found
+        with suppress(OptionError):
+            return as_ids("prompt", found)
+    raise ValueError(
+        f"a prompt is a text, a list of messages (dicts), or a list of token ids, not {shown(prompt)}"
+    )
 
 
 def is_token_ids(prompt: Sequence[Message] | Sequence[int]) -> TypeGuard[Sequence[int]]:
@@ -153,14 +170,40 @@ def merged(params: SamplingParams | None, options: Mapping[str, Any]) -> Samplin
         TypeError: There is no such option; the message says where the option belongs, if it is known.
         ValueError: An option is out of range.
     """
+    known = SamplingParams.__dataclass_fields__
     for name in options:
-        if name not in SamplingParams.__dataclass_fields__:
-            raise TypeError(f"there is no option {name}{_owner_of(name)}")
+        if name not in known:
+            near = "".join(f", perhaps {one}" for one in get_close_matches(name, known, n=1))
+            raise TypeError(f"there is no option {name}{_owner_of(name) or near}")
+    if not isinstance(params, SamplingParams | None):
+        raise TypeError(f"params must be SamplingParams(…), not {shown(params)}: options have names")
     return replace(params or SamplingParams(), **options)
+
+
+_COUNTERPARTS = {  # of other libraries' options
+    "temp": "temperature=…",
+    **dict.fromkeys(("max_new_tokens", "max_completion_tokens", "n_predict", "num_predict"), "max_tokens=…"),
+    **dict.fromkeys(("repetition_penalty", "repeat_last_n"), "constraints=Constraints(repeat_penalty=…)"),
+    **dict.fromkeys(("n", "num_return_sequences", "best_of"), "generate([prompt], n=…)"),
+    **dict.fromkeys(("stream", "streamer"), "nothing: iterate over the reply"),
+    **dict.fromkeys(
+        ("response_format", "format", "guided_json", "structured_outputs"),
+        "constraints=Constraints(json_schema=…)",
+    ),
+    "echo": "prompt_logprobs=0, and print the prompt",
+    **dict.fromkeys(("do_sample", "num_beams"), "temperature=0 for greedy"),
+    **dict.fromkeys(("stop_strings", "stop_sequences", "stop_words"), "stop=…"),
+    "eos_token_id": "stop_token_ids=…",
+    "top_logprobs": "logprobs=…",
+    **dict.fromkeys(("logits_processor", "logits_processors"), "sampler=…, or watch=… to look on"),
+    **dict.fromkeys(("random_seed", "generator"), "seed=…"),
+}
 
 
 def _owner_of(option: str) -> str:
     """Return where to pass an option known from other programs, to end a message; "" if unknown."""
+    if option in _COUNTERPARTS:
+        return f": pass {_COUNTERPARTS[option]}"
     for sampler in SAMPLERS.values():
         if option in sampler.request_fields:
             return f": pass sampler={sampler.__name__}({sampler.request_fields[option]}=…)"
@@ -199,6 +242,7 @@ class Request:
 
     prompt: Prompt
     params: SamplingParams = SamplingParams()
+    _: KW_ONLY
     enable_thinking: bool | None = None
     prefix: Sequence[int] = ()
     tools: Sequence[Tool] = ()
@@ -211,11 +255,22 @@ class Request:
     parallel_tool_calls: bool | None = None
 
     def __post_init__(self) -> None:
+        tools = self.tools
+        if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
+            raise OptionError("tools", "must be a list of dicts as in OpenAI's API")
+        if not callable(self.watch) and self.watch is not None:
+            raise OptionError("watch", f"must be a function, not {shown(self.watch)}")
         if self.tool_choice not in ("auto", "required") and not isinstance(self.tool_choice, Mapping):
             raise OptionError("tool_choice", "must be auto, required or a function")
-        names = [tool.get("function", {}).get("name") for tool in self.tools]
-        if isinstance(self.tool_choice, Mapping) and self.tool_choice["function"]["name"] not in names:
+        names = [_name_of(tool) for tool in tools]
+        if isinstance(self.tool_choice, Mapping) and _name_of(self.tool_choice) not in names:
             raise OptionError("tool_choice", "names a function that is not in tools")
         if self.tool_choice == "required" and not names:
             raise OptionError("tool_choice", "is required, but there are no tools")
-        Range(1, whole=True).check("n_rows", self.n_rows)
+        object.__setattr__(self, "n_rows", Range(1, whole=True).check("n_rows", self.n_rows))
+
+
+def _name_of(tool: Mapping[str, Any]) -> Any:
+    """Return the name of the function that a tool, or a choice of one, is; None if it is none."""
+    function = tool.get("function")
+    return function.get("name") if isinstance(function, Mapping) else None

@@ -13,7 +13,9 @@ from typing import Any, cast
 
 from llama_cpp import llama_cpp as C
 
+from mink_local.checks import shown
 from mink_local.errors import MinkError
+from mink_local.generation.answer import Piece
 from mink_local.generation.call_formats import CALL_TEXTS, marks_of
 from mink_local.generation.call_styles import LLAMA, CallStyle, as_text, one_call_each, style_of
 from mink_local.generation.rendering import Renderer, TemplateError
@@ -129,10 +131,10 @@ class ChatTemplate:
             if text in source and len(tokens) == 1 and not weights.piece(tokens[0])
         }
 
-    def reasoning(self, request: Request, prompt: Sequence[int]) -> ReasoningSplitter:
+    def reasoning(self, request: Request, prompt: Sequence[int]) -> tuple[ReasoningSplitter, Piece]:
         """Return what separates the reasoning of an answer to a request, given the prompt's token ids.
 
-        It has read the beginning of an answer that the last message is.
+        It has read the beginning of an answer that the last message is, which is returned too.
         """
         has_messages = not is_raw(request.prompt)
         last = _message(cast(Message, request.prompt[-1])) if has_messages else {"role": "user"}
@@ -143,9 +145,10 @@ class ChatTemplate:
         can_reason = (self.can_reason and has_messages) or begun.lstrip().startswith(THINK)
         splitter = ReasoningSplitter("reasoning" if is_opened else "start" if can_reason else "text")
         splitter.follows_tag = is_opened and not begun
+        piece = Piece(begun)
         if begun.strip():
-            splitter.feed(begun)
-        return splitter
+            piece.reasoning, piece.content = splitter.feed(begun)
+        return splitter, piece
 
     def close(self) -> None:
         """End the child process that renders the template, if any."""
@@ -286,10 +289,10 @@ def template_input(
     takes them: most want arguments parsed. Without a style, tools and calls become text. Raises ValueError
     for malformed input.
     """
+    if not isinstance(messages, list | tuple) or not all(isinstance(each, Mapping) for each in messages):
+        raise ValueError(f"messages must be a text or a list of messages (dicts), not {shown(messages)}")
     if not messages:
         raise ValueError("there is no message to answer")
-    if not all(isinstance(tool, Mapping) for tool in tools):
-        raise ValueError("tools must be dicts as in OpenAI's API")
     found = [_message(message, style) for message in messages]
     if "tool_calls" in found[-1]:
         raise ValueError("the last message calls tools: append a message with role tool for each call")

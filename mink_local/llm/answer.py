@@ -76,7 +76,7 @@ class PromptAnswer:
         tools = [_definition(tool) for tool in prompt.tools if isinstance(tool, llm.Tool)]
         model = _load(name, options.n_ctx)
         think = options.think if model.has_thinking_switch else None
-        self.reply = model.reply(Request(messages, params, think, tools=tools))
+        self.reply = model.reply(Request(messages, params, enable_thinking=think, tools=tools))
 
     def pieces(self) -> Generator[Piece, None, None]:
         """Yield the answer's pieces; Ctrl-C ends it.

@@ -214,7 +214,7 @@ class Sampler:
     def cutoff(self, logits: ArrayLike, temperature: float = 1.0) -> int:
         """Return how many tokens of a row of logits remain candidates.
 
-        A sampler that cuts at random always cuts here.
+        Samplers that cut only at random steps (XTC) always cut here.
 
         Args:
             logits: Raw logits of shape (V,). -inf (banned) and NaN are never candidates; +inf counts as the
@@ -247,12 +247,15 @@ class Sampler:
         """Return `scores` with all but the candidates set to -inf: a logits processor for llama-cpp-python.
 
         llama-cpp-python still applies its own top_k=40, top_p=0.95, min_p=0.05 and temperature afterwards:
-        pass `top_k=0, top_p=1.0, min_p=0.0` as well to switch those cuts off.
+        pass `top_k=0, top_p=1.0, min_p=0.0` as well to switch those cuts off. It applies a grammar or
+        `response_format` afterwards too, and ends the process if none of the candidates is allowed: with
+        those, use `native_sampler`, after the grammar.
 
         Args:
             scores: Raw logits, float32 (V,); may be a strided view. Not modified.
 
         Raises:
+            TypeError: As for `at`.
             ValueError: The order is "temperature-first", but a logits processor is not told the temperature:
                 pass `sampler.at(temperature)` instead. llama.cpp swallows errors raised inside a processor
                 and continues with all tokens, so check the order before generating.
@@ -270,9 +273,16 @@ class Sampler:
         Create one processor per text.
 
         Args:
-            temperature: What the logits will be divided by afterwards, > 0.
+            temperature: The temperature applied afterwards, above 0.
             seed: Seed for samplers that cut at random, at least 0; None picks one at random.
+
+        Raises:
+            TypeError: The sampler ends with one of llama.cpp's own, which a processor cannot be.
         """
+        if self.comes_last:
+            raise TypeError(
+                f"{self.members[-1].name} is llama.cpp's own: pass its option to llama-cpp-python"
+            )
         _require_temperature(temperature)
         random = random_of(seed)
 
@@ -297,6 +307,8 @@ class Sampler:
             k = select(np.where(np.isnan(row), np.float32(-np.inf), row))
         if k == kernels.NO_FINITE_LOGIT:
             raise ValueError("no candidates: no logit is finite")
+        if not 0 < k <= row.size or not 0 <= workspace.ids[:k].min() <= workspace.ids[:k].max() < row.size:
+            raise ValueError(f"the kernel of {self.name} returned {k} candidates, or ids that are none")
         return workspace.ids[:k]
 
     def seen(self, temperature: float) -> float:

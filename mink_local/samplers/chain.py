@@ -28,12 +28,15 @@ class Chain(Sampler):
 
     def __init__(self, *cuts: Sampler) -> None:
         flat = tuple(part for cut in cuts for part in (cut.cuts if isinstance(cut, Chain) else (cut,)))
-        if not flat:
-            raise ValueError("a chain needs at least one cut")
+        if not flat or not all(isinstance(cut, Sampler) for cut in flat):
+            raise ValueError(f"a chain takes cuts: Chain(TopK(40), MinK()), not {cuts!r}")
         for cut in flat[:-1]:
             if cut.comes_last:
                 raise ValueError(f"{cut.name} can only come last in a chain")
         object.__setattr__(self, "cuts", flat)
+
+    def __repr__(self) -> str:
+        return f"Chain({', '.join(map(repr, self.cuts))})"
 
     @property
     def name(self) -> str:  # type: ignore[override]

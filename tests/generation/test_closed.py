@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 
 from mink_local import Constraints, load_model
-from mink_local.errors import ModelError
-from mink_local.generation.request import Request
+from mink_local.errors import MinkError, ModelError
+from mink_local.generation.model import Model
+from mink_local.generation.request import Request, SamplingParams
 from mink_local.llama.constraints import Constrainer
 from mink_local.llama.context import Segment
 from mink_local.llama.weights import Weights
@@ -20,8 +22,8 @@ PLAIN: dict[str, Any] = {  # by the name of a parameter
     "messages": [{"role": "user", "content": "Hi"}],
     "prompt": "Hi",
     "prompts": ["Hi"],
-    "request": Request("Hi"),
-    "requests": [Request("Hi")],
+    "request": Request("Hi", SamplingParams(max_tokens=1)),
+    "requests": [Request("Hi", SamplingParams(max_tokens=1))],
     "pairs": [([1], [2])],
     "sequences": [([1, 2], 1)],
     "text": "Hi",
@@ -102,3 +104,34 @@ def test_what_is_read_outlives_the_model(tiny: Callable[..., Path]) -> None:
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+STRANGE: list[Any] = [
+    None, True, -1, 10**6, 2**31, 2**63, 1.5, float("nan"), "x", "", b"Hi", [], ["x"], [-1], [10**6], [2**40],
+    [1.5], [[]], {}, {"a": 1}, [{}], [{"role": 5, "content": "x"}], object(), np.array([-1]),
+    np.zeros((2, 2), int), [([1], [10**6])], [([1], [-1])], [("text", "x")], [([1, 2], 99)], type,
+]  # fmt: skip
+
+
+def test_every_method_takes_or_refuses_any_value(tiny: Callable[..., Path]) -> None:
+    """With an error that a program can expect; the model works afterwards."""
+    with load_model(tiny(), n_ctx=256, trust=True) as model:
+        for _, method in public_methods(model):
+            parameters = inspect.signature(method).parameters
+            given = plain_arguments(method) | ({"max_tokens": 1} if "max_tokens" in parameters else {})
+            for name, value in product(parameters, STRANGE):
+                with contextlib.suppress(MinkError, ValueError, TypeError, OSError):
+                    found = method(**{**given, name: value})
+                    if hasattr(found, "__next__"):
+                        list(islice(found, 2))
+        assert model.chat("Hi", max_tokens=1).read() is not None
+
+
+def test_numbers_of_numpy_are_numbers(smollm2: Model) -> None:
+    ids: Any = np.array(smollm2.tokenize("Once upon a time"))
+    options: dict[str, Any] = {"temperature": np.float32(0), "max_tokens": np.int64(3), "seed": np.uint32(1)}
+    assert smollm2.detokenize(ids) == smollm2.detokenize(ids.tolist()) == "Once upon a time"
+    text = smollm2.complete(ids, **options).read()
+    prompt: Any
+    for prompt in (ids.tolist(), [*ids], tuple(ids), ids.astype(np.uint16)):
+        assert smollm2.complete(prompt, temperature=0, max_tokens=3).read() == text

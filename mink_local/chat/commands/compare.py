@@ -88,7 +88,7 @@ class Comparison:
         max_tokens = settings["max_tokens"] or _LONGEST
         params = replace(session.settings.params, temperature=self.info.temperature, max_tokens=max_tokens)
         requests = [
-            Request(self.prompt, replace(params, sampler=sampler), settings["reasoning"])
+            Request(self.prompt, replace(params, sampler=sampler), enable_thinking=settings["reasoning"])
             for sampler in self.samplers
         ]
         model.reserve(min(before, self._n_prompt + max_tokens), len(requests))

@@ -54,8 +54,8 @@ def chat_for_engine(model: Model, chat: ChatRequest, params: SamplingParams) -> 
     return Request(
         [message.for_template() for message in chat.messages],
         params,
-        chat.enable_thinking if model.has_thinking_switch else None,
-        chat.prefix_tokens or (),
+        enable_thinking=chat.enable_thinking if model.has_thinking_switch else None,
+        prefix=chat.prefix_tokens or (),
         tools=() if is_hidden else msgspec.to_builtins(chat.tools or []),
         tool_choice="auto" if is_hidden else msgspec.to_builtins(choice or "auto"),
         parallel_tool_calls=chat.parallel_tool_calls,
