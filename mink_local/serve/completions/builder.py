@@ -221,4 +221,5 @@ def whole_message(pieces: Sequence[Piece]) -> AssistantMessage:
 
 def message_finish_reason(reason: FinishReason | None, answer: Answer) -> str | None:
     """Return why a message has ended, given why its answer has: "tool_calls" if with calls."""
-    return "tool_calls" if reason == "stop" and answer.tool_calls else reason
+    has_called = answer.tool_calls and not answer.has_cut_call
+    return "tool_calls" if reason == "stop" and has_called else reason

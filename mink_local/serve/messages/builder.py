@@ -106,7 +106,7 @@ class _MessageBuilder(PartsBuilder):
         message.stop_reason, message.k = "end_turn", self.k
         if self.finish_reason == "length":
             message.stop_reason = "max_tokens"
-        elif any(part.kind == "call" for part in self.parts):
+        elif self.answer.tool_calls and not self.answer.has_cut_call:
             message.stop_reason = "tool_use"
         elif isinstance(self.answer.stopped_by, str):
             message.stop_reason, message.stop_sequence = "stop_sequence", self.answer.stopped_by

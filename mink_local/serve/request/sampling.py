@@ -44,7 +44,7 @@ def engine_requests(
         except ValueError as error:
             message = f"{error}: put the text after the gap into the prompt"
             raise ApiError(400, message, param="suffix", code="unsupported_parameter") from None
-    return [Request(prompt, params) for prompt in prompts]
+    return [Request(prompt, params, split_reasoning=False) for prompt in prompts]
 
 
 def chat_for_engine(model: Model, chat: ChatRequest, params: SamplingParams) -> Request:

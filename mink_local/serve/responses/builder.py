@@ -178,7 +178,8 @@ class _ItemsBuilder(PartsBuilder):
 
     def _item(self, part: Part) -> Json:
         """Return a part as an item."""
-        is_cut = part is self.parts[-1] and self.finish_reason == "length"
+        is_last = part is self.parts[-1]
+        is_cut = is_last and (self.finish_reason == "length" or self.answer.has_cut_call)
         status = "in_progress" if part.is_open else "incomplete" if is_cut else "completed"
         item: Json = {"id": self._id(part), "status": status}
         if part.call is not None:
