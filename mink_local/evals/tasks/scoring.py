@@ -174,9 +174,9 @@ class ChoiceScorer(Scorer):
 
     def read(self, statement: Statement, question: Question) -> str | None:
         text, options = plain(statement.text), _options(question)
-        keys = _key(text), _key(text.strip(_AROUND_OPTION))
-        worded = [letter for letter, option in options.items() if option in keys]
-        if worded and not (len(text) == 1 and text.isalpha()):
+        words = text.strip(_AROUND_OPTION)
+        worded = [letter for letter, option in options.items() if option in (_key(text), _key(words))]
+        if worded and not (len(words) == 1 and words.isalpha()):
             return worded[0]
         text = _LETTER_TAIL.sub(r"\1", text)
         if _LETTER_HEDGES.search(text):
