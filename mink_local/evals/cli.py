@@ -156,10 +156,13 @@ def cli() -> None:
     """Evaluate GGUF models across samplers and temperatures."""
 
 
-def _tasks(_: click.Context, __: click.Parameter, names: Sequence[str]) -> "list[Task]":
-    from mink_local.evals.tasks import find_task
+def _tasks(context: click.Context, _: click.Parameter, names: Sequence[str]) -> "list[Task]":
+    from mink_local.evals.tasks import TASKS, find_task
 
-    tasks = {name: find_task(name) for name in names}
+    scorer = context.meta.get("scorer") or ""
+    if scorer and TASKS.keys() >= set(names):
+        raise click.UsageError("--scorer is for your own files only.")
+    tasks = {name: find_task(name, scorer) for name in names}
     by_name = {task.name: task for task in tasks.values()}
     if len(by_name) < len(tasks):
         raise click.BadParameter("two files have the same name: rename one.")
@@ -304,6 +307,16 @@ def _split(names: Sequence[str]) -> "tuple[list[ModelFile], list[str]]":
     "--system", default="", metavar="TEXT", callback=_line_breaks, help="System message before every prompt."
 )
 @data_option
+@click.option(
+    "--scorer",
+    metavar="NAME",
+    is_eager=True,
+    expose_value=False,
+    callback=lambda context, _, name: context.meta.update(scorer=name),
+    help="How answers to your own questions are found and compared: number, letter, text, math, "
+    "regex:PATTERN (the first group, or all, of its last match) or MODULE:FUNCTION, a Python function that "
+    "takes the response and the question. By default, by the kind of each question's answer.",
+)
 @click.option(
     "--shots",
     type=POSITIVE,

@@ -118,6 +118,8 @@ class Run(Measurement[Response]):
             )
             for task in tasks
         }
+        for remark in (remark for asked in self._tasks.values() for remark in asked.remarks):
+            log.warning(remark)
         for model in models:  # find a damaged file now, not after hours with another model
             if isinstance(model, ModelFile):
                 trust.check(model)

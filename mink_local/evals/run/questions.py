@@ -2,11 +2,13 @@
 
 import http.client
 import os
+import unicodedata
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from string import ascii_uppercase
 
 from msgspec.structs import replace
 from platformdirs import user_cache_path
@@ -29,6 +31,7 @@ class AskedTask:
         stop: Strings that end a response and are not part of it.
         reasoning_budget: Maximum length of the reasoning in tokens; None for no limit.
         system: The system message; empty for none.
+        remarks: Sentences on what of the file is not used.
     """
 
     task: Task
@@ -38,6 +41,7 @@ class AskedTask:
     stop: Sequence[str] = ()
     reasoning_budget: int | None = None
     system: str = ""
+    remarks: tuple[str, ...] = ()
 
     def messages(self, question: Question) -> list[dict[str, str]]:
         """Return the conversation that ends with a question, with the examples as earlier turns."""
@@ -90,10 +94,16 @@ def ask(
                 f"{shots_from or file} has no worked answer to question {example.id}: omit --shots, or "
                 "give another file with --shots-from"
             )
-    shown = {example.prompt for example in examples}
-    left = [question for question in questions if question.prompt not in shown][:limit]
+    shown = {_essence(example) for example in examples}
+    new = [question for question in questions if _essence(question) not in shown]
+    left = new[:limit]
     if not left:
         raise DataError(f"{file} has no questions besides those used for --shots")
+    remarks = task.remarks(file)
+    copies = sum(question not in new and question not in examples for question in questions)
+    if copies:
+        which = "1 question is" if copies == 1 else f"{copies:,} questions are"
+        remarks.append(f"{file}: {which} left out, as --shots shows the same but for case, blanks or order.")
     return AskedTask(
         task,
         {question.id: replace(question, worked="") for question in left},
@@ -102,7 +112,21 @@ def ask(
         stop,
         reasoning_budget,
         system,
+        tuple(remarks),
     )
+
+
+def _essence(question: Question) -> tuple[str, ...]:
+    """Return a question's text and options without what its forms may differ in: blanks, case and order."""
+    shown = {
+        f"({letter}) {choice}" for letter, choice in zip(ascii_uppercase, question.choices, strict=False)
+    }
+    text = "\n".join(line for line in question.prompt.split("\n") if line not in shown)
+    return _bare(text), *sorted(map(_bare, question.choices))
+
+
+def _bare(text: str) -> str:
+    return "".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def locate(task: Task, data: Path | None = None) -> Path:

@@ -21,7 +21,7 @@ from mink_local.errors import ReportError
 from mink_local.evals.store import MANIFEST, Rows, as_run_error, public, read_manifest, to_line
 from mink_local.evals.tables import count, listed
 from mink_local.evals.tasks import recorded_task
-from mink_local.evals.tasks.base import SCORER, Name, Question, Task, Verdict, score
+from mink_local.evals.tasks.base import SCORER, Name, Question, ScorerError, Task, Verdict, score
 from mink_local.files import sha256_of
 from mink_local.llama.constants import MAX_SEED
 from mink_local.samplers import Greedy, Sampler
@@ -309,36 +309,40 @@ def rescore(run: RecordedRun) -> RecordedRun:
     stale = {
         i: response
         for i, response in enumerate(run.responses)
-        if not response.open_ended and _is_stale(run, response, rules.get(response.task) or "")
+        if not response.open_ended and response.scored != mark_of(run.questions[response.question], response)
     }
     names = sorted({response.task for response in stale.values()})
     tasks = {name: recorded_task(name, rules.get(name)) for name in names}
     given = [(one, run.questions[one.question], tasks[one.task]) for one in stale.values()]
     workers = min(-(-len(given) // CHUNK), os.cpu_count() or 1, 61)  # Windows allows at most 61
     if workers <= 1:
-        again = list(map(_rescored, given))
+        scored = list(map(_rescored, given))
     else:
         context = multiprocessing.get_context("spawn")  # a fork would copy locks held by threads
         with ProcessPoolExecutor(workers, mp_context=context) as pool:
-            again = list(pool.map(_rescored, given, chunksize=CHUNK))
+            scored = list(pool.map(_rescored, given, chunksize=CHUNK))
+    again, failures = [response for response, _ in scored], [failure for _, failure in scored if failure]
     notes = [*run.notes, *_notes(tasks, list(stale.values()), again, len(run.responses))]
+    if failures:
+        notes.append(f"{failures[0]} ({count(len(failures), 'response')} without a verdict count as wrong).")
     responses = list((dict(enumerate(run.responses)) | dict(zip(stale, again, strict=True))).values())
     return replace(run, responses=responses, notes=notes)
 
 
-def _is_stale(run: RecordedRun, response: Response, rule: str) -> bool:
-    """Return whether verdicts may differ now; a function of the user's, MODULE:NAME, has no version."""
-    is_function = ":" in rule and not rule.startswith("regex:")
-    return is_function or response.scored != mark_of(run.questions[response.question], response)
-
-
-def _rescored(given: tuple[Response, Question, Task | None]) -> Response:
+def _rescored(given: tuple[Response, Question, Task | None]) -> tuple[Response, str]:
+    """Return a response with its verdicts, or as it was and why the user's scorer failed."""
     response, question, task = given
-    return with_verdicts(response, question, task) if task else response
+    try:
+        return (with_verdicts(response, question, task) if task else response), ""
+    except ScorerError as error:
+        return response, str(error)
 
 
 def with_verdicts(response: Response, question: Question, task: Task) -> Response:
-    """Return a response with this version's verdicts, unless its task is open-ended."""
+    """Return a response with this version's verdicts, unless its task is open-ended.
+
+    Raises ScorerError if a user's scorer fails.
+    """
     if task.open_ended:
         return response
     strict, flexible = score(task, question, response.response, response.finish_reason)

@@ -25,6 +25,7 @@ from mink_local.evals.run.records import (
     seed_of,
     with_verdicts,
 )
+from mink_local.evals.tasks.base import NO_ANSWER, ScorerError
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.models.catalog import resolve
 
@@ -126,8 +127,14 @@ class Worker:
             strict=None,
             flexible=None,
         )
-        response = with_verdicts(response, question, self._tasks[wanted.task].task)
-        return replace(response, scored=mark_of(question, response))
+        task = self._tasks[wanted.task].task
+        try:
+            response = with_verdicts(response, question, task)
+        except ScorerError as error:
+            log.warning("%s; the response is kept, and mink-eval report scores it again", error)
+            return replace(response, strict=NO_ANSWER, flexible=NO_ANSWER)
+        is_users = task.scorer_of(question).is_own  # a report asks it again, as it may have changed
+        return response if is_users else replace(response, scored=mark_of(question, response))
 
 
 class Cluster:

@@ -4,8 +4,10 @@ from pathlib import Path
 
 from mink_local.errors import DataError, TaskNotFoundError
 from mink_local.evals.tasks.base import OnDisk, OwnCopy, Published, Question, Task, Verdict, score
+from mink_local.evals.tasks.chosen import chosen_scorer
 from mink_local.evals.tasks.datasets import Aqua, Gpqa, Gsm8k, Math500
-from mink_local.evals.tasks.own import SUFFIXES, OwnTask, own_task
+from mink_local.evals.tasks.own import OwnTask, own_task
+from mink_local.evals.tasks.rows import SUFFIXES
 from mink_local.files import user_path
 
 __all__ = ["TASKS", "Question", "Task", "Verdict", "find_task", "recorded_task", "score"]
@@ -64,18 +66,20 @@ _ALL = (
 TASKS: dict[str, Task] = {task.name: task for task in _ALL}
 
 
-def find_task(name: str) -> Task:
+def find_task(name: str, scorer: str = "") -> Task:
     """Return the task with a name, or that of the user's own file if the name has its extension.
+
+    `scorer` is what `chosen_scorer` takes, for own files only.
 
     Raises TaskNotFoundError, which lists the names, or DataError if the file is not a task.
     """
-    if name.endswith(SUFFIXES):
+    if name.lower().endswith(SUFFIXES):
         path = user_path(name)
         if path.stem in TASKS:
             raise DataError(
                 f"{path} has the name of a built-in task: rename it, or run {path.stem} with --data {path}"
             )
-        return own_task(path)
+        return own_task(path, scorer)
     if name not in TASKS:
         raise TaskNotFoundError(
             f"unknown task {name!r}: the tasks are {', '.join(TASKS)}, and your own files "
@@ -91,4 +95,10 @@ def recorded_task(name: str, rule: str | None) -> Task | None:
     """
     if rule is None:
         return TASKS.get(name)
-    return OwnTask(name, name, OnDisk(Path()), open_ended=rule == "open")
+    scorer = rule.removeprefix("scorer=") if rule.startswith("scorer=") else ""
+    if scorer:
+        try:
+            chosen_scorer(scorer)
+        except DataError:
+            return None
+    return OwnTask(name, name, OnDisk(Path()), open_ended=rule == "open", scorer_name=scorer)

@@ -6,7 +6,9 @@ import io
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -14,7 +16,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import msgspec
 
 from mink_local.cli import NO_TEXT
-from mink_local.errors import DataError
+from mink_local.errors import DataError, MinkError
 from mink_local.evals.tasks.statements import Statement, statements
 
 Row = TypeVar("Row")
@@ -34,6 +36,7 @@ _MARKS = {  # in this order: that of UTF-32 begins with that of UTF-16
     codecs.BOM_UTF16_BE: "UTF-16",
 }
 _PLACE = re.compile(r"\{(question|choices)\}")
+_SOME = 10  # rows of CSV that show what separates cells
 _REASONING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 
 
@@ -111,12 +114,21 @@ class Verdict:
 NO_ANSWER = Verdict(None, correct=False)
 
 
+class ScorerError(MinkError):
+    """A user's scorer failed on a response."""
+
+
 class Scorer(ABC):
     """Extracts and compares answers of one kind, such as numbers.
 
     Args:
         pattern: The paper's regular expression for an answer; its last match counts.
+
+    Attributes:
+        is_own: Whether it is the user's, and may give another verdict whenever it is asked.
     """
+
+    is_own = False
 
     def __init__(self, pattern: str) -> None:
         self._pattern = re.compile(pattern)
@@ -186,9 +198,9 @@ class Task(ABC):
         the file is malformed.
         """
 
-        def question(row: Any, number: int) -> Question:
+        def question(row: Any, number: int) -> Question | None:
             found = self.question(row, seed)
-            return msgspec.structs.replace(found, id=found.id or str(number), task=self.name)
+            return found and msgspec.structs.replace(found, id=found.id or str(number), task=self.name)
 
         return read_each_once(path, self.rows(path), question)
 
@@ -196,9 +208,13 @@ class Task(ABC):
         """Yield every row's place, such as "line 3", and content. Raises DataError."""
         return json_rows(path, self.row_type)
 
+    def remarks(self, path: Path) -> list[str]:  # noqa: ARG002
+        """Return sentences on what is not used of a file that `read` has read."""
+        return []
+
     @abstractmethod
-    def question(self, row: Any, seed: int) -> Question:
-        """Return the question in a row; its id is empty unless the data has ids.
+    def question(self, row: Any, seed: int) -> Question | None:
+        """Return the question in a row, or None to leave it out; its id is empty unless the data has ids.
 
         Raises DataError, which says what is wrong with the row.
         """
@@ -214,25 +230,27 @@ class Task(ABC):
 
 
 def read_each_once(
-    path: Path, rows: Iterable[tuple[str, Row]], convert: Callable[[Row, int], Item]
+    path: Path, rows: Iterable[tuple[str, Row]], convert: Callable[[Row, int], Item | None]
 ) -> list[Item]:
     """Convert the rows of a file to items with a `prompt` and an `id`, and require these to be unique.
 
     Args:
         path: The file, for messages.
         rows: Places, such as "line 3", and rows.
-        convert: Takes a row and its index, from 0, and may raise DataError.
+        convert: Takes a row and its index, from 0; returns None to leave it out, and may raise DataError.
 
     Raises:
         DataError: A row is invalid, two have the same prompt or id, or there are none; names the place.
     """
     items: list[Item] = []
     first: dict[tuple[str, str], str] = {}
-    for place, row in rows:
+    for number, (place, row) in enumerate(rows):
         try:
-            item: Any = convert(row, len(items))
+            item: Any = convert(row, number)
         except DataError as error:
             raise DataError(f"{path}, {place}: {error}") from None
+        if item is None:
+            continue
         for what, text in (("prompt", item.prompt), ("id", item.id)):
             earlier = first.setdefault((what, text), place)
             if earlier != place:
@@ -286,10 +304,10 @@ def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
 def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the place of every row, such as "line 3", and its cells by column. Raises DataError.
 
-    Cells may be separated by commas, semicolons or tabs, whichever line 1 has most of.
+    Cells may be separated by commas, semicolons or tabs: by what gives the first rows as many as line 1.
     """
     lines = [text for _, text in decoded_lines(path)]
-    separator = max(",;\t", key="".join(lines[:1]).count)
+    separator = _separator(lines)
     reader = csv.reader(lines, strict=True, delimiter=separator)
     try:
         columns = [name.strip() for name in next(reader, [])]
@@ -304,6 +322,18 @@ def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
                 yield place, {name: cell.strip() for name, cell in zip(columns, cells, strict=False)}
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: this is not CSV ({error})") from None
+
+
+def _separator(lines: list[str]) -> str:
+    def fit(separator: str) -> tuple[bool, int]:
+        with suppress(csv.Error):
+            widths = [len(cells) for cells in islice(csv.reader(lines, delimiter=separator), _SOME) if cells]
+            if len(set(widths)) == 1 and widths[0] > 1:
+                return True, 0
+            return False, max(widths[:1], default=0)
+        return False, 0
+
+    return max("\t;,", key=fit)  # of several that fit, the one that texts have least
 
 
 def json_rows(path: Path, kind: type[Row]) -> Iterator[tuple[str, Row]]:
@@ -341,7 +371,8 @@ def score(task: Task, question: Question, response: str, finish_reason: str) -> 
     A response cut off by the token limit ("length") is wrong, even if it has the right answer.
     """
     text, scorer = without_reasoning(response), task.scorer_of(question)
-    strict, flexible = scorer.strict(text, question), scorer.flexible(text, question)
+    strict = scorer.strict(text, question)
+    flexible = strict if scorer.is_own else scorer.flexible(text, question)
     if finish_reason == "length":
         return replace(strict, correct=False), replace(flexible, correct=False)
     return strict, flexible

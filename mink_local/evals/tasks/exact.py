@@ -190,12 +190,13 @@ _AFTER = re.compile(
     r"\d[\s}]*(?:(square|cubic|sq|cu)\b\.?\s*)?"
     r"([ap]\.m\.|km/h|m/s|miles/h|\^\\circ|[A-Za-z]+|[%°$€£¥₹¢])(\^[23]|[²³])?"
 )
+_COUNTED = re.compile(r"[a-z]{3,}[^s\W]s|people|children|men|women")  # apples, which are no pears
 _PAIRED = re.compile(r"(?<!\\)\$([^$]*)\$")  # math mode
 _WORDS = re.compile(r"\\(?:text\w*|mathrm|mbox)\s*\{([^{}]*)\}|\^\{(\\circ|[23])\}")
 
 
 def unit_of(text: str) -> tuple[str, Fraction] | None:
-    """Return what the unit of a stated number measures, and how much of it; None without a known unit."""
+    """Return what the unit of a stated number measures, and how much of it; None without a unit."""
     shown = _WORDS.sub(lambda found: f" {found[1]}" if found[1] else f"^{found[2]}", _PAIRED.sub(r"\1", text))
     shown = re.sub(r"\\([%$])|\\[,;:! ]", r"\1", shown)
     if sign := _CURRENCY.search(shown):
@@ -205,6 +206,8 @@ def unit_of(text: str) -> tuple[str, Fraction] | None:
         return None
     name = found[2].lower() if len(found[2]) > 1 else found[2]
     known = _UNITS.get(name) or _UNITS.get(name.removesuffix("s"))
+    if known is None and _COUNTED.fullmatch(name):
+        return name, Fraction(1)
     power = _POWERS.get(found[1] or found[3] or "", 1)
     return (f"{known[0]}^{power}", known[1] ** power) if known and power > 1 else known
 

@@ -8,7 +8,7 @@ from string import ascii_uppercase
 
 from mink_local.evals.tasks.base import Question, Scorer, Verdict
 from mink_local.evals.tasks.equivalence import same_maths
-from mink_local.evals.tasks.exact import exact
+from mink_local.evals.tasks.exact import exact, same_quantity, unit_of
 from mink_local.evals.tasks.statements import BOUND, Statement, plain
 
 _POWERS = {
@@ -33,12 +33,17 @@ _MONEY = re.compile(  # $3M, £1m, 3m dollars; but $3m$ is a formula
     r"|([\d.]*\d)\s?(m|b)(?= (?:dollars|euros?|pounds|yen|USD|EUR|people)\b)",
     re.IGNORECASE,
 )
+_CURRENCY = re.compile(r"(?:US)?\\?([$€£¥₹])\s?(-?[\d.,]*\d)(?![^$\n]*(?<!\\)\$)")
+_CURRENCIES = {"$": "dollars", "€": "euros", "£": "GBP", "¥": "yen", "₹": "rupees"}
+_UNIT = re.compile(r"\s*(?:(?:square|cubic|sq|cu)\b\.? )?(?:[ap]\.m\.|[A-Za-z°%¢/]+(?:\^[23]|[²³])?)")
 _LETTERS_OF_MONEY = {"m": "million", "mm": "million", "b": "billion", "t": "trillion", "k": "thousand"}
 _SPELLINGS = (
     (r"(?<=\d)[,’']?\s?(?=(?:\d{2},)*\d{3}\b(?!-[a-z]))", ""),  # 1,800 and 1 800
     (r"(?<=10)([⁰¹²³⁴-⁹]+)", lambda digits: f"^{unicodedata.normalize('NFKC', digits[0])}"),
     (r"\s*[×x*]\s?10\s?\^", "e"),
-    (r"(?<=[A-Za-z])\^-?\d|(?<=[a-z])[²³]", ""),  # 18 m^2, 18 m/s²
+    (r"(?<=[A-Za-z])\^2", "²"),  # 18 m^2
+    (r"(?<=[A-Za-z])\^3", "³"),
+    (r"(?<=[A-Za-z])\^-?\d", ""),
     (r"==?>|-+>", "="),
     (r"\b(?:minus|negative) +(?=\.?\d)", "-"),
     (r"(?:^|(?<=[(\[:=≈,;]))\s*[-–]\s*(?=\.?\d)", "-"),
@@ -85,6 +90,7 @@ _NUMBER_TAIL = re.compile(  # what follows a number and explains it, but is no b
     r"(?=[^=≈]*$)|, or (?:about |around )?\d[\d.,]*(?!\1)(?= [a-z])).*",  # 90 minutes, or 1.5 hours
     re.IGNORECASE | re.DOTALL,
 )
+_POWER = re.compile(r"(?<=[A-Za-z])[²³]")  # of a unit
 _SEVERAL = re.compile(r"[A-Za-z]\s*=[^=,;]*\d[^=]*?(?:[,;]|\band\b)\s*[A-Za-z]\w*\s*=")  # x = 5 and y = 7
 _TERSE = re.compile(r"\W*\d[\d./ ]*(?:[\w%/]+\s*){0,4}\W*$")  # 18 dollars per day
 
@@ -99,20 +105,43 @@ class NumberScorer(Scorer):
     """
 
     def is_same(self, answer: str, gold: str) -> bool:
-        return _value(answer.replace(",", "")) == _value(gold)
+        values = _value(gold), _value(answer)
+        if values[0] is None or values[1] is None:
+            return False
+        return (
+            values[0] == values[1] if gold.isdecimal() else same_quantity(values[0], gold, values[1], answer)
+        )
 
-    def read(self, statement: Statement, question: Question) -> str | None:  # noqa: ARG002
-        text = plain(_MONEY.sub(_in_words, statement.text))
-        for written, meant in _SPELLINGS:
-            text = re.sub(written, meant, text, flags=re.IGNORECASE)
-        text = _SCALES.sub(_as_power, text)
+    def read(self, statement: Statement, question: Question) -> str | None:
+        has_unit = any(map(unit_of, question.golds))
+        text = _spelled(_CURRENCY.sub(_in_currency, statement.text) if has_unit else statement.text)
+        if any(map(_COMMA.fullmatch, question.golds)):
+            text = _with_point(text)
         if _SEVERAL.search(text) or (statement.terse and not _TERSE.match(text)):
             return None
         for part in reversed(re.split("[=≈]", _NUMBER_TAIL.sub(r"\1", text))):
-            numbers: list[str] = _NUMBER.findall(part)
-            if len(numbers) == 1 and not _NUMBER_HEDGES.search(_NUMBER.sub("#", part)):
-                return numbers[0]
+            numbers = list(_NUMBER.finditer(part))
+            if len(numbers) == 1 and not _NUMBER_HEDGES.search(_POWER.sub("", _NUMBER.sub("#", part))):
+                unit = _UNIT.match(part, numbers[0].end()) if has_unit else None
+                return f"{numbers[0][0]}{unit[0] if unit else ''}"
         return None
+
+
+def _spelled(text: str) -> str:
+    """Return a text with its numbers in digits: 1,800, 18 hundred and $1.8k are 1800, 18e2 and 1.8e3."""
+    text = plain(_MONEY.sub(_in_words, text))
+    for written, meant in _SPELLINGS:
+        text = re.sub(written, meant, text, flags=re.IGNORECASE)
+    return _SCALES.sub(_as_power, text)
+
+
+def _in_currency(amount: re.Match[str]) -> str:
+    return f"{amount[2]} {_CURRENCIES[amount[1]]}"
+
+
+def _with_point(text: str) -> str:
+    """Return 1.450,5 as 1450.5."""
+    return re.sub(r"(\d),(\d+)", r"\1.\2", re.sub(r"(?<=\d)\.(?=\d{3}(?:\D|$))", "", text))
 
 
 def _in_words(money: re.Match[str]) -> str:
@@ -125,22 +154,34 @@ def _as_power(scales: re.Match[str]) -> str:
     return f"e{sum(_POWERS[word] for word in _SCALE.findall(words))}"
 
 
-def _value(number: str) -> Fraction | None:
-    """Return the value of a number such as 18, -1.5, 1e6, 1/2 or 1 1/2."""
-    return exact(number)
-
-
-_GOLD_NUMBER = re.compile(
-    r"-?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+|\d+(?:\.\d+)?e[-+]?\d{1,3}|(?:\d+ )?\d+ ?/ ?\d+)", re.ASCII
+_POINTED = r"\d+(?:\.\d+)?|\.\d+|\d+(?:\.\d+)?e[-+]?\d{1,3}|(?:\d+ )?\d+ ?/ ?\d+"
+_COMMA = re.compile(r"[-+−]?\s*(?:\d{1,3}(?:\.\d{3})+|\d+),(?!\d{3}$)\d+")  # 3,5 and 1.450,50
+_QUANTITY = re.compile(
+    rf"\+?(-?(?:{_POINTED}))\s*"
+    r"(%|(?:(?:square|cubic) )?[A-Za-z°¢/]+(?:\^[23]|[²³])?|[ap]\.m\.)?\.?",
+    re.ASCII,
 )
 
 
+def _value(text: str) -> Fraction | None:
+    """Return the value of a number such as 18, -1.5, 1e6, 1 1/2, 3,5 or 18 dollars; None of other texts."""
+    found = _QUANTITY.fullmatch(
+        _spelled(_with_point(text) if _COMMA.fullmatch(text.strip()) else text).strip()
+    )
+    return exact(found[1]) if found else None
+
+
 def as_number(gold: str) -> str | None:
-    """Return a gold answer that is a number, such as $5, 50% or \\frac{1}{2}, as a plain one; else None."""
-    text = plain(gold).removesuffix("%").strip()
-    found = _GOLD_NUMBER.fullmatch(text)
-    number = text.replace(",", "")
-    return number if found and _value(number) is not None else None
+    """Return a gold answer that is a number, such as $5, 50%, +5, 3,5 or 18 dollars, as it is recorded.
+
+    That is a plain number, unless it has a unit or a decimal comma. None for other texts.
+    """
+    if _value(gold) is None:
+        return None
+    text = _spelled(gold).removesuffix("%").removeprefix("+").strip()
+    if re.fullmatch(rf"-?(?:{_POINTED})", text, re.ASCII):
+        return text
+    return gold.strip() if _COMMA.fullmatch(gold.strip()) or unit_of(gold) else None
 
 
 _LEAD = r"\W*(?i:(?:the|option|choice|letter|answer|therefore|thus|so|most|\w+ly)\b\W+){0,3}"
@@ -195,6 +236,9 @@ class ChoiceScorer(Scorer):
         return any(options[answer] == options[gold] for gold in question.golds)
 
 
+LETTER_SCORER = ChoiceScorer(r"The answer is\s*\(?([A-J])\b\)?")
+
+
 def _without_own_words(text: str, choices: Sequence[str]) -> str:
     """Return a statement without an option's text beside its letter: (C) of (C) Cannot be determined."""
     for letter, choice in zip(ascii_uppercase, choices, strict=False):
@@ -206,7 +250,7 @@ def _without_own_words(text: str, choices: Sequence[str]) -> str:
 
 def _options(question: Question) -> dict[str, str]:
     """Return the options' texts by letter."""
-    return dict(zip(ascii_uppercase, map(_key, question.choices), strict=False))
+    return dict(zip(ascii_uppercase, map(_key, question.choices or ascii_uppercase[:10]), strict=False))
 
 
 def _key(text: str) -> str:
@@ -246,6 +290,9 @@ class TextScorer(Scorer):
         if any(self.is_same(head, gold) for gold in question.golds):
             return head
         return answer if normal_text(answer) else None
+
+
+TEXT_SCORER = TextScorer(r"The final answer is[:\s]+(.+?)(?:\.|$)")
 
 
 def normal_text(answer: str) -> str:

@@ -105,6 +105,7 @@ _WIDE = re.compile(  # letters, digits and signs that only look different: （�
 _BRACKETS = str.maketrans("【】〔〕「」", "[][][]")
 _VULGAR = re.compile("(\\d?)([¼-¾⅐-⅞])")  # 1½
 _SUM = re.compile(r"^[^A-Za-z=]*=")  # 1 + 1 = 2, as a whole response
+_HALF_DAY = re.compile(r"(?<=\d )([ap])\.m\.?")  # whose full stops end no sentence
 _FENCE = re.compile(r"^\s*(?:```|~~~)\w*[ \t]*$", re.MULTILINE)
 
 _PLAIN = (  # pattern, what it means
@@ -149,7 +150,7 @@ class Statement:
 def statements(response: str) -> Iterator[Statement]:
     """Yield statements of the answer, the most reliable first."""
     response = _FENCE.sub("", narrow(response[-_READ:])).replace("...", "…").strip()
-    response = _DISPLAY.sub(_on_one_line, response)
+    response = _HALF_DAY.sub(r"\1m", _DISPLAY.sub(_on_one_line, response))
     withdrawn = deque(_WITHDRAWN.finditer(response), maxlen=1)
     response = _NO_STATEMENT.sub("", response[withdrawn[0].end() :] if withdrawn else response)
     for form in reversed(deque(_FORM.finditer(response), maxlen=_MOST)):

@@ -150,3 +150,28 @@ def test_gpqa_explains_its_answers_if_the_file_does(tmp_path: Path) -> None:
     data.write_text(data.read_text().replace("Because", ""))
     with pytest.raises(DataError, match="question 0"):
         asked("gpqa", data, shots=1)
+
+
+def test_other_forms_of_an_example_are_not_asked(tmp_path: Path) -> None:
+    """Blanks, case and the order of the options make no new question."""
+    options = {"choices": ["red", "blue"], "answer": "red"}
+    examples = [
+        {"question": "What is 1+1?", "answer": 2},
+        {"question": "Which?", **options},
+    ]
+    asked_for = [
+        {"question": " what  is 1+1? ", "answer": 2},
+        {"question": "WHICH?", "choices": ["Blue", "red"], "answer": "red"},
+        {"question": "Which?", "choices": ["red", "green"], "answer": "red"},
+        {"question": "What is 1-1?", "answer": 0},
+    ]
+    for name, content in (("train", examples), ("mine", asked_for)):
+        text = "".join(json.dumps(row) + "\n" for row in content)
+        (tmp_path / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    path = tmp_path / "mine.jsonl"
+    settings = asked(str(path), path, shots=2, shots_from=tmp_path / "train.jsonl")
+    assert list(settings.questions) == ["2", "3"]
+    assert settings.remarks == (
+        f"{path}: 2 questions are left out, as --shots shows the same but for case, blanks or order.",
+    )
+    assert asked("gsm8k", rows(tmp_path / "data", 1, 2), shots=1).remarks == ()

@@ -71,7 +71,7 @@ ROW = {"question": "Which?", "choices": ["Nile", "Elbe", "Oder"], "answer": "Ode
             "C": "Oder",
             "label": 2,
             "_mine": [1],
-            "subject": "rivers",
+            "topic": "rivers",
         },
         {"Question": "Which?", "choices": {"A": "Nile", "B": "Elbe", "C": "Oder"}, "Answer": "C", "D": None},
         {
@@ -109,7 +109,6 @@ def test_formats_and_encodings(write: Write, name: str, content: str, encoding: 
         ("question,answer\n", "no questions"),
         ("question,question\nWhy?,4\n", "line 1: two columns"),
         ("question,answer\nWhy?,4,5\n", "line 2: more columns"),
-        ("question,answer\nHow?,5\nWhy?\n", "line 3: no 'answer'"),
         ("question,anwser\nWhy?,4\n", "line 2: unknown field 'anwser'"),
         ("question,answer,id\nWhy?,4,a\nHow?,5,a\n", "line 3: same id as in line 2"),
         ('question,answer\nWhy?,"4\n', "not CSV"),
@@ -147,6 +146,40 @@ def test_what_is_said_of_a_wrong_csv_file(write: Write, content: str, said: str)
         ("well-known", "The final answer is well-known.", True),
         ("1/0", "The final answer is 1/0", True),
         ("24/7", "The final answer is 24/7", True),
+        ("-\\frac{1}{2}", "The final answer is -0.5.", True),
+        ("-\\frac{1}{2}", "The final answer is $\\frac{1}{2}$.", False),
+        ("−½", "The final answer is -1/2.", True),
+        ("+5", "The final answer is 5.", True),
+        ("+5", "The final answer is -5.", False),
+        ("3,5", "The final answer is 3,5.", True),
+        ("3,5", "The final answer is 3.5.", True),
+        ("3,5", "The final answer is 35.", False),
+        ("1.450,50", "The final answer is 1.450,50 Euro.", True),
+        ("3 million", "The final answer is $3,000,000.", True),
+        ("$3M", "The final answer is $3.", False),
+        ("18 dollars", "The final answer is 18.", True),
+        ("18 dollars", "The final answer is $18 per day.", True),
+        ("18 dollars", "The final answer is 1800 cents.", True),
+        ("18 dollars", "The final answer is 18 cents.", False),
+        ("18 euros", "The final answer is $18.", False),
+        ("5 km", "The final answer is 5000 m.", True),
+        ("5 km", "The final answer is 5 miles.", False),
+        ("5 square meters", "The final answer is 5 m^2.", True),
+        ("5 square meters", "The final answer is 5 m.", False),
+        ("3 1/2 hours", "The final answer is 210 minutes.", True),
+        ("10 a.m.", "The final answer is 10 a.m.", True),
+        ("10 a.m.", "The final answer is 10 p.m.", False),
+        ("12 apples", "The final answer is 12.", True),
+        ("12 apples", "The final answer is 12 pears.", False),
+        ("7 Eleven", "The final answer is 7 Eleven.", True),
+        ("7 Eleven", "The final answer is 7.", False),
+        ("We add.\n#### 18 dollars", "The final answer is 18.", True),
+        ("We add.\n#### five", "The final answer is five.", True),
+        ("St. Petersburg", "The final answer is st. petersburg.", True),
+        ("Who?", "The final answer is who?", True),
+        ("Paris", "The final answer is Paris, not London.", True),
+        ("Paris", "The final answer is Paris because it is.", True),
+        ("rock 'n' roll", "The final answer is rock ‘n’ roll.", True),
     ],
 )
 def test_golds_are_scored_as_what_they_are(write: Write, gold: str, response: str, correct: bool) -> None:
@@ -190,6 +223,70 @@ def test_every_question_has_its_own_rule(write: Write) -> None:
     assert flexible(task, number, "Answer: 5 * 5 = 25").correct
     assert flexible(task, text, "The answer is Ann.").correct
     assert flexible(task, option, "The answer is (b).").correct
+
+
+@pytest.mark.parametrize(
+    ("row", "right", "wrong"),
+    [
+        ({"answer": ["red", "crimson"]}, ["red", "The Crimson"], ["blue"]),
+        ({"answers": [4, "four", "x^2"]}, ["4", "4.0", "four", "$x^2$"], ["5", "five"]),
+        ({"answer": ["C", "A"], "choices": ["up", "to", "on"]}, ["(A)", "C", "on"], ["(B)"]),
+    ],
+)
+def test_several_answers_are_accepted(
+    write: Write, row: dict[str, object], right: list[str], wrong: list[str]
+) -> None:
+    task, (question,) = read(write({"question": "Which?", **row}))
+    for answer in (*right, *wrong):
+        assert flexible(task, question, f"The answer is {answer}.").correct == (answer in right), answer
+
+
+def test_files_as_they_come(write: Write) -> None:
+    """Categories are kept, unknown columns ignored, and questions without an answer left out."""
+    path = write(
+        "question,answer,domain,level,metadata,output\n",
+        "1 + 1?,2,sums,1,x,y\n2 + 2?,nan,,2,x,y\n3 + 3?,6,,3,x,y\n",
+        name="MINE.CSV",
+    )
+    task, questions = read(path)
+    assert [(one.id, one.gold, one.category) for one in questions] == [("0", "2", "sums"), ("2", "6", "3")]
+    assert task.remarks(path) == [
+        f"{path}: ignored 'metadata', 'output'.",
+        f"{path}: left out 1 question without an answer.",
+    ]
+    open_ended = write({"prompt": "Tell me a story.", "category": "prose", "n": 1}, name="TALES.JSONL")
+    assert read(open_ended)[1][0].category == "prose"
+    assert find_task(str(open_ended)).remarks(open_ended) == [f"{open_ended}: ignored 'n'."]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("mine.TSV", "question (de, en, fr)\tprompt\tanswer\nx\tWhy, oh, why?\tB\n"),
+        ("mine.csv", "prompt;question (de, en, fr);answer\nWhy, oh, why?;x;B\n"),
+    ],
+)
+def test_commas_in_a_header_separate_nothing(write: Write, name: str, content: str) -> None:
+    _, (question,) = read(write(content, name=name))
+    assert (question.prompt.partition("\n")[0], question.gold) == ("Why, oh, why?", "B")
+
+
+def test_labels_of_aquas_options_are_not_shown_twice(write: Write) -> None:
+    row = {"question": "Which?", "options": ["A)21", "B)24", "C)27"], "correct": "B"}
+    _, (question,) = read(write(row))
+    assert (question.choices, question.gold) == (("21", "24", "27"), "B")
+    assert read(write(row | {"correct": "B)24"}))[1] == [question]
+
+
+def test_parquet_is_read_if_pandas_can(write: Write) -> None:
+    pd = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    path = write(name="mine.parquet")
+    pd.DataFrame([ROW, {"question": "Up?", "answer": None}]).to_parquet(path)
+    assert read(path)[1] == read(write(ROW))[1]
+    path.write_bytes(b"no parquet")
+    with pytest.raises(DataError, match="no Parquet file"):
+        read(path)
 
 
 def test_without_answers_a_task_is_open_ended(write: Write) -> None:

@@ -1,0 +1,168 @@
+"""Rows of the user's own files (JSON Lines, a list in JSON, CSV, TSV or Parquet) and their fields' names."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
+
+import msgspec
+
+from mink_local.errors import DataError
+from mink_local.evals.tasks.base import csv_rows, json_rows
+
+SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+LETTERS = tuple(ascii_uppercase[:10])
+
+SPELLINGS = {
+    "question": ("question", "prompt", "problem", "instruction", "input", "query"),
+    "answer": (
+        *("answer", "answers", "target", "gold", "label", "answerKey", "correct", "correct_answer"),
+        *("expected", "expected_answer", "ground_truth", "reference_answer"),
+    ),
+    "choices": ("choices", "options"),
+    "id": ("id", "question_id", "unique_id"),
+    "solution": ("solution", "rationale", "explanation"),
+    "system": ("system", "system_prompt"),
+}
+_FIELDS = {name.casefold(): field for field, names in SPELLINGS.items() for name in names}
+_CATEGORIES = ("category", "subject", "domain", "level")
+"""Names of a question's category; the first of them that a row has counts."""
+
+_UNUSED = {
+    *("comment", "dataset", "difficulty", "generator", "language", "license", "notes", "source", "split"),
+    *("subset", "task", "topic", "type", "url"),
+}
+_NEAR = 0.8  # similarity from which a name is a known one, misspelt
+_MOST_DIGITS = 18  # of a number in CSV that may be an index
+_NO_ANSWERS = ("nan", "NaN", "<NA>")  # what pandas writes for a missing one
+
+
+def rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every question's place and row, with the fields of a first {"defaults": {…}} that it lacks.
+
+    Raises DataError for a file that is not in the format that its suffix says.
+    """
+    defaults: dict[str, Any] = {}
+    for number, (where, row) in enumerate(_rows_as_written(path)):
+        if number == 0 and list(row) == ["defaults"] and isinstance(row["defaults"], dict):
+            defaults = row["defaults"]
+        else:
+            yield where, {**defaults, **row}
+
+
+def _rows_as_written(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        yield from _parquet_rows(path)
+    elif suffix in (".csv", ".tsv"):
+        for where, row in csv_rows(path):
+            yield where, {name: _cell(name, text) for name, text in row.items()}
+    else:
+        yield from json_rows(path, dict[str, Any])
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    import pandas as pd  # late, as it takes long to import
+
+    try:
+        text = pd.read_parquet(path).to_json(orient="records")
+    except ImportError:
+        raise DataError(
+            f"{path}: reading Parquet needs pyarrow: type  python -m pip install pyarrow  or save it as JSON"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is no Parquet file that can be read ({error})") from None
+    for number, row in enumerate(msgspec.json.decode(text, type=list[dict[str, Any]]), start=1):
+        yield f"row {number}", row
+
+
+def _cell(column: str, text: str) -> str | int:
+    """Return a cell of CSV; an answer, which may be an index, as an integer, or "" if it is missing."""
+    if _FIELDS.get(column.casefold()) != "answer":
+        return text
+    if re.fullmatch(f"[0-9]{{1,{_MOST_DIGITS}}}", text):
+        return int(text)
+    return "" if text in _NO_ANSWERS else text
+
+
+def fields_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row's fields under our names, without empty and unknown ones.
+
+    Raises DataError for what is nearly a known name, and for two names of one field.
+    """
+    found: dict[str, tuple[str, Any]] = {}
+    options: dict[str, Any] = {}
+    given = {name.strip(): value for name, value in row.items() if value not in (None, "", [])}
+    n_questions = sum(_FIELDS.get(name.casefold()) == "question" for name in given)
+    for name, value in given.items():
+        if name in LETTERS:
+            options[name] = value
+            continue
+        field = _FIELDS.get(name.casefold())
+        if name.casefold() == "instruction" and n_questions > 1:
+            field = "instruction"
+        if field is None:
+            _refuse_near_miss(name)
+        elif field in found:
+            raise DataError(f"{found[field][0]!r} and {name!r} both give the {field}: keep one")
+        else:
+            found[field] = name, value
+    fields = {field: value for field, (_, value) in found.items()}
+    if options:
+        if "choices" in fields:
+            raise DataError(
+                f"{found['choices'][0]!r} and '{min(options)}' both give choices: keep one of them"
+            )
+        if tuple(sorted(options)) != LETTERS[: len(options)]:
+            raise DataError(f"choices {', '.join(sorted(options))}: name them A, B, … without a gap")
+        fields["choices"] = [options[letter] for letter in sorted(options)]
+    return fields | _category(given)
+
+
+def _category(row: Mapping[str, Any]) -> dict[str, str]:
+    by_name = {name.casefold(): value for name, value in row.items()}
+    named = [by_name[name] for name in _CATEGORIES if isinstance(by_name.get(name), str | int)]
+    return {"category": " ".join(str(named[0]).split())} if named else {}
+
+
+def unknown_names(row: Mapping[str, Any]) -> list[str]:
+    """Return the names of a row's fields that are ignored, but for those that are always."""
+    known = {*_FIELDS, *_CATEGORIES, *_UNUSED, "", "unnamed: 0", "instruction"}  # the index of a pandas frame
+    names = [name.strip() for name in row]
+    return [one for one in names if one not in LETTERS and one[:1] != "_" and one.casefold() not in known]
+
+
+def _refuse_near_miss(name: str) -> None:
+    if unknown_names({name: None}):
+        known = [spelling for names in SPELLINGS.values() for spelling in names]
+        near = get_close_matches(name.casefold(), [*known, *_CATEGORIES], n=1, cutoff=_NEAR)
+        if near:
+            raise DataError(
+                f"unknown field {name!r}: did you mean {near[0]!r}? (A name that begins with _ is ignored.)"
+            )
+
+
+def either(names: Sequence[str]) -> str:
+    *most, last = map(repr, names)
+    return f"{', '.join(most)} or {last}"
+
+
+def text_of(fields: Mapping[str, Any], field: str) -> str:
+    """Return a field as text; "" if missing. Raises DataError if it is no text or number, or blank."""
+    return as_text(fields[field], field) if field in fields else ""
+
+
+def as_text(value: Any, field: str) -> str:
+    """Return the value of a field as text. Raises DataError if it is no text or number, or blank."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise DataError(f"'{field}' is {_kind(value)}: write a text or a number")
+    text = str(value) if field == "question" else str(value).strip()
+    if not text.strip():
+        raise DataError(f"'{field}' is blank")
+    return text
+
+
+def _kind(value: object) -> str:
+    return {bool: "true or false", list: "a list", dict: "an object"}.get(type(value), "something else")
