@@ -8,7 +8,7 @@ import click
 import pytest
 
 from scripts.docs import HELP
-from scripts.results import command_lines, programs, refused
+from tests.support.command_lines import command_lines, programs, refused
 from tests.support.python import output_of, run_python
 
 ROOT = Path(__file__).parents[1]

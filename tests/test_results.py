@@ -19,16 +19,13 @@ TABLE = """\
 | min-k:tau=3 | 33.0 (24.6–42.7) | −3.0 (−9.8 to +4.0) |
 <!-- end -->
 """
-RUN = "mink-eval run gsm8k -m a.gguf --shots 4 -s min-k -t 1 -o hens"
 
 
 @pytest.fixture(autouse=True)
 def hens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_files: object) -> None:  # noqa: ARG001
     """A folder of results with one table."""
     monkeypatch.setattr(results, "RESULTS", tmp_path)
-    heads = "method,T = 1,T = 1_low,T = 1_high,difference,difference_low,difference_high"
-    (tmp_path / "hens.csv").write_text(f"{heads}\nmin-k:tau=3,33.0,24.6,42.7,−3.0,−9.8,+4.0\n", "utf-8")
-    results.read.cache_clear()
+    (tmp_path / "hens.md").write_text("".join(TABLE.splitlines(keepends=True)[1:-1]), "utf-8")
 
 
 def test_the_pages_are_true() -> None:
@@ -42,8 +39,6 @@ def test_the_pages_are_true() -> None:
         "Right: 33.0%, or 33%; 3.0 points less, −3.0, at p=0.95 and T = 1. <!-- from: hens -->",
         "| 77.4% | 33.0 [24.6, 42.7] | holds <!-- from: hens --> |",
         "The 1.5B, 1% and `0.95`: see [page](page-1.5.md).",
-        f"`{RUN}`",
-        f"```\n{RUN}\n```",
     ],
 )
 def test_a_page_with_the_right_numbers_is_true(text: str) -> None:
@@ -54,14 +49,12 @@ def test_a_page_with_the_right_numbers_is_true(text: str) -> None:
     ("text", "complaint"),
     [
         (TABLE.replace("33.0", "33.1"), "a table differs"),
-        (TABLE.replace("hens", "cows"), "no docs/results/cows.csv"),
+        (TABLE.replace("hens", "cows"), "no docs/results/cows.md"),
         ("Right: 33.1%. <!-- from: hens -->", "33.1 is not in hens"),
         ("Right:\n34%. <!-- from: hens -->", "34 is not in hens"),
         ("It gains +3.0 points. <!-- from: hens -->", "+3.0 is not in hens"),
         ("| 33.0 | 9.9 | holds <!-- from: hens --> |", "9.9 is not in hens"),
         ("It gains 3.0 points.", "3.0 has no"),
-        (f"`{RUN.replace('--shots', '--prompts')}`", "--prompts"),
-        (f"```\n{RUN} -t hot\n```", "hot"),
     ],
 )
 def test_a_wrong_number_or_option_is_found(text: str, complaint: str) -> None:
@@ -81,25 +74,31 @@ def test_tables_and_figures_are_remade_from_runs(tmp_path: Path) -> None:
         repeats=1,
     )
     missing = list(results.remake(tmp_path / "runs"))
-    assert any(one.startswith("coverage-1.5b-1.csv") for one in missing)
-    assert not any("gsm8k.csv" in one for one in missing if "accuracy" in one)
+    assert any(one.startswith("coverage-1.5b-1 ") for one in missing)
+    assert not any(one.startswith("accuracy-gsm8k ") for one in missing)
     assert b"<svg" in (tmp_path / "accuracy-gsm8k.svg").read_bytes()
     with (tmp_path / "accuracy-gsm8k.csv").open(encoding="utf-8") as lines:
-        rows = {row["method"]: row for row in csv.DictReader(lines)}
-    for sampler, name in (("min-k:tau=3", "min-k:tau=3"), (top_p, "top-p:p=0.9 (T last)")):
+        rows = {(row["sampler"], row["temperature"]): row for row in csv.DictReader(lines)}
+    table = (tmp_path / "accuracy-gsm8k.md").read_text("utf-8")
+    for sampler in ("min-k:tau=3", top_p):
         right = [
             one.flexible is not None and one.flexible.correct
             for one in read_responses(run)
             if (one.sampler, one.temperature) == (sampler, 5)
         ]
-        shown = rows[name]["T = 5"].strip("*▲▼")
-        assert float(shown) == pytest.approx(100 * sum(right) / len(right), abs=0.051)
-        assert float(rows[name]["T = 5_low"]) < float(shown) < float(rows[name]["T = 5_high"])
+        row = rows[sampler, "5.0"]
+        assert float(row["accuracy"]) == pytest.approx(sum(right) / len(right))
+        assert float(row["accuracy_low"]) < float(row["accuracy"]) < float(row["accuracy_high"])
+        assert int(row["questions"]) == len(right)
+        assert f"{100 * float(row['accuracy']):.1f}" in table
 
 
 def test_every_file_of_the_results_is_shown() -> None:
-    pages = "".join((ROOT / page).read_text("utf-8") for page in ("README.md", "docs/results.md"))
-    named = set(re.findall(r"results/([^)\s]+\.svg)", pages))
+    pages = "".join(
+        (ROOT / page).read_text("utf-8") for page in ("README.md", "docs/results.md", "docs/quantizations.md")
+    )
+    named = set(re.findall(r"results/([^)\s]+\.(?:svg|md))", pages))
     sources = re.findall(r"<!-- (?:begin|from): (.+) -->", pages)
-    tables = {f"{name}.csv" for line in sources for name in line.split()}
+    tables = {f"{name}.{end}" for line in sources for name in line.split() for end in ("csv", "md")}
+    named |= {f"{name.removesuffix('.md')}.csv" for name in named}
     assert {path.name for path in (ROOT / "docs" / "results").iterdir()} <= named | tables
