@@ -16,6 +16,7 @@ from rich.text import Text
 
 from mink_local import MinK, Model, Sampler, SamplingParams, TopP, load_model
 from mink_local.chat.terminal.progress import coloured
+from mink_local.chat.terminal.theme import DARK
 from mink_local.samplers import label
 
 SVG = Path(__file__).parents[1] / "docs" / "heat.svg"
@@ -36,7 +37,7 @@ def answered(model: Model, sampler: Sampler) -> tuple[str, Text]:
     heading = (
         f"{label(str(sampler))} at temperature {TEMPERATURE:g}\n{mean(reply.k):,.1f} candidates on average"
     )
-    return heading, coloured(model.token_texts(reply.tokens), reply.k)
+    return heading, coloured(model.token_texts(reply.tokens), reply.k, DARK)
 
 
 def main() -> None:

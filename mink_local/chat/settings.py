@@ -265,6 +265,12 @@ SETTINGS: tuple[Setting, ...] = (
         "the output is not a terminal.",
     ),
     _screen(
+        "--theme",
+        type=click.Choice(["auto", "dark", "light", "none"]),
+        default="auto",
+        help="Colours for a dark or a light terminal, or none; auto asks the terminal, in a chat.",
+    ),
+    _screen(
         "--show-reasoning/--no-show-reasoning",
         default=True,
         help="Show the reasoning, or one line with its length.",

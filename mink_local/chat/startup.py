@@ -22,6 +22,7 @@ from mink_local.chat.conversation.store import (
 from mink_local.chat.settings import DEFAULT, Settings
 from mink_local.chat.terminal.input import PlainLine, QuietTerminal
 from mink_local.chat.terminal.screen import Screen
+from mink_local.chat.terminal.theme import DARK, THEMES, Theme, asked
 from mink_local.errors import MinkError, ModelNotFoundError
 from mink_local.files import size_in_words
 from mink_local.interrupts import interrupt_ends_program
@@ -55,7 +56,7 @@ class Startup:
         self._files = files
         self.settings = settings = Settings(ctx)
         settings.check(is_new=settings.given)
-        self.screen = Screen(settings["plain"], settings["show_reasoning"])
+        self.screen = self._screen(THEMES.get(settings["theme"], DARK))
         is_kept = resumed is not None or (is_chat and settings["store"])
         self._store = ConversationStore(default_path() if is_kept else None)
         self._conversation = None if resumed is None else self._store.find(resumed)
@@ -90,6 +91,8 @@ class Startup:
         """Chat until the user leaves."""
         self._offer_model()
         with QuietTerminal(marks_pastes=self.screen.has_line_input) as terminal:
+            if self.settings["theme"] == "auto" and not self.screen.is_plain:
+                self.screen = self._screen(asked(terminal))
             session = self._session(terminal)
             from mink_local.chat.kernels import compiling
             from mink_local.chat.loop import run
@@ -98,6 +101,9 @@ class Startup:
             self._begin(session)
             run(self._chat(session, terminal))
             session.end()
+
+    def _screen(self, theme: Theme) -> Screen:
+        return Screen(self.settings["plain"], self.settings["show_reasoning"], theme)
 
     def _begin(self, session: "Session") -> None:
         """Say what answers, and what is not as it should be."""

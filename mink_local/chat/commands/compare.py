@@ -16,6 +16,7 @@ from mink_local.chat.commands.completion import Completions, starting_with
 from mink_local.chat.conversation.session import Session
 from mink_local.chat.conversation.store import StoredMessage
 from mink_local.chat.settings import BY_KEY
+from mink_local.chat.terminal.input import n_stops
 from mink_local.chat.terminal.progress import candidates
 from mink_local.chat.terminal.screen import Screen, counted, of_sure_width, one_line
 from mink_local.errors import ContextOverflowError, MinkError
@@ -201,6 +202,7 @@ def _generate(chat: Chat, comparison: Comparison) -> None:
     """Generate the answers; show each as soon as it and those before it are finished."""
     screen, model = chat.screen, chat.session.model
     unshown = list(range(1, len(comparison.answers) + 1))
+    stops = n_stops()
     live = Live(
         console=screen.console,
         transient=True,
@@ -210,6 +212,9 @@ def _generate(chat: Chat, comparison: Comparison) -> None:
     )
 
     def update() -> None:
+        nonlocal stops
+        if stops != n_stops():  # the shell has written below the rows, which are not overwritten
+            stops, live._live_render._shape = n_stops(), None
         if screen.is_plain:
             screen.progress(f"{counted(len(unshown), 'answer')} to come" if unshown else "")
         else:

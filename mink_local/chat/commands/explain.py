@@ -110,7 +110,7 @@ def heat(chat: Chat, _: str) -> None:
     steps = AnswerSteps(session, session.last_answer())
     if not any(steps.k):
         raise MinkError("this answer's statistics were lost when the program was killed")
-    screen.show(coloured(session.model.token_texts(steps.tokens), steps.k, screen.is_plain), "")
+    screen.show(coloured(session.model.token_texts(steps.tokens), steps.k, screen.theme), "")
 
 
 def stats(chat: Chat, _: str) -> None:

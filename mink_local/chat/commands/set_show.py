@@ -22,7 +22,8 @@ from mink_local.chat.settings import (
     Settings,
 )
 from mink_local.chat.terminal.progress import about_model
-from mink_local.chat.terminal.screen import HEADING, Screen, one_line
+from mink_local.chat.terminal.screen import Screen, one_line
+from mink_local.chat.terminal.theme import THEMES
 from mink_local.cli import did_you_mean, printable
 from mink_local.errors import MinkError
 from mink_local.files import size_in_words
@@ -85,7 +86,8 @@ def _change(chat: Chat, setting: Setting, text: str) -> None:
         session.changed_model()
         chat.note(about_model(session.model))
     session.go_to(session.branch)  # which keeps the settings with the conversation
-    chat.screen = Screen(settings["plain"], settings["show_reasoning"])
+    theme = THEMES.get(settings["theme"], chat.screen.theme)
+    chat.screen = Screen(settings["plain"], settings["show_reasoning"], theme)
 
 
 def _load(chat: Chat, settings: Settings) -> None:
@@ -186,7 +188,7 @@ def show_groups(screen: Screen, groups: Mapping[str, Sequence[tuple[str, str]]])
         grid.add_column(no_wrap=True)
         grid.add_column(overflow="fold")
     for title, pairs in groups.items():
-        grid.add_row(Text(title, HEADING))
+        grid.add_row(Text(title, screen.theme.accent))
         for at in range(0, len(pairs), n):
             grid.add_row(*(Text(printable(cell)) for cell in chain(*pairs[at : at + n])))
     screen.show(grid)

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from platformdirs import user_data_path
 from prompt_toolkit import PromptSession
@@ -13,10 +14,11 @@ from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import Condition, has_focus
 from prompt_toolkit.history import DummyHistory, FileHistory, History, InMemoryHistory
 from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
-from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent, merge_key_bindings
 from prompt_toolkit.key_binding.key_processor import KeyPress
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.layout.processors import TabsProcessor
+from prompt_toolkit.styles import Style
 
 from mink_local.chat.terminal.input import MORE, PROMPT, QuietTerminal, fits_window, is_open, unquoted_block
 from mink_local.chat.terminal.screen import Screen
@@ -44,7 +46,8 @@ class EditedLine:
         self._session: PromptSession[str] = PromptSession(
             multiline=False,  # Enter sends in any case, and the line of a search takes the place of this one
             prompt_continuation=MORE,
-            key_bindings=_key_bindings(),
+            key_bindings=merge_key_bindings([_key_bindings(), _late_answers()]),
+            style=None if screen.is_plain else Style([("", screen.theme.own)]),
             history=history,
             enable_history_search=True,
             # Without colours a suggestion would look like something that was typed.
@@ -57,6 +60,12 @@ class EditedLine:
             tempfile_suffix=".md",
             input_processors=[TabsProcessor(char1=" ", char2=" ")],
         )
+
+        # What was typed while the terminal was asked comes first.
+        keys: Any = self._session.input
+        if terminal.typed_meanwhile:
+            keys.vt100_parser.feed(terminal.typed_meanwhile)
+            store_typeahead(keys, keys.read_keys())
 
     def read(self, default: str = "", prompt: str = PROMPT) -> str:
         """See `InputLine`."""
@@ -117,6 +126,24 @@ class _History(FileHistory):
         for text in reversed(self._loaded_strings):
             new.store_string(text)
         os.replace(new.filename, path)
+
+
+def _late_answers() -> KeyBindings:
+    """Return bindings that swallow what the terminal answers when nobody waits for it any more."""
+    bindings, last = KeyBindings(), {"key": ""}  # with which the answer ends that is being read
+
+    for begin, end in ((("escape", "]", "1", "1", ";"), "c-g"), (("escape", "[", "?"), "c")):
+
+        @bindings.add(*begin)
+        def swallow(_: KeyPressEvent, end: str = end) -> None:
+            last["key"] = end
+
+    @bindings.add(Keys.Any, filter=Condition(lambda: bool(last["key"])), eager=True)
+    def drop(event: KeyPressEvent) -> None:
+        if event.key_sequence[0].key in (last["key"], "escape"):
+            last["key"] = ""
+
+    return bindings
 
 
 def _key_bindings() -> KeyBindings:

@@ -4,9 +4,11 @@ What is typed while no line is being read is not echoed, and is read by the next
 """
 
 import os
+import re
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -21,6 +23,8 @@ from mink_local.interrupts import interrupt_raises
 
 PROMPT, MORE = "> ", "  "
 NOT_KEPT = "> (not kept) "  # the prompt while messages cannot be stored
+_stops = 0
+_ANSWER_SECONDS = 1.0  # in which a terminal answers; most take a thousandth
 _QUOTES = '"""'
 
 
@@ -49,6 +53,22 @@ class InputLine(Protocol):
 
     def forget(self, messages: Collection[str]) -> None:
         """Remove messages from the history."""
+
+
+def n_stops() -> int:
+    """Return how often the program has been stopped, as by Ctrl-Z: the shell may have written since."""
+    return _stops
+
+
+def count_stops() -> None:
+    """Count from now on how often the program is stopped."""
+    if sys.platform != "win32" and signal.getsignal(signal.SIGCONT) == signal.SIG_DFL:
+
+        def hear(*_: object) -> None:
+            global _stops
+            _stops += 1
+
+        signal.signal(signal.SIGCONT, hear)
 
 
 def fits_window(text: str) -> bool:
@@ -81,12 +101,16 @@ class QuietTerminal:
 
     Args:
         marks_pastes: The terminal can tell what is pasted from what is typed.
+
+    Attributes:
+        typed_meanwhile: Keys that were pressed while the terminal answered a question.
     """
 
     def __init__(self, marks_pastes: bool = False) -> None:
         self._marks_pastes = marks_pastes
         self._mode: list[Any] | None = None  # of the terminal, as it was
         self._is_reading = False
+        self.typed_meanwhile = ""
         if sys.platform != "win32":  # there only what a line reads is shown
             with suppress(ImportError, OSError):
                 import termios
@@ -97,7 +121,7 @@ class QuietTerminal:
     def __enter__(self) -> "QuietTerminal":
         self._silence()
         if self._mode and sys.platform != "win32":
-            self._before = signal.signal(signal.SIGCONT, self._silence)  # the shell has set its own mode
+            self._before = signal.signal(signal.SIGCONT, self._continue)  # the shell has set its own mode
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -120,6 +144,24 @@ class QuietTerminal:
             self._is_reading = False
             self._silence()
 
+    def exchange(self, question: str, last: re.Pattern[str], *others: re.Pattern[str]) -> str:
+        """Return what the terminal answers to control sequences; `typed_meanwhile` has the rest.
+
+        Args:
+            question: The sequences.
+            last: What the last answer looks like.
+            *others: What the answers before it look like.
+        """
+        os.write(sys.stdout.fileno(), question.encode())
+        data, give_up = "", time.monotonic() + _ANSWER_SECONDS
+        while self._mode and not last.search(data) and (left := give_up - time.monotonic()) > 0:
+            if select([sys.stdin], [], [], left)[0]:
+                data += os.read(sys.stdin.fileno(), 1024).decode(errors="replace")
+        self.typed_meanwhile = data
+        for answer in (last, *others):
+            self.typed_meanwhile = answer.sub("", self.typed_meanwhile)
+        return data
+
     def keys(self) -> str:
         """Take the keys that no line has read."""
         data = b""
@@ -129,7 +171,13 @@ class QuietTerminal:
             data += piece
         return data.decode(errors="replace").replace("\r", "\n")
 
-    def _silence(self, *_: object) -> None:
+    def _continue(self, *details: Any) -> None:
+        """Go on after the program was stopped."""
+        self._silence()
+        if callable(self._before):
+            self._before(*details)
+
+    def _silence(self) -> None:
         if self._mode and not self._is_reading and sys.platform != "win32":
             import termios
 

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from statistics import median_low
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from mink_local.chat.conversation.export import answer_as_json
-from mink_local.chat.terminal.screen import Screen, TextWriter, counted
+from mink_local.chat.terminal.screen import Screen, TextWriter, counted, joined_line_ends
+from mink_local.chat.terminal.theme import COLOURLESS, Theme
 from mink_local.cli import INTERRUPTED
 from mink_local.llama.devices import n_cores
 
@@ -21,15 +22,7 @@ if TYPE_CHECKING:
     from mink_local.generation.answer import Piece
     from mink_local.generation.model import Model
 
-# The least k of each level, its name and its style; the last levels do not differ by colour alone.
-_LEVELS = {
-    1: ("1", ""),
-    2: ("2–3", "on dark_green"),
-    4: ("4–10", "on dark_goldenrod"),
-    11: ("11–50", "underline on dark_orange3"),
-    51: ("51+", "bold underline on red3"),
-}
-
+_LEVELS = {1: "1", 2: "2–3", 4: "4–10", 11: "11–50", 51: "51+"}  # the least k of each, and its name
 
 Pieces = Callable[[Callable[[int], None]], "Iterator[Piece]"]
 """Yields the pieces of an answer as they come, from here or elsewhere; see `AnswerStream.pieces`."""
@@ -102,7 +95,7 @@ def show_answer(
                 if continued:
                     view.recall(continued)
             try:
-                for _, text in run:
+                for text in joined_line_ends(text for _, text in run):
                     view.feed(text)
             finally:
                 view.end()
@@ -215,21 +208,21 @@ def candidates(k: Sequence[int]) -> str:
     )
 
 
-def coloured(texts: Iterable[str], k: Iterable[int], plain: bool = False) -> Text:
-    """Return an answer whose tokens are coloured by k, with a legend; if plain, with k in brackets."""
-    shown = Text().join(_marked(text, n, plain) for text, n in zip(texts, k, strict=False))
-    if not plain:
-        shown.append("\n\ncandidates:")
-        for name, style in _LEVELS.values():
-            shown.append(" ").append(f" {name} ", style)
+def coloured(texts: Iterable[str], k: Iterable[int], theme: Theme) -> Text:
+    """Return an answer whose tokens are coloured by k, with a legend; without colours, with k in brackets."""
+    styles = dict(zip(_LEVELS, theme.candidates, strict=True))
+    tokens = zip(joined_line_ends(texts), k, strict=False)
+    shown = Text().join(_marked(text, n, styles) for text, n in tokens)
+    if theme is not COLOURLESS:
+        shown.append("\n\nsampled from this many tokens:")
+        for least, name in _LEVELS.items():
+            shown.append(" ").append(f" {name} ", styles[least])
     return shown
 
 
-def _marked(text: str, k: int, plain: bool) -> Text:
-    """Return a token with k as a colour, or in brackets if plain; as it is if it had no alternative."""
+def _marked(text: str, k: int, styles: Mapping[int, str]) -> Text:
+    """Return a token in the style of its k, or with k in brackets; as it is if it had no alternative."""
     if k < 2:
         return Text(text)
-    if plain:
-        return Text(f"{text}[{k:,}]")
-    level = max(least for least in _LEVELS if least <= k)
-    return Text(text.replace("\n", "↵\n"), _LEVELS[level][1])
+    style = styles[max(least for least in styles if least <= k)]
+    return Text(text.replace("\n", "↵\n"), style) if style else Text(f"{text}[{k:,}]")

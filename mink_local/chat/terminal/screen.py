@@ -6,7 +6,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import IO, Any, Protocol
 
@@ -17,6 +17,8 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
+from mink_local.chat.terminal.input import count_stops
+from mink_local.chat.terminal.theme import COLOURLESS, DARK, Theme, rich_styles
 from mink_local.cli import printable
 from mink_local.errors import MinkError
 
@@ -24,8 +26,6 @@ _MOST_COPIED = 74_000  # bytes of base64; terminals that limit OSC 52 take that 
 # What is shown for our own signs in an encoding that does not have them.
 _ASCII = str.maketrans("…·–◀▸↵─│•░▁▂▃▄▅▆▇█", "~--<>$-|*._.:-=+*#")
 
-HEADING = "bold cyan"
-OWN = "bold"
 
 # All but Latin, Greek and Cyrillic letters, kana, Han and Hangul.
 _LETTERS = r" -~\u00a1-\u00ac\u00ae-\u02ff\u0370-\u0482\u048a-\u052f"
@@ -70,6 +70,16 @@ def _n_common(text: str, other: str) -> int:
     return next(i for i, (one, two) in enumerate(zip_longest(text, other)) if one != two)
 
 
+def joined_line_ends(texts: Iterable[str]) -> Iterator[str]:
+    """Yield pieces of a text, CR LF in one piece: a CR at the end of one waits for the next."""
+    held = ""
+    for text in texts:
+        whole = held + text
+        held = "\r" if whole.endswith("\r") else ""
+        yield whole.removesuffix(held)
+    yield held
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: `1 token`, `2 tokens`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
@@ -108,6 +118,7 @@ class Screen:
     Args:
         plain: Show text as it is, also on a terminal that has colours.
         shows_reasoning: Show the reasoning of a model; if not, only count its words.
+        theme: Styles for the terminal's background.
 
     Attributes:
         is_terminal: Whether standard output is a terminal.
@@ -115,15 +126,22 @@ class Screen:
         is_plain: Whether text is shown as it is.
     """
 
-    def __init__(self, plain: bool = False, shows_reasoning: bool = True) -> None:
+    def __init__(self, plain: bool = False, shows_reasoning: bool = True, theme: Theme = DARK) -> None:
         self.is_terminal = sys.stdout.isatty()
         self.has_line_input = (
             self.is_terminal and not plain and os.environ.get("TERM") not in ("dumb", "unknown")
         )
         self.is_plain = not self.has_line_input or bool(os.environ.get("NO_COLOR"))
         self.shows_reasoning = shows_reasoning
+        self.theme = COLOURLESS if self.is_plain else theme
         options: dict[str, Any] = {"color_system": None} if self.is_plain else {}
-        self.console: Console = _GatedConsole(highlight=False, markup=False, emoji=False, **options)
+        if self.theme is COLOURLESS:
+            options["no_color"] = True
+        self.console: Console = _GatedConsole(
+            highlight=False, markup=False, emoji=False, theme=rich_styles(self.theme), **options
+        )
+        if not self.is_plain:
+            count_stops()
         self._progress = ""  # the line of standard error that is overwritten next
 
     @property
@@ -137,7 +155,8 @@ class Screen:
     def table(self, rows: Iterable[Sequence[str | Text]], *titles: str) -> None:
         """Print a table of any texts."""
         columns = (Column(title, overflow="fold") for title in titles)
-        table = Table(*columns, box=None, pad_edge=False, show_header=bool(titles))
+        accent = self.theme.accent
+        table = Table(*columns, box=None, pad_edge=False, show_header=bool(titles), header_style=accent)
         for row in rows:
             table.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in row))
         self.console.print(table)
@@ -165,7 +184,7 @@ class Screen:
 
     def own(self, text: str) -> None:
         """Print a message of the user, which was sent before."""
-        self.show(Text(f"> {one_line(text, 2 * self.width)}", OWN))
+        self.show(Text(f"> {one_line(text, 2 * self.width)}", self.theme.accent))
 
     def note(self, text: str) -> None:
         """Print an aside to standard error, in brackets where it cannot be dim."""
@@ -195,7 +214,7 @@ class Screen:
             return _PlainWriter(self)
         from mink_local.chat.terminal.markdown import MarkdownWriter
 
-        return MarkdownWriter(self.console, style, streams)
+        return MarkdownWriter(self.console, style, streams, self.theme.code)
 
 
 class _PlainWriter:
@@ -207,7 +226,7 @@ class _PlainWriter:
 
     def feed(self, text: str) -> None:
         self._screen.write(text)
-        self._last = text
+        self._last = text or self._last
 
     def recall(self, text: str) -> None:
         if self._screen.is_terminal:
