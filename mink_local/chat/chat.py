@@ -87,6 +87,7 @@ class Chat:
         if answer.dropped:
             turns = counted(answer.dropped, "oldest turn")
             self.note(f"the context is full: the model no longer sees your {turns}; /set ctx N enlarges it")
+        self.screen.show("")
         settings = self.session.settings
         conversation = self.session.conversation
         try:

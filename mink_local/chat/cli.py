@@ -101,6 +101,7 @@ def _list(text: str) -> None:
 def _export(name: str, path: Path) -> None:
     """Write a conversation to a file, which must not be there yet unless the user says so."""
     from mink_local.chat.conversation.export import FORMATS, export
+    from mink_local.chat.terminal.screen import Screen
 
     if path.suffix not in FORMATS:
         raise click.UsageError(f"--export {path}: the file must end in {' or '.join(FORMATS)}.")
@@ -111,7 +112,7 @@ def _export(name: str, path: Path) -> None:
     ):
         raise MinkError(f"{path} was not overwritten: name another file")
     export(store, conversation, path)
-    click.echo(f"{conversation.label} is in {path}", err=True)
+    Screen().note(f"{conversation.label} is in {path}")
 
 
 def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:

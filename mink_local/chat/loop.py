@@ -74,8 +74,8 @@ def help_(chat: Chat, argument: str) -> None:
         groups = {title: [(f"/{one.name}", one.about) for one in group] for title, group in _GROUPS.items()}
         set_show.show_groups(chat.screen, groups)
         chat.screen.dim(
-            'Enter sends, Alt-Enter begins a line, """ a block, Tab completes, Ctrl-R searches, Ctrl-C stops '
-            "an answer, Ctrl-D leaves. More: /help advice, /help models"
+            'Enter sends, Alt-Enter is a new line, """ a block, Tab completes, Ctrl-R searches, '
+            "Ctrl-C stops, Ctrl-D leaves. More: /help advice, /help models"
         )
 
 
@@ -110,7 +110,7 @@ _GROUPS = {
         Command("redo", "Redo it", answers.redo),
         Command("edit", "Change the last message", answers.edit),
         Command("continue", "Finish a cut-off answer", answers.continue_),
-        Command("copy", "Copy the last answer", answers.copy),
+        Command("copy [code [N]]", "Copy the last answer", answers.copy),
         Command("reasoning [on|off|show|line]", "Show or switch it", answers.reasoning, completion.reasoning),
     ),
     "Chats": (
@@ -144,22 +144,25 @@ _ALIASES = {
 }
 
 
-def find(word: str) -> Command:
-    """Return the command of a name or an alias, with or without its slash. Raises MinkError."""
+def find(word: str, argument: str = "") -> Command:
+    """Return the command of a name or an alias, with or without its slash.
+
+    Raises MinkError, which says what to type instead, with the argument.
+    """
     name = word.removeprefix("/")
     name = _ALIASES.get(name, name)
     if name in COMMANDS:
         return COMMANDS[name]
-    raise MinkError(f"there is no command /{name}{_instead(name)}")
+    raise MinkError(f"there is no command /{name}{_instead(name, argument)}")
 
 
-def _instead(name: str) -> str:
+def _instead(name: str, argument: str) -> str:
     """Return what to type instead of a command that there is not, as the end of a sentence."""
     word = set_show.key_of(name)
     key = word if word in BY_KEY else re.split(r"[^a-z-]|-(?=\d)", word)[0]  # of /temp5, /temp=5
     if key in BY_KEY:
-        value = word.removeprefix(key).lstrip("=:-")
-        return f": type {'/' if key in COMMANDS else '/set '}{key} {value or '…'}."
+        value = word.removeprefix(key).lstrip("=:-") or argument
+        return f": type {'/' if key in COMMANDS else '/set '}{key} {value}".rstrip() + "."
     if word in SAMPLERS:
         return f": type /sampler {word}."
     near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.7)
@@ -270,12 +273,12 @@ def _is_command(word: str) -> bool:
 def _run_command(chat: Chat, text: str) -> None:
     """Run a command, which Ctrl-C interrupts. Raises MinkError if it is none, or not well-formed."""
     word, _, argument = text.partition(" ")
+    argument = argument.strip()
     try:
-        command = find(word)
+        command = find(word, argument)
     except MinkError as error:
         chat.offered = chat.offered or Offer(StoredMessage("user", text), is_meant=True)
         raise MinkError(f"{error} Enter sends it as a message") from None
-    argument = argument.strip()
     if argument and " " not in command.usage:
         raise MinkError(f"/{command.name} takes no argument")
     if not argument and " " in command.usage and "[" not in command.usage:

@@ -128,7 +128,7 @@ class Startup:
         from mink_local.chat.chat import Chat, Offer
         from mink_local.chat.commands import conversations
 
-        chat = Chat(session, self.screen, PlainLine(terminal))
+        chat = Chat(session, self.screen, PlainLine(terminal, self.screen.show))
         chat.attached += self._attached(session)
         if self.screen.has_line_input:
             from mink_local.chat.loop import CommandCompleter

@@ -280,6 +280,68 @@ def test_attached_files_stay_out_of_the_input_line(typist: Begin, tmp_path: Path
     assert (typed.offered, questions(typed)) == ("Why?", [f"{files}Why?"])
 
 
+def test_a_new_conversation_begins_with_the_settings_of_the_start(typist: Begin) -> None:
+    """Whatever was set, or came with a conversation that was loaded, which keeps its own."""
+    typed = typist("--seed", "7", "--system", "Be brief.")
+    say, settings = typed.say, typed.chat.session.settings
+    before = {setting.key: settings.shown(setting) for setting in SETTINGS}
+
+    def now() -> dict[str, str]:
+        return {key: typed.chat.session.settings.shown(BY_KEY[key]) for key in before}
+
+    say("Hello", "/temp 3", "/set floor 1", "/set logit-bias 5=-inf", "/system Be long.", "/clear")
+    assert now() == before
+    say("/load 1")
+    changed = {"sampler": "min-k:tau=3,floor=1", "floor": "1", "logit-bias": "5=-inf"}
+    assert now() == {**before, **changed, "system": "Be long."}  # temp is from the command line
+    say("/clear")
+    assert now() == before
+    say("/load 1", "/delete 1", "y")
+    assert now() == before
+
+
+def test_copy_code(typist: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = typist()
+    text = "One:\n```python\na = 1\n\nb = 2\n```\nTwo:\n- x\n  ~~~~\n  ```\n  c\n  ~~~~\nThree:\n```\ncut"
+    converse(typed.chat.session.store, "Hello", text)
+    typed.say("/load 1")
+    copied: list[str] = []
+    monkeypatch.setattr(typed.chat.screen, "copy", copied.append)
+    typed.say("/copy", "/copy code", "/copy code 1", "/copy code 2", "/copy code 3")
+    assert copied == [text, "cut", "a = 1\n\nb = 2", "  ```\n  c", "cut"]
+    assert "3 blocks" in typed.say("/copy code 4")
+    assert "/copy [code [N]]" in typed.say("/copy that")
+    assert len(copied) == 5
+
+
+def test_a_line_like_a_command_is_sent_when_it_was_meant(typist: Begin) -> None:
+    typed = typist("-n", "1")
+    assert "/set max-tokens 5" in typed.say("/max-tokens 5", "")
+    assert (typed.offered, questions(typed)) == ("/max-tokens 5", ["/max-tokens 5"])
+    typed.say("/temp5", "/temp6", "")  # each is asked about
+    assert questions(typed) == ["/max-tokens 5", "/temp6"]
+
+
+def test_no_cache_on_disk_is_touched_by_a_chat_in_memory(typist: Begin, own_files: Path) -> None:
+    file = own_files / "kv" / "1.kv"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    typist("-n", "1").say("Hello", "/delete 1", "y")
+    assert file.exists()
+
+
+def test_an_answer_without_a_text_says_so(typist: Begin, tmp_path: Path) -> None:
+    """It is an answer all the same, which /regen replaces."""
+    grammar = tmp_path / "empty.gbnf"
+    grammar.write_text('root ::= ""')
+    typed = typist("--grammar", str(grammar))
+    said = typed.say("Hello")
+    assert "the model answered with nothing" in said
+    assert "/regen" in said
+    assert questions(typed) == ["Hello"]
+    assert "version 2" in typed.say("/regen 1") or len(typed.chat.session.versions()) == 2
+
+
 def test_stats_count_what_the_context_holds(typist: Begin) -> None:
     """As the status line does: turns are left out when the next message comes."""
     typed = typist("-n", "4", model=load_once("smollm2-135m", n_ctx=256))

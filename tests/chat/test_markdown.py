@@ -1,6 +1,7 @@
 """Markdown while it is generated: whatever the pieces, the same screen, and at a linear cost."""
 
 import io
+import re
 import time
 
 import pyte
@@ -188,3 +189,50 @@ def test_a_resize_leaves_and_takes_no_row(before: int, after: int, at: int) -> N
     words = " ".join(screen.display).split()
     assert words[-3 - len(rest) :] == [*rest, "The", "block", "after."]
     assert words.count("before.") == 1
+
+
+AS_WRITTEN = [
+    r"\(a^2+b^2=c^2\) and $a_1 * b_2 * c_3$, \[x_{i} + y_{i}\]",
+    "\\[\n\\int x\n+ b\n- c\n= d\n\\]",
+    "\\begin{align*}\n- a_1 &= 2 \\\\\n+ *b* _c_\n\\end{align*}",
+    "$$\n# a\n1. b\n$$",
+    r"$$\begin{pmatrix} 1 \\ 2 \end{pmatrix}$$",
+    r"\(x\,y\), \{1, 2\}, C:\new\table, a \\ b",
+    "__init__, __main__.py and foo.__name__ == '__main__'",
+    "2*3*4, count(*), sum(*), a/**/*.py",
+    "&lt;div&gt; &amp; &nbsp;",
+    "[1]: http://example.org/x",
+    "![alt](http://x/é%20y.png) and <b>tags</b>",
+    "costs $5 and $10, or $5-$6",
+]
+
+
+@pytest.mark.parametrize("text", AS_WRITTEN)
+@pytest.mark.parametrize("width", [20, 60])
+def test_what_the_model_wrote_is_shown(text: str, width: int) -> None:
+    """Character by character, and in every half of it."""
+    cut = len(text) // 2
+    for pieces in ([text], [text[:cut], text[cut:]], list(text), ["Before:\n\n", text, "\n\nAfter."]):
+        shown = " ".join(rendered(pieces, width)[0])
+        assert "".join("".join(pieces).split()) == "".join(shown.split())
+
+
+def test_an_address_is_shown_once() -> None:
+    text = "<https://a.org> https://b.org [https://c.org](https://c.org) [d](https://d.org) <e@f.org>"
+    shown = " ".join(rendered([text], 200)[0])
+    assert shown == "https://a.org https://b.org https://c.org d (https://d.org) e@f.org"
+
+
+@pytest.mark.parametrize("emoji", ["⚠️", "✔️", "❤️", "👩‍💻", "👍🏽"])
+def test_a_table_with_emoji(emoji: str) -> None:
+    _, out = rendered(list(f"| a | b |\n|---|---|\n| Memory | {emoji} careful |\n\nend"))
+    assert f"Memory  {emoji} careful\n" in re.sub(r"\x1b\[[0-9;]*m", "", out)
+
+
+def test_prose_is_not_too_wide_and_lines_end_without_blanks() -> None:
+    for text in ("word " * 60, "# A title\n\n" + "- " + "word " * 60):
+        rows, out = rendered([text], 160)
+        assert 80 < max(map(len, rows)) <= 100
+        assert not re.search(r"\w +\n", out.rpartition("\x1b[2K")[2])
+    rows, _ = rendered(["# A title"], 160)
+    assert rows == ["A title"]

@@ -87,7 +87,7 @@ class Line(PlainLine):
     """An input line of one text, which sends it, or what the line begins with."""
 
     def __init__(self) -> None:
-        super().__init__(QuietTerminal())
+        super().__init__(QuietTerminal(), lambda _: None)
         self.text: str | None = None
 
     def read(self, default: str = "", prompt: str = PROMPT) -> str:  # noqa: ARG002

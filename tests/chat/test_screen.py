@@ -85,7 +85,7 @@ def test_a_terminal_that_is_not_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
     screen.note("8 tokens · ▁▄█ …")
     screen.progress("日本")
     screen.show("◀ 日")
-    assert err.shown == "8 tokens - _-# ~\n\r??"
+    assert err.shown == "(8 tokens - _-# ~)\n\r??"
     assert out.shown == "< ?\n"
 
 
@@ -109,7 +109,7 @@ def test_notes_are_wrapped_and_stripped(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("COLUMNS", "20")
     _, stream = terminals(monkeypatch)
     Screen(plain=True).note("a note that is longer \x1b]0;title\x07 than the window")
-    assert stream.shown.splitlines() == ["a note that is", "longer ␛]0;title␇", "than the window"]
+    assert stream.shown.splitlines() == ["(a note that is", "longer ␛]0;title␇", "than the window)"]
 
 
 def test_characters_that_may_be_wider_than_they_say() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from mink_local.chat.conversation.export import export
 from mink_local.chat.conversation.store import (
     ConversationStore,
     SamplingInfo,
@@ -136,6 +137,7 @@ def test_a_file_that_can_only_be_read(elsewhere: Path) -> None:
         os.seteuid(65534)
     store = ConversationStore(path)
     assert [one.title for one in store.conversations()] == ["Hello"]
+    assert not store.is_being_written(store.branch(1)[-1])
     message = StoredMessage("user", "Hello again")
     changes = (
         partial(store.save, 1, [message], "model", None),
@@ -185,6 +187,56 @@ def test_what_does_not_fit_the_disk_is_stored_later(tmp_path: Path) -> None:
     store._db.execute("PRAGMA max_page_count = 99999")
     store.save(1, [user, answer], "model", None)
     assert ConversationStore(tmp_path / "c.db").branch(answer.id) == [user, answer]
+
+
+DAMAGE = [
+    "UPDATE conversation SET settings = '{bad' WHERE id = 2",
+    "UPDATE conversation SET settings = '[1]' WHERE id = 2",
+    "UPDATE conversation SET settings = '{\"temp\": 5}' WHERE id = 2",
+    "UPDATE conversation SET updated = 'yesterday' WHERE id = 2",
+    "UPDATE conversation SET model = x'ff00' WHERE id = 2",
+    "UPDATE conversation SET head = 99 WHERE id = 2",
+    "UPDATE message SET outcome = '{bad', how = '[' WHERE conversation = 2",
+    "UPDATE message SET outcome = '[]', how = '5' WHERE conversation = 2",
+    """UPDATE message SET outcome = '{"attached": "x", "tokens": 5}' WHERE conversation = 2""",
+    """UPDATE message SET outcome = '{"continued": 7}' WHERE conversation = 2""",
+    """UPDATE message SET outcome = '{"continued": [7]}' WHERE conversation = 2""",
+    """UPDATE message SET how = '{"model": 1, "sampler": []}' WHERE conversation = 2""",
+    "UPDATE message SET content = x'80ff' WHERE conversation = 2",
+    "UPDATE message SET content = CAST(x'80ff' AS TEXT) WHERE conversation = 2",
+    "UPDATE message SET created = 'now' WHERE conversation = 2",
+    "UPDATE message SET parent = 4 WHERE id = 3",
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_row_hides_no_other(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "c.db"
+    converse(ConversationStore(path), "one", "a")
+    converse(ConversationStore(path), "two", "b")
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA foreign_keys = OFF")
+        db.execute(damage)
+        db.commit()
+    store = ConversationStore(path)
+    assert "one" in [conversation.title for conversation in store.conversations()]
+    assert [conversation.title for conversation in store.conversations("one")] == ["one"]
+    assert [message.content for message in store.branch(store.find("1").head)] == ["one", "a"]
+    for conversation in store.conversations():
+        assert len(store.branch(conversation.head)) <= 2
+        for path in (tmp_path / "x.md", tmp_path / "x.json"):
+            export(store, conversation, path)
+
+
+def test_where_a_text_is_found() -> None:
+    """Also after letters that casefolding makes longer, and a NUL."""
+    store = ConversationStore()
+    converse(store, "straße İ " * 20 + "needle here", "yes")
+    converse(store, "before\0after", "yes")
+    [found] = store.conversations("NEEDLE")
+    assert found.title.startswith("…")
+    assert "needle here" in found.title[:25]
+    assert store.conversations()[0].title == "before\0after"
 
 
 WRITER = """

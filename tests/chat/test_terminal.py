@@ -238,6 +238,32 @@ def test_what_is_typed_ahead_is_not_joined_to_what_was_refused(opened: Open, pla
     terminal.until_shown("Enter sends your message again")  # the first one, which is too long for the line
 
 
+@pytest.mark.parametrize(
+    ("paper", "ink"), [("ffff/ffff/e0e0", "34"), pytest.param("1e/1e/2e", "36", marks=pytest.mark.slow)]
+)
+def test_the_terminal_is_asked_for_its_background(paper: str, ink: str) -> None:
+    """Blue on a light one, cyan on a dark one; what is typed meanwhile is not lost."""
+    chat = pexpect.spawn(
+        sys.executable, ["-m", "mink_local.chat", "--temp", "0", "-n", "2", "--threads", "1"],
+        encoding="utf-8", timeout=60, env={**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"},
+    )  # fmt: skip
+    with contextlib.closing(chat):
+        chat.expect_exact("\x1b]11;?\x07\x1b[c")
+        chat.send(f"Say\x1b]11;rgb:{paper}\x1b\\ hello\x1b[?62;4c.\r")
+        chat.expect_exact("Say hello.")
+        assert re.search(rf"\x1b\[0;(1;)?{ink}(;1)?m", chat.before)
+        chat.expect_exact("2 tokens")
+
+
+@pytest.mark.parametrize("end", ["\x07", pytest.param("\x1b\\", marks=pytest.mark.slow)])
+def test_an_answer_of_the_terminal_that_is_late_is_no_message(opened: Open, end: str) -> None:
+    terminal = opened("--temp", "0", "-n", "2")
+    terminal.send(f"Say \x1b]11;rgb:cccc/cccc/cccc{end}hello\x1b[?62;1c.")
+    terminal.until_shown(r"\n> Say hello\.$")
+    assert "2 tokens" in terminal.press("\r")
+    assert terminal.leave() == 0
+
+
 @pytest.mark.slow
 def test_the_input_line(opened: Open, tmp_path: Path) -> None:
     """Suggestions from the history, completions with their meaning; Ctrl-Z is not part of the message."""

@@ -1,5 +1,6 @@
 """The commands for messages and answers: the tree of answers, files, the clipboard, reasoning."""
 
+import re
 from collections.abc import Sequence
 
 from mink_local.chat.attachments import Attachment, matching
@@ -10,6 +11,11 @@ from mink_local.chat.settings import BY_KEY
 from mink_local.chat.terminal.screen import beginnings, counted, one_line
 from mink_local.cli import WholeNumber
 from mink_local.errors import MinkError
+
+# A block of code, perhaps cut off; its fence may be indented.
+_BLOCK = re.compile(
+    r"^ *(?P<fence>`{3,}|~{3,})[^`\n]*\n(?P<code>.*?)(?:^ *(?P=fence)[`~]* *$|\Z)", re.MULTILINE | re.DOTALL
+)
 
 
 def regen(chat: Chat, argument: str) -> None:
@@ -114,11 +120,28 @@ def file(chat: Chat, argument: str) -> None:
     chat.note(f"with your next message: {files}; /file - removes them" if files else "no file attached")
 
 
-def copy(chat: Chat, _: str) -> None:
-    """Copy the last answer to the clipboard, also over ssh, if the terminal supports OSC 52."""
+def copy(chat: Chat, argument: str) -> None:
+    """Copy the last answer to the clipboard, also over ssh, if the terminal supports OSC 52.
+
+    code: only its last block of code; code N: the Nth.
+    """
     text = chat.session.last_answer().content
+    if argument:
+        text = _code(text, argument)
     chat.screen.copy(text)
     chat.note(f"copied {counted(len(text), 'character')}, if your terminal supports OSC 52")
+
+
+def _code(answer: str, argument: str) -> str:
+    """Return the block of code that `code` or `code N` names. Raises MinkError if there is none."""
+    word, _, number = argument.partition(" ")
+    if word != "code":
+        raise MinkError("usage: /copy [code [N]]")
+    blocks = [block["code"].removesuffix("\n") for block in _BLOCK.finditer(answer)]
+    n = WholeNumber(min=1)(number) if number.strip() else len(blocks)
+    if not 1 <= n <= len(blocks):
+        raise MinkError(f"the last answer has {counted(len(blocks), 'block')} of code")
+    return blocks[n - 1]
 
 
 def reasoning(chat: Chat, argument: str) -> None:

@@ -57,7 +57,7 @@ def explain(chat: Chat, argument: str) -> None:
         _print_step(screen, steps, at)
         if can_show and not fits:
             chat.note(f"/explain N prints token N; the full-screen view needs {_NEEDED}")
-    elif fork := view(Walk(steps, at), screen.console):
+    elif fork := view(Walk(steps, at, "the token with the most candidates"), screen.console):
         at, token = fork
         chat.note(f"token {at + 1} is {steps.text(token)!r} instead of {steps.texts[at]!r}")
         chat.show(session.fork(at, token))
@@ -95,7 +95,7 @@ def _print_step(screen: Screen, steps: AnswerSteps, at: int) -> None:
     if at:
         before = "".join(steps.texts[max(0, at - 12) : at])
         screen.note(f"after …{one_line(before, screen.width - 8)}")
-    for line in step_lines(steps, step, screen.width, _PRINTED + 2):
+    for line in step_lines(steps, step, screen.width, _PRINTED + 3):
         line.rstrip()
         screen.show(line)
     screen.note(" ".join(steps.remarks(at, step)))
@@ -122,7 +122,7 @@ def stats(chat: Chat, _: str) -> None:
     used = model.count_tokens(messages) if messages else 0
     rows = [
         ("model", f"{model.name} {model.placement}"),
-        ("sampler", f"{settings.sampler}, temperature {settings['temp']:g}"),
+        ("sampler", settings.summary),
         ("conversation", counted(len(answers), "answer")),
         ("context", f"{used} of {model.n_ctx} tokens"),
     ]
@@ -135,7 +135,7 @@ def stats(chat: Chat, _: str) -> None:
         )
         rows.append(("last answer", figures))
         if how := last.parts:
-            rows.append(("", f"{how[-1].model}, {how[-1].sampler}, temperature {how[-1].temperature:g}"))
+            rows.append(("", f"{how[-1].model}, {last.settings}"))
         if k := [n for n in last.k if n]:
             rows.append(("", candidates(k)))
     if k := [n for answer in answers for n in answer.k if n]:
@@ -160,13 +160,13 @@ class Walk:
         message: A sentence about the last key.
     """
 
-    def __init__(self, steps: AnswerSteps, at: int = 0) -> None:
+    def __init__(self, steps: AnswerSteps, at: int = 0, message: str = "") -> None:
         self.steps = steps
         self.at = at
         self.temperature: float | None = None
         self.step: SamplingStep | None = None
         self.rows = 1
-        self.message = ""
+        self.message = message
         self._selected: int | None = None  # a rank
         self._remark = ""  # about `step`
         self._computed: tuple[int, float | None] | None = None  # the place and the temperature of `step`
@@ -331,7 +331,7 @@ def lines(walk: Walk, columns: int, rows: int) -> list[Text]:
         return [Text(f"This view needs {_NEEDED}."), Text("q leaves it.")]
     n_answer = max(3, rows // 5)
     n_body = rows - n_answer - 4
-    walk.rows = n_body - 2  # without the titles and the cliff
+    walk.rows = n_body - 3  # without the titles, the cliff, and the end of what is kept
     body = wrapped_rows(Text(walk.remark), columns)
     if walk.step:
         body = step_lines(walk.steps, walk.step, columns, n_body, walk.selected)
@@ -382,7 +382,7 @@ def step_lines(
     """Return the candidates of a step, and beside or below them what each sampler keeps.
 
     Args:
-        rows: For the candidates, with their titles and the cliff.
+        rows: For the candidates, with their titles, the cliff and the end of what is kept.
         selected: The rank of a candidate to be marked.
     """
     cuts = _cuts(step)
@@ -409,7 +409,7 @@ def _candidates(
     steps: AnswerSteps, step: SamplingStep, columns: int, rows: int, selected: int | None
 ) -> list[Text]:
     """Return the candidates with their probabilities, and a line at the cliff."""
-    ranks = step.shown_ranks(rows - 2)
+    ranks = step.shown_ranks(rows - 3)
     number = max(len(f"{rank + 1:,}") for rank in ranks)
     token = max(8, columns // 3)
     has_logits = columns >= token + number + 3 * _NUMBER + 5
@@ -429,6 +429,8 @@ def _candidates(
         table.append(line)
         if rank + 1 == step.cliff:
             table.append(Text("── the cliff ".ljust(columns, "─"), "bold"))
+        if rank + 1 == step.first + step.k != step.cliff:
+            table.append(Text(f"── {step.sampler} keeps these ".ljust(columns, "─"), "bold"))
     return table
 
 

@@ -401,14 +401,13 @@ class ConversationStore:
         from filelock import FileLock, Timeout
 
         path = _lock_path(self._path, message.id)
-        if not path.exists():
-            return False
         try:
-            with FileLock(path, blocking=False):
-                path.unlink(missing_ok=True)
+            if path.exists():
+                with FileLock(path, blocking=False):
+                    path.unlink(missing_ok=True)
         except Timeout:
             return True
-        except OSError:  # nobody can write to a folder that is read-only
+        except OSError:  # of a folder that this user cannot write to
             pass
         return False
 
@@ -621,10 +620,11 @@ def _message(row: sqlite3.Row, pieces: Sequence[sqlite3.Row]) -> StoredMessage:
     for text, is_reasoning in pieces:
         texts[bool(is_reasoning)] += text
     outcome = _object(row["outcome"])
-    infos = filter(None, [_object(row["how"]), *outcome.pop("continued", ())])
+    later = outcome.pop("continued", [])
+    infos = filter(None, [_object(row["how"]), *(later if isinstance(later, list) else ())])
     known = {**outcome, **dict(row), "content": texts[0], "reasoning": texts[1]}
     message = StoredMessage(**_fitting(StoredMessage, known))
-    with suppress(TypeError):
+    with suppress(TypeError, AttributeError):
         message.parts = [_sampling_info(info) for info in infos]
     message.is_kept = True
     return message

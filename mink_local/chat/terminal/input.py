@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -201,10 +201,16 @@ class QuietTerminal:
 
 
 class PlainLine:
-    """Python's own input line, with readline if the system has it."""
+    """Python's own input line, with readline if the system has it.
 
-    def __init__(self, terminal: QuietTerminal) -> None:
+    Args:
+        terminal: What has been typed while no line was read.
+        show: Shows a line that was typed before.
+    """
+
+    def __init__(self, terminal: QuietTerminal, show: Callable[[str], None]) -> None:
         self._terminal = terminal
+        self._show = show
         self._ahead = ""  # what was typed before a question
 
     def read(self, default: str = "", prompt: str = PROMPT) -> str:
@@ -212,7 +218,7 @@ class PlainLine:
         line, is_whole, rest = self._ahead.partition("\n")
         if is_whole:
             self._ahead = rest
-            print(prompt + line)
+            self._show(prompt + line)
             return line
         self._ahead = ""
         with self._terminal.reading(), interrupt_raises():

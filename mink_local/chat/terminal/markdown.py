@@ -21,6 +21,7 @@ from mink_local.cli import printable
 _MOST_COLUMNS = 100  # of prose: longer lines are hard to read
 _FENCE = re.compile(r"\s*(?P<fence>`{3,}|~{3,})\s*(?P<language>[\w+#.-]*)[^`]*$")
 _NEXT_BLOCK = re.compile(r" ?(#{1,6} |[-*+] |\d{1,9}[.)] )|\s*(```|~~~)")  # after any line
+_SKIN = re.compile("[\U0001f3fb-\U0001f3ff]")  # colours the emoji before it
 _PARTS = re.compile(r"\n|[^\S\n]+|\S+")
 _NEXT_PARAGRAPH = re.compile(r" ?\S")  # after a blank line; indented text belongs to the list item above
 
@@ -111,13 +112,13 @@ def _n_rows(text: str, width: int) -> int:
 def _is_countable(text: str, width: int) -> bool:
     """Return whether it is certain how many rows a text takes.
 
-    A character without a width may be shown in several ways. Emoji with a variation selector or a joiner,
-    which terminals show narrower or wider, are certain if that changes no row.
+    A character without a width may be shown in several ways. Emoji of several characters, which terminals
+    show together or apart, are certain if that changes no row.
     """
-    bare = text.replace("\ufe0f", "")
-    if not all(map(cell_len, bare.replace("\u200d", "").replace("\n", ""))):
-        return False
-    return len({_n_rows(one, width) for one in (text, bare, bare.replace("\u200d", ""))}) == 1
+    narrow = text.replace("\ufe0f", "")
+    apart = _SKIN.sub("😀", narrow.replace("\u200d", ""))
+    is_known = all(map(cell_len, apart.replace("\n", "")))
+    return is_known and len({_n_rows(one, width) for one in (text, narrow, apart)}) == 1
 
 
 def _without_end(row: Sequence[Segment]) -> list[Segment]:
@@ -260,7 +261,8 @@ class MarkdownWriter:
             self._console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2), *up))
         if self._fence and lines:
             text = "\n".join([*lines, ""])
-            code = Syntax("", self._language, theme=self._code_theme).highlight(text)
+            syntax = Syntax("", self._language, theme=self._code_theme, background_color="default")
+            code = syntax.highlight(text)
             self._console.print(code if self._language else Text(text, self._style), end="", soft_wrap=True)
         elif lines:
             self._print_markdown("\n".join(lines))

@@ -33,7 +33,7 @@ class Theme(NamedTuple):
     candidates: tuple[str, str, str, str, str]
 
 
-_MANY = "bold underline white on #b01010"
+_MANY = "bold underline #ffffff on #b01010"
 DARK = Theme(
     "bold cyan",
     "bold ansicyan",
@@ -41,23 +41,23 @@ DARK = Theme(
     "cyan",
     (
         "",
-        "white on #00590c",
-        "black on #b89500",
-        "underline black on #e08030",
-        "bold underline white on #b01010",
+        "#ffffff on #00590c",
+        "#000000 on #b89500",
+        "underline #000000 on #e08030",
+        _MANY,
     ),
 )
 LIGHT = Theme(
     "bold blue",
     "bold ansiblue",
-    "ansi_light",
+    "default",
     "blue",
     (
         "",
-        "black on #c4ecc4",
-        "black on #fbe48a",
-        "underline black on #f7b98b",
-        "bold underline white on #c01818",
+        "#000000 on #c4ecc4",
+        "#000000 on #fbe48a",
+        "underline #000000 on #f7b98b",
+        _MANY,
     ),
 )
 COLOURLESS = Theme("bold", "bold", "bw", "", ("",) * 5)
