@@ -29,7 +29,7 @@ SET = {
     "sampler": ["top-k:k=5", "min-k:tau=1,floor=2"],
     "floor": ["0.5", "1.25"],
     "repeat-penalty": ["1.5"],
-    "reasoning": ["on", "off"],
+    "loop-guard": ["on", "off"],
     "logit-bias": ["5=-inf 6=1.5"],
 }
 STAGES = ("no", "prompt", "text", "kill at the prompt", "kill in the text")

@@ -34,15 +34,15 @@ def exported(terminal: Terminal, folder: Path) -> dict[str, Any]:
 def test_a_chat(opened: Open) -> None:
     """One answer with its figures, colours of /heat, a copy to the clipboard, and /exit."""
     terminal = opened("--temp", "0", "--max-tokens", "8")
-    assert "min-k:tau=3, temperature 0" in terminal.text
+    assert "min-k:tau=3, T = 0" in terminal.text
     shown = terminal.say("Say hello to me.")
     figures = r"8 tokens · [\d.]+ tokens/s · context \d+/\d+$"
     assert re.search(figures, shown, re.M)
-    assert "candidates:" in terminal.say("/heat")
-    assert "\x1b[48;5;" in terminal.raw
+    assert "sampled from" in terminal.say("/heat")
+    assert re.search(r"\x1b\[38;5;\d+;48;5;", terminal.raw)
     terminal.say("/copy")
     copied = re.findall(r"\x1b\]52;c;(.*?)\x07", terminal.raw)[-1]
-    assert f"(copied {len(base64.b64decode(copied).decode())} characters" in terminal.text
+    assert f"copied {len(base64.b64decode(copied).decode())} characters" in terminal.text
     terminal.send("/exit\r")
     assert terminal.ended() == 0
 
@@ -130,7 +130,7 @@ def test_ctrl_z_suspends_and_the_line_is_kept() -> None:
     with contextlib.closing(shell):
         shell.expect_exact("shell: ")
         shell.sendline(f"{sys.executable} -m mink_local.chat --temp 0 -n 3 --threads 1")
-        shell.expect_exact("temperature 0")  # the model is loaded
+        shell.expect_exact("T = 0")  # the model is loaded
         shell.expect_exact("\x1b[?2004h")  # the input line
         shell.send("Say hello.\x1a")
         shell.expect_exact("Stopped")
@@ -150,7 +150,7 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(opened: Open, plain: bool) ->
     terminal = opened("--temp", "5", "--seed", "3", *(["--plain"] if plain else []), plain=plain)
     terminal.send("Tell me a very long story about a dragon.\r")
     terminal.until(lambda: terminal.text.lower().count("dragon") > 2)
-    assert "(interrupted)" in terminal.press("\x03")
+    assert "interrupted" in terminal.press("\x03")
     assert "max-tokens is 4" in terminal.say("/set max-tokens 4")
     assert "tokens/s" in terminal.say("Now say hello.")
     assert "/exit" in terminal.press("\x03")
@@ -163,7 +163,7 @@ def test_ctrl_c_while_a_long_prompt_is_evaluated(opened: Open) -> None:
     terminal = opened("--temp", "0", "--max-tokens", "10", "--system", system)
     terminal.send("Hello\r")
     terminal.until_shown(r"prompt: \d+ of \d{4} tokens")
-    assert "(interrupted)" in terminal.press("\x03")
+    assert "interrupted" in terminal.press("\x03")
     assert "prompt:" not in terminal.screen
 
 
@@ -218,7 +218,7 @@ def test_what_is_typed_ahead_answers_no_question(opened: Open, plain: bool) -> N
     terminal = opened("--temp", "0", "-n", "2", *(["--plain"] if plain else []), plain=plain)
     terminal.say("Say hello.")
     terminal.send("/delete 1\ry\r/temp 2\r")
-    terminal.until_shown("y or n.*\n>")
+    terminal.until_shown("y/n.*\n>")
     terminal.settle()
     assert "temp is 2" not in terminal.text
     terminal.send("n\r")
@@ -273,7 +273,7 @@ def test_the_input_line(opened: Open, tmp_path: Path) -> None:
     terminal.until_shown("\n> Tell me of rain.$")
     terminal.say("\x1b[C")
     terminal.send("/re\t")
-    terminal.until_shown("/redo +Bring it back")
+    terminal.until_shown("/redo +Redo it")
     terminal.press("\x03")
     messages = exported(terminal, tmp_path)["messages"]
     assert [message["content"] for message in messages[::2]] == ["Tell me of rain."] * 2
@@ -285,7 +285,7 @@ def test_a_data_folder_that_cannot_be_written(opened: Open) -> None:
     assert terminal.text.count("Not a directory") == 1
     shown = terminal.say("Hello") + terminal.say("Hello")
     assert shown.count("tokens/s") == 2
-    assert shown.count("(the history of the input line is not kept: Not a directory)") == 1
+    assert shown.count("the history of the input line is not kept: Not a directory") == 1
     assert "Press ENTER" not in terminal.text
 
 
@@ -343,8 +343,8 @@ def test_delete_asks(opened: Open, plain: bool) -> None:
     terminal.say("Hello")
     terminal.say('"""My pelican is ill."""')
     terminal.say("/stats")
-    for answer, outcome in (("\x03", "(interrupted)"), ("Yes\r", "(1 is deleted)")):
-        assert "y or n)" in terminal.say("/delete 1")
+    for answer, outcome in (("\x03", "interrupted"), ("Yes\r", "1 is deleted")):
+        assert "[y/n]" in terminal.say("/delete 1")
         assert outcome in terminal.press(answer)
     assert "'1'" in terminal.say("/delete 1")
     if not plain:
@@ -408,7 +408,7 @@ def test_reasoning(opened: Open, thinker: tuple[str, ...], tmp_path: Path) -> No
     assert "4 words" in folded
     assert "Two and two" not in folded
     assert "Two and two." in terminal.say("/reasoning")
-    assert "(reasoning is off" in terminal.say("/reasoning off")
+    assert "reasoning is off" in terminal.say("/reasoning off")
     messages = exported(terminal, tmp_path)["messages"]
     assert [message["content"] for message in messages] == [
         "2 + 2?", "It is **four**.", "And again?", "It is **four**.",
