@@ -172,7 +172,7 @@ def test_an_answer_that_was_cut_off(smollm2: Model) -> None:
     steps = AnswerSteps(chat, chat.last_answer())
     assert steps.k[0] == 0 < steps.k[-1]
     last = len(steps.tokens) - 1
-    assert len(steps.remarks(last, steps.step(last))) == 2
+    assert len(steps.remarks(last, steps.step(last))) == 1
 
 
 def test_a_token_that_the_user_chose(smollm2: Model) -> None:

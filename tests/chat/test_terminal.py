@@ -194,7 +194,7 @@ def test_what_is_typed_during_an_answer(opened: Open, plain: bool) -> None:
     shown = terminal.text
     places = [
         shown.index(word)
-        for word in ("interrupted", "max-tokens is 4", "temp is 0", "> Say hello.", "4 tokens")
+        for word in ("interrupted", "max-tokens is 4", "temp is 0", "> Say hello.", "\n4 tokens")
     ]
     assert places == sorted(places)
     assert "temp is 3" in terminal.say("p 3")

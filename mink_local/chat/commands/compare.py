@@ -169,7 +169,7 @@ def parsed(argument: str, temperature: float, own: Sampler) -> tuple[float, list
             temperature = BY_KEY["temp"].type(word.removeprefix("T="))
         elif _is_meant_as_sampler(word):
             try:
-                samplers.append(parse(word))
+                samplers.append(parse(word, "temperature-last"))
             except ValueError as error:
                 raise MinkError(f"{error}; -- before the message sends it as it is") from None
         elif word != "--":
