@@ -20,7 +20,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice, takewhile
 from typing import Any
 
@@ -113,10 +112,9 @@ class Engine:
             request, prompt=read_prompt(request.prompt), prefix=as_ids("prefix", request.prefix)
         )
         request = answer.request = with_call_grammar(request, template.style)
-        make = request.make_parser or partial(
-            ToolParser, request.tools, is_parallel=request.parallel_tool_calls is not False
+        parser = ToolParser(
+            request.tools, template.call_marks, is_parallel=request.parallel_tool_calls is not False
         )
-        has_calls = request.make_parser is not None or len(request.tools) > 0
         prompt = template.tokens(
             request.prompt, request.enable_thinking, request.tools, request.template_kwargs
         )
@@ -128,9 +126,9 @@ class Engine:
             self._weights,
             self._buffers,
             splitter,
-            make(template.call_marks) if has_calls else None,
+            parser if request.tools else None,
             template.stop(request.prompt),
-            template.call_texts if has_calls else {},
+            template.call_texts if request.tools else {},
         )
         if not self._fits(decoding):
             answer.finish_reason = "overflow"

@@ -1,6 +1,6 @@
 """Requests: a prompt, and how to sample its answer."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from difflib import get_close_matches
@@ -235,8 +235,6 @@ class Request:
         n_rows: Number of tokens at the end of the prompt whose logits `watch` gets, in order: 1 for those of
             the first step alone. These tokens are evaluated even if they are in the KV cache.
         template_kwargs: Further variables of the chat template, JSON values, such as `reasoning_effort`.
-        make_parser: Makes the `ToolParser` of the answer, given the marks before calls in the chat template;
-            None for one that knows `tools`.
         split_reasoning: Whether reasoning is separated from `Answer.content`, if the model reasons.
     """
 
@@ -248,7 +246,6 @@ class Request:
     tools: Sequence[Tool] = ()
     watch: Callable[[NDArray[np.float32]], None] | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    make_parser: Callable[[Collection[str]], Any] | None = None
     split_reasoning: bool = True
     n_rows: int = 1
     tool_choice: str | Mapping[str, Any] = "auto"

@@ -137,7 +137,7 @@ def test_a_call_is_whole_whatever_the_stop_strings(smollm2: Model, stop: str) ->
     request = Request(
         [{"role": "user", "content": "Hi"}],
         SamplingParams(constraints=grammar, stop=[stop], max_tokens=60),
-        make_parser=lambda marks: ToolParser([NOW], marks),
+        tools=[NOW],
     )
     [answer] = smollm2.answer_all([request])
     [call] = answer.tool_calls

@@ -108,8 +108,8 @@ class _MessageBuilder(PartsBuilder):
             message.stop_reason = "max_tokens"
         elif self.answer.tool_calls and not self.answer.has_cut_call:
             message.stop_reason = "tool_use"
-        elif isinstance(self.answer.stopped_by, str):
-            message.stop_reason, message.stop_sequence = "stop_sequence", self.answer.stopped_by
+        elif self.answer.stopped_by in self.answer.request.params.stop:  # not the template's own
+            message.stop_reason, message.stop_sequence = "stop_sequence", str(self.answer.stopped_by)
         return message
 
     def _message(self, usage: MessageUsage) -> MessageObject:
