@@ -18,9 +18,7 @@ from openai import (
     AuthenticationError,
     BadRequestError,
     DefaultAsyncHttpxClient,
-    DefaultHttpxClient,
     Omit,
-    OpenAI,
     PermissionDeniedError,
 )
 
@@ -82,7 +80,7 @@ class AddressAnswerer:
     @cached_property
     def _served(self) -> _Served:
         """The model, found on its server when it is first needed."""
-        listed = self._listed()
+        listed = asyncio.run(self._listed())
         names = [str(getattr(model, "id", "")) for model in listed]
         own = [name for name in names if not any(name.startswith(f"{other}:") for other in names)]
         if not self._wanted and len(own) != 1:  # not counting presets, as "qwen3-4b:creative" of mink-serve
@@ -100,16 +98,11 @@ class AddressAnswerer:
     def facts(self) -> Mapping[str, Any]:
         return {"sha256": ""}  # its file is not here
 
-    @property
-    def drops_samplers(self) -> bool:
-        """Whether the server would ignore most samplers."""
-        return not self._served.is_mink
-
     def check(self, samplers: Sequence[Sampler], reasoning_budget: int | None) -> None:
         """Raise ServerError if the server would ignore a sampler or another setting in silence."""
         if self._served.is_preset:
             raise ServerError(f"{self.name} is a preset with its own sampler: use the model without it")
-        if not self.drops_samplers:
+        if self._served.is_mink:
             return
         unknown = [str(sampler) for sampler in samplers if not isinstance(sampler, Greedy | TopP)]
         if unknown:
@@ -124,18 +117,23 @@ class AddressAnswerer:
         """Return the session: a server makes its own room."""
         return Prepared(None, {"executor": "address", "n_parallel": self._parallel})
 
-    def _options(self, seconds: float) -> dict[str, Any]:
-        options = {"base_url": self._base, "api_key": self._key or "none", "timeout": seconds}
-        if not _is_openai(self._base):  # the account of OPENAI_ORG_ID is not for others
-            options["default_headers"] = {"OpenAI-Organization": Omit(), "OpenAI-Project": Omit()}
-        return options
+    def _client(self, seconds: float, retries: int) -> AsyncOpenAI:
+        # the account of OPENAI_ORG_ID is not for other servers
+        headers = {} if _is_openai(self._base) else {"OpenAI-Organization": Omit(), "OpenAI-Project": Omit()}
+        return AsyncOpenAI(
+            base_url=self._base,
+            api_key=self._key or "none",
+            timeout=seconds,
+            max_retries=retries,
+            default_headers=headers,  # type: ignore[arg-type]  # that of a request may be omitted, too
+            http_client=DefaultAsyncHttpxClient(follow_redirects=False),
+        )
 
-    def _listed(self) -> list[Any]:
+    async def _listed(self) -> list[Any]:
         """Return the models that the server lists; none if it has no list but the model is given."""
-        transport = DefaultHttpxClient(follow_redirects=False)
-        with OpenAI(**self._options(_PROBE_SECONDS), max_retries=0, http_client=transport) as client:
+        async with self._client(_PROBE_SECONDS, 0) as client:
             try:
-                return list(client.models.list().data)
+                return list((await client.models.list()).data)
             except APIError as error:
                 if self._wanted and isinstance(error, APIStatusError):
                     return []
@@ -154,8 +152,7 @@ class AddressAnswerer:
         """Yield answers in order of completion; after a failure, only those to requests already sent."""
         failed: ServerError | None = None
         with asyncio.Runner() as runner:
-            transport = DefaultAsyncHttpxClient(follow_redirects=False)
-            client = AsyncOpenAI(**self._options(self._seconds), max_retries=RETRIES, http_client=transport)
+            client = self._client(self._seconds, RETRIES)
             create = runner.get_loop().create_task
             unasked = enumerate(requests)
             asked: set[asyncio.Task[Answered]] = set()
@@ -169,8 +166,7 @@ class AddressAnswerer:
                     done, asked = runner.run(
                         asyncio.wait(asked, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                     )
-                    # Answers come first: a prompt without one may end the loop of the caller.
-                    for task in sorted(done, key=_has_no_answer):
+                    for task in done:
                         try:
                             yield task.result()
                         except ServerError as error:
@@ -253,10 +249,6 @@ class AddressAnswerer:
 
     def _without_key(self, text: str) -> str:
         return text.replace(self._key, "…") if self._key else text
-
-
-def _has_no_answer(task: "asyncio.Task[Answered]") -> bool:
-    return task.exception() is not None or task.result().finish_reason in ("overflow", "refused")
 
 
 def _sendable(message: Mapping[str, Any]) -> dict[str, Any]:

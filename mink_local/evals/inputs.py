@@ -4,7 +4,7 @@ Needs no optional library, unlike the records.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,15 @@ DATE = date(2024, 7, 26)
 
 def file_sha256(path: Path) -> str:
     """Return a file's SHA-256; for a split GGUF model, that of all parts' SHA-256. Raises RunError."""
+    return joint_sha256(shards(path))
+
+
+def joint_sha256(paths: Iterable[Path]) -> str:
+    """Return the SHA-256 of a file, or that of several files' SHA-256. Raises RunError."""
     try:
-        sums = [sha256_of(shard) for shard in shards(path)]
+        sums = [sha256_of(path) for path in paths]
     except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise RunError(f"{error.filename} cannot be read: {error.strerror or error}") from None
     return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
 
 

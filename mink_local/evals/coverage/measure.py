@@ -122,11 +122,6 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
         self.settings["prompts"] = {prompt.id: {"sha256": prompt.sha256} for prompt in found.values()}
         self.settings["walk"] = {"rest": rest, "nodes": nodes, "samples": N_SAMPLES}
 
-    def upgrade(self, manifest: dict[str, Any]) -> None:
-        for key, prompt in manifest.get("prompts", {}).items():
-            if isinstance(prompt, str):  # written before 0.3
-                manifest["prompts"][key] = {"sha256": prompt}
-
     def measure_units(
         self,
         units: Sequence[tuple[ClosedPrompt, list[SamplerSetting]]],

@@ -27,19 +27,14 @@ log = logging.getLogger("mink_local")
 
 
 class Prompt(NamedTuple):
-    """A prompt and the JSON schema of its answer."""
+    """A prompt, as UTF-8, and the JSON schema of its answer."""
 
-    text: str
+    content: bytes
     schema: Mapping[str, Any]
 
     @property
     def sha256(self) -> str:
-        return hashlib.sha256(self.sendable.encode()).hexdigest()
-
-    @property
-    def sendable(self) -> str:
-        """The text without lone surrogates."""
-        return self.text.encode("utf-8", "replace").decode()
+        return hashlib.sha256(self.content).hexdigest()
 
     def request(self, attempt: int) -> Request:
         """Return the request after some unreadable answers."""
@@ -49,7 +44,7 @@ class Prompt(NamedTuple):
             max_tokens=_MAX_TOKENS,
             constraints=Constraints(json_schema=dict(self.schema)),
         )
-        return Request([{"role": "user", "content": self.sendable}], params, enable_thinking=False)
+        return Request([{"role": "user", "content": self.content.decode()}], params, enable_thinking=False)
 
 
 @dataclass(frozen=True, kw_only=True)

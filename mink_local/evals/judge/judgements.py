@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
-from typing import Any
 
 from mink_local.errors import ReportError
 from mink_local.evals.answering import Answerer
@@ -169,7 +168,7 @@ def prompt_of(pair: ResponsePair, order: str, characters: int, protocol: str = B
         cut_a=_cut(a, characters),
         cut_b=_cut(b, characters),
     )
-    return Prompt(content, SCHEMA)
+    return Prompt(content.encode("utf-8", "replace"), SCHEMA)
 
 
 def _cut(text: str, characters: int) -> str:
@@ -220,10 +219,7 @@ class Pairs(Judging[ResponsePair, Judgement]):
     def read(self, unit: ResponsePair, row: Judgement) -> str | None:  # noqa: ARG002
         return read_winner(row.raw)
 
-    @staticmethod
-    def missing_share(rows: Any) -> float:
-        return missing_share(rows)
-
+    missing_share = staticmethod(missing_share)
     report = staticmethod(report_judgements)
 
 

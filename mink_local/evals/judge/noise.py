@@ -111,7 +111,7 @@ def prompt_of(text: JudgedText, characters: int) -> Prompt:
         "required": ["collapse"],
         "additionalProperties": False,
     }
-    return Prompt(content, schema)
+    return Prompt(content.encode("utf-8", "replace"), schema)
 
 
 def read_collapse(answer: str, n_shown: int) -> int | None:

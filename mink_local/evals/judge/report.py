@@ -213,9 +213,9 @@ def noise_share(lengths: Sequence[int], sentence: int) -> float:
     return 0.0 if sentence == COHERENT else sum(lengths[sentence - 1 :]) / sum(lengths)
 
 
-def missing_share(judgements: pd.DataFrame) -> float:
+def missing_share(rows: pd.DataFrame) -> float:
     """Return the share of pairs shown to a judge that lack a readable judgement in both orders."""
-    pairs = judged_pairs(judgements)
+    pairs = judged_pairs(rows)
     shown = pairs[~pairs.identical]
     return float(shown.outcome.isna().mean()) if len(shown) else 0.0
 

@@ -13,6 +13,7 @@ from llama_cpp import llama_cpp as C
 
 from mink_local.errors import RunError
 from mink_local.evals.frontier.measure import common_vocabulary
+from mink_local.evals.inputs import joint_sha256
 from mink_local.evals.measurement import Results, report_on
 from mink_local.evals.quants.divergence import (
     CandidateSets,
@@ -25,7 +26,7 @@ from mink_local.evals.quants.divergence import (
 )
 from mink_local.evals.quants.report import N_PEAKS, report
 from mink_local.evals.quants.stored import StoredBase
-from mink_local.evals.quants.texts import Chunk, Texts, n_scored
+from mink_local.evals.quants.texts import Chunk, chunks_of, n_scored, text_files
 from mink_local.evals.settings import RowMeasurement, described
 from mink_local.evals.store import Store
 from mink_local.generation.loading import load_model
@@ -121,7 +122,7 @@ class Quants(RowMeasurement[ChunkRow]):
         **placement: Any,
     ) -> None:
         super().__init__()
-        self._texts = Texts(text)
+        self._texts = text_files(text)
         self._base, self._samplers = base, samplers
         own_type, *types = kv_types
         cached = {f"{base.name} with {kv_type} KV": kv_type for kv_type in types}
@@ -135,7 +136,10 @@ class Quants(RowMeasurement[ChunkRow]):
         self.settings = {
             "base": self._described(base),
             "files": {file.name: self._described(file) for file in (*others, *variants)},
-            "text": {"source": self._texts.source, "sha256": self._texts.sha256},
+            "text": {
+                "source": text.name if text else "bundled",
+                "sha256": joint_sha256(self._texts.values()),
+            },
             "chunk": chunk,
             "samplers": [str(sampler) for sampler in samplers],
         }
@@ -153,7 +157,7 @@ class Quants(RowMeasurement[ChunkRow]):
             facts[name] = file_facts(read_metadata(file.path))
             self._n_common[name] = common_vocabulary(vocabulary, Weights(file.path, vocab_only=True))
         store.note(facts=store.manifest.get("facts", {}) | facts)
-        self._chunks = self._texts.chunks(vocabulary, self._chunk, self._positions)
+        self._chunks = chunks_of(self._texts, vocabulary, self._chunk, self._positions)
 
     def plan(self) -> list[tuple[str, int]]:
         return [(name, chunk) for name in self._files for chunk in range(len(self._chunks))]

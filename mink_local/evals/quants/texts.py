@@ -4,18 +4,16 @@ The bundled ones were written for mink-local, under its license. Conversations a
 template, since a quantization is used through it.
 """
 
-import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
 from mink_local.errors import DataError, MinkError
-from mink_local.evals.inputs import DATE, file_sha256
+from mink_local.evals.inputs import DATE
 from mink_local.evals.tasks.base import decoded_lines
 from mink_local.generation.template import ChatTemplate
 from mink_local.llama.weights import Weights
@@ -38,77 +36,54 @@ class Chunk:
     tokens: list[int]
 
 
-class Texts:
-    """The user's text, or the bundled ones.
+def text_files(path: Path | None) -> dict[str, Path]:
+    """Return the user's text file, or the bundled ones if there is none, by kind."""
+    return {"text": path} if path else {kind: next(_FOLDER.glob(f"{kind}.*")) for kind in KINDS}
+
+
+def chunks_of(
+    files: Mapping[str, Path], vocabulary: Weights, length: int, positions: int | None
+) -> list[Chunk]:
+    """Return the chunks to compare, one of each kind after the other.
 
     Args:
-        path: A text file; None for the bundled ones.
+        files: Text files by kind.
+        vocabulary: The base's, with its chat template.
+        length: Tokens per chunk.
+        positions: Minimum number of positions; None for `ENOUGH` chunks of each kind.
 
     Raises:
-        DataError: The file cannot be read.
+        DataError: A file cannot be read, or there are too few chunks for intervals.
     """
-
-    def __init__(self, path: Path | None) -> None:
-        self.source = "bundled" if path is None else path.name
-        self._paths = {"text": path} if path else {kind: _bundled(kind) for kind in KINDS}
-        self._texts = {kind: _read(path) for kind, path in self._paths.items()}
-
-    @cached_property
-    def sha256(self) -> str:
-        """Of the file, or of the bundled files' SHA-256."""
-        sums = [file_sha256(path) for path in self._paths.values()]
-        return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
-
-    def chunks(self, vocabulary: Weights, length: int, positions: int | None) -> list[Chunk]:
-        """Return the chunks to compare, one of each kind after the other.
-
-        Args:
-            length: Tokens per chunk.
-            positions: Minimum number of positions; None for `ENOUGH` chunks of each kind.
-
-        Raises:
-            DataError: There are too few for intervals.
-        """
-        every = {kind: list(_cut(vocabulary, tokens, length)) for kind, tokens in self._tokens(vocabulary)}
-        rounds = zip_longest(*([Chunk(kind, part) for part in parts] for kind, parts in every.items()))
-        chunks = [chunk for chunk in chain.from_iterable(rounds) if chunk]
-        each = n_scored(length)
-        n = ENOUGH * len(every) if positions is None else max(FEWEST, -(-positions // each))
-        if len(chunks) < FEWEST:
-            raise DataError(
-                f"the text fills {len(chunks)} chunks of {length:,} tokens, and intervals need {FEWEST}: "
-                "give a longer --text or a smaller --chunk"
-            )
-        if len(chunks) < n:
-            log.warning(
-                "the text has %d positions, fewer than %d: give a longer --text",
-                each * len(chunks),
-                positions or each * n,
-            )
-        return chunks[:n]
-
-    def _tokens(self, vocabulary: Weights) -> Iterator[tuple[str, list[int]]]:
-        """Yield each kind with the tokens of its text."""
-        template = ChatTemplate(vocabulary, DATE)
-        try:
-            for kind, text in self._texts.items():
-                if self._paths[kind].suffix == ".jsonl" and self.source == "bundled":
-                    conversations = map(json.loads, text.splitlines())
-                    text = "\n".join(_rendered(one, template) for one in conversations)
-                    yield kind, vocabulary.tokenize(text, add_special=False, parse_special=True)
-                else:
-                    yield kind, vocabulary.tokenize(text, add_special=True, parse_special=False)
-        finally:
-            template.close()
+    template = ChatTemplate(vocabulary, DATE)
+    try:
+        tokens = {kind: _tokens(file, vocabulary, template) for kind, file in files.items()}
+    finally:
+        template.close()
+    special = vocabulary.tokenize("", add_special=True, parse_special=False)[:1]
+    every = [_cut(kind, ids, length, special) for kind, ids in tokens.items()]
+    chunks = [chunk for chunk in chain.from_iterable(zip_longest(*every)) if chunk]
+    each = n_scored(length)
+    n = ENOUGH * len(files) if positions is None else max(FEWEST, -(-positions // each))
+    if len(chunks) < FEWEST:
+        raise DataError(
+            f"the text fills {len(chunks)} chunks of {length:,} tokens, and intervals need {FEWEST}: "
+            "give a longer --text or a smaller --chunk"
+        )
+    if len(chunks) < n:
+        wanted = positions or each * n
+        log.warning(
+            "the text has %d positions, fewer than %d: give a longer --text", each * len(chunks), wanted
+        )
+    return chunks[:n]
 
 
-def _bundled(kind: str) -> Path:
-    [path] = _FOLDER.glob(f"{kind}.*")
-    return path
-
-
-def _read(path: Path) -> str:
-    return "".join(line for _, line in decoded_lines(path)).replace("\r\n", "\n")
+def _tokens(file: Path, vocabulary: Weights, template: ChatTemplate) -> list[int]:
+    """Return the tokens of a text file; of conversations, as the model sees them, if it is a bundled one."""
+    lines = [line.replace("\r\n", "\n") for _, line in decoded_lines(file)]
+    is_chat = file.parent == _FOLDER and file.suffix == ".jsonl"
+    text = "\n".join(_rendered(json.loads(line), template) for line in lines) if is_chat else "".join(lines)
+    return vocabulary.tokenize(text, add_special=not is_chat, parse_special=is_chat)
 
 
 def _rendered(conversation: Mapping[str, Any], template: ChatTemplate) -> str:
@@ -124,8 +99,7 @@ def n_scored(length: int) -> int:
     return length - 1 - length // 2
 
 
-def _cut(vocabulary: Weights, tokens: Sequence[int], length: int) -> Iterator[list[int]]:
+def _cut(kind: str, tokens: Sequence[int], length: int, special: Sequence[int]) -> Iterator[Chunk]:
     """Yield the full chunks of a text, each starting with the BOS token, if there is one."""
-    special = vocabulary.tokenize("", add_special=True, parse_special=False)[:1]
     for start in range(0, len(tokens) - length + 1, length):
-        yield [*special, *tokens[start + len(special) : start + length]]
+        yield Chunk(kind, [*special, *tokens[start + len(special) : start + length]])

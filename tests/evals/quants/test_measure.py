@@ -34,7 +34,7 @@ from mink_local.evals.quants.divergence import (
 )
 from mink_local.evals.quants.report import verdict
 from mink_local.evals.quants.stored import StoredBase
-from mink_local.evals.quants.texts import KINDS, Texts, n_scored
+from mink_local.evals.quants.texts import KINDS, chunks_of, n_scored, text_files
 from mink_local.evals.stats import Interval
 from mink_local.evals.tables import columns_of
 from mink_local.generation.loading import load_model
@@ -135,7 +135,7 @@ def evaluated(files: dict[str, Path]) -> tuple[list[int], dict[str, NDArray[np.f
     found = {}
     for name, n_outputs in (("base", 128), ("Q2_K", 128), ("again", 5)):
         with load_model(str(files.get(name, files["base"])), trust=True, n_ctx=64) as model:
-            [chunk, *_] = Texts(None).chunks(model.weights, CHUNK, 30)
+            [chunk, *_] = chunks_of(text_files(None), model.weights, CHUNK, 30)
             model.reserve(CHUNK + 1, 1, n_outputs)
             [(_, found[name])] = model.rows([(chunk.tokens[:-1], n_scored(CHUNK))])
     return chunk.tokens, found
@@ -177,7 +177,7 @@ def test_what_is_kept_is_exact_to_a_tenth_of_the_self_noise(smollm2_path: Path) 
     rows = []
     for n_outputs, kv_type in ((128, "f16"), (5, "f16"), (128, "q4_0")):
         with load_model(smollm2_path, trust=True, n_ctx=64, n_threads=1, kv_type=kv_type) as model:
-            [chunk, *_] = Texts(None).chunks(model.weights, 96, 60)
+            [chunk, *_] = chunks_of(text_files(None), model.weights, 96, 60)
             model.reserve(97, 1, n_outputs)
             [(_, found)] = model.rows([(chunk.tokens[:-1], n_scored(96))])
         rows.append(found)
@@ -310,7 +310,7 @@ def test_a_base_that_is_a_quantization_is_said_first(
 
 
 def test_bundled_texts_fill_eight_chunks_of_each_kind(smollm2_path: Path) -> None:
-    chunks = Texts(None).chunks(Weights(smollm2_path, vocab_only=True), 256, None)
+    chunks = chunks_of(text_files(None), Weights(smollm2_path, vocab_only=True), 256, None)
     assert Counter(chunk.kind for chunk in chunks) == dict.fromkeys(KINDS, 8)
     assert {len(chunk.tokens) for chunk in chunks} == {256}
 
