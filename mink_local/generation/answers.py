@@ -86,7 +86,7 @@ class Answers:
         """End the answers that are being generated; no further one is begun."""
         self._failure = self._failure or StopIteration()
         self._thread.cancel(self._given)
-        self._given = set()
+        self._given, self._done = set(), {}
 
     def __del__(self) -> None:
         if "_failure" in vars(self):

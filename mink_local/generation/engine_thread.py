@@ -90,20 +90,21 @@ class EngineThread:
         self._engine.interrupt()
         self._commands.put(self._cancel_all)
 
-    def call(self, function: Callable[[], T]) -> T:
-        """Call a function in the thread, between two steps; return what it returns, or raise what it raises.
-
-        Other errors as for `generate`.
-        """
-        return self._result(function, self._commands.put)
-
     def call_when_idle(self, function: Callable[[], T]) -> T:
         """Call a function in the thread when the answers that were given before have ended.
 
-        Those that are given later wait for it. Otherwise like `call`.
+        Those that are given later wait for it. Returns what it returns, or raises what it raises; other
+        errors as for `generate`.
         """
-        when_idle = self._engine.when_idle
-        return self._result(function, lambda job: self._commands.put(partial(when_idle, job)))
+        self.check()
+        result: Future[T] = Future()
+        self._commands.put(partial(self._engine.when_idle, partial(run, result, function)))
+
+        def waiting() -> None:
+            if not self._thread.is_alive() and not result.done():
+                raise self._over()
+
+        return result_of(result, waiting)
 
     def end(self, why: str, seconds: float | None = None) -> bool:
         """End all answers with an error, and the thread; return False if it does not end in time."""
@@ -133,18 +134,6 @@ class EngineThread:
         if self._why_ending:
             return ModelError(self._why_ending)
         return GenerationError("the model belongs to another process: load it after the fork")
-
-    def _result(self, function: Callable[[], T], give: Callable[[Callable[[], object]], object]) -> T:
-        """Have a function called in the thread, and wait for its result."""
-        self.check()
-        result: Future[T] = Future()
-        give(partial(run, result, function))
-
-        def waiting() -> None:
-            if not self._thread.is_alive() and not result.done():
-                raise self._over()
-
-        return result_of(result, waiting)
 
     # The rest runs in the thread.
 

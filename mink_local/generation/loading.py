@@ -106,10 +106,10 @@ def load_model(
         from mink_local.llama.rpc import use_servers
 
         use_servers(asked.rpc, trust)
-    if not trust:
-        trust_in.check(file)
     shares = _gpu_shares(asked)
     plan = _choose(file, n_ctx, asked, shares, n_parallel, kv_type)
+    if not trust:
+        trust_in.check(file)
     threads, cancel = asked.n_threads or n_cores(), Cancel()
     allocate = partial(
         make_context,
@@ -248,6 +248,8 @@ def _choose(
         return Placement(
             n_ctx or USUAL_CONTEXT, layers, min(experts or 0, _EVERY_LAYER), need, n_mixed=ALL_LAYERS
         )
+    if (kind := metadata.text("general.type")) not in (None, "model"):
+        raise ModelError(f"{file.name} is not a model but of type {kind}: load a model")
     plan = choose_placement(
         metadata,
         budget,

@@ -1,9 +1,8 @@
 """A reply: an answer that is being generated, and its pieces for any number of readers."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
-from weakref import WeakSet
 
 from mink_local.errors import GenerationError, MinkError
 from mink_local.generation.answer import Answer, Piece
@@ -27,66 +26,32 @@ class Pieces:
         for reader in self._waiting.copy():
             reader.put(None)
 
-    def has_ended_before(self, n: int) -> bool:
+    def end_before(self, n: int) -> bool:
         """Return whether the last piece is before number `n`."""
         return 0 < n <= len(self._arrived) and self._arrived[n - 1].finish_reason is not None
 
     def get(self, n: int, waiting: Callable[[], object]) -> Piece:
         """Wait for piece number `n`, counted from 0; see `Events.get`."""
-        if n >= len(self._arrived):
-            news = self._news()
-            try:
-                while n >= len(self._arrived):
-                    news.get(waiting)
-            finally:
-                self._waiting.remove(news)
+        with self._news() as news:
+            while n >= len(self._arrived):
+                news.get(waiting)
         return self._arrived[n]
 
     async def wait(self, n: int, waiting: Callable[[], object]) -> Piece:
         """Like `get`, without a thread that waits."""
-        if n >= len(self._arrived):
-            news = self._news()
-            try:
-                while n >= len(self._arrived):
-                    await news.wait(waiting)
-            finally:
-                self._waiting.remove(news)
+        with self._news() as news:
+            while n >= len(self._arrived):
+                await news.wait(waiting)
         return self._arrived[n]
 
-    async def wait_for_end(self, waiting: Callable[[], object]) -> None:
-        """Wait for the last piece."""
-        n = len(self._arrived)
-        while not self.has_ended_before(n):
-            await self.wait(n, waiting)
-            n += 1
-
-    def _news(self) -> Events[None]:
+    @contextmanager
+    def _news(self) -> Iterator[Events[None]]:
         news: Events[None] = Events()
         self._waiting.append(news)
-        return news
-
-
-class Reader:
-    """Reads a reply from its beginning, in a `for` or an `async for`."""
-
-    def __init__(self, reply: "Reply") -> None:
-        self._reply, self._n_read = reply, 0
-
-    def __iter__(self) -> "Reader":
-        return self
-
-    def __aiter__(self) -> "Reader":
-        return self
-
-    def __next__(self) -> Piece:
-        piece = self._reply._get(self._n_read)
-        self._n_read += 1
-        return piece
-
-    async def __anext__(self) -> Piece:
-        piece = await self._reply._wait(self._n_read)
-        self._n_read += 1
-        return piece
+        try:
+            yield news
+        finally:
+            self._waiting.remove(news)
 
 
 if TYPE_CHECKING:  # a reply has an answer's attributes, but is none
@@ -113,7 +78,7 @@ class Reply(_HasAnswer):
         self._thread = thread
         self._pieces = Pieces()
         self._n_read = 0  # by `next`
-        self._readers: WeakSet[Reader] = WeakSet()
+        self._n_readers = 0  # in `async for`
         thread.generate([decoding], self._pieces.hear)
 
     if not TYPE_CHECKING:
@@ -132,7 +97,7 @@ class Reply(_HasAnswer):
         raise TypeError("a reply cannot be copied or pickled: use its answer, reply.answer")
 
     def __del__(self) -> None:
-        if "_readers" in vars(self):
+        if "_n_readers" in vars(self):
             self.close()
 
     def __enter__(self) -> "Reply":
@@ -141,19 +106,32 @@ class Reply(_HasAnswer):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __iter__(self) -> Reader:
-        reader = Reader(self)
-        self._readers.add(reader)
-        return reader
+    def __iter__(self) -> Iterator[Piece]:
+        return pieces_of(self, lambda: None)
 
-    __aiter__ = __iter__
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        self._n_readers += 1
+        try:
+            n = 0
+            while not self._pieces.end_before(n):
+                yield await self._wait(n)
+                n += 1
+        finally:
+            self._n_readers -= 1
+        self._raise_error()
 
     def __next__(self) -> Piece:
-        piece = self._get(self._n_read)
+        if self._pieces.end_before(self._n_read):
+            self._raise_error()
+            raise StopIteration
+        piece = self._get(self._n_read, lambda: None)
         self._n_read += 1
         return piece
 
     async def __anext__(self) -> Piece:
+        if self._pieces.end_before(self._n_read):
+            self._raise_error()
+            raise StopAsyncIteration
         piece = await self._wait(self._n_read)
         self._n_read += 1
         return piece
@@ -179,13 +157,11 @@ class Reply(_HasAnswer):
 
     interrupt = close
 
-    def _get(self, n: int, waiting: Callable[[], object] = lambda: None) -> Piece:
+    def _get(self, n: int, waiting: Callable[[], object]) -> Piece:
         def wait() -> None:
             self._thread.check()
             waiting()
 
-        if self._pieces.has_ended_before(n):
-            self._end(StopIteration)
         try:
             return self._pieces.get(n, wait)
         except BaseException:  # Ctrl-C in a program that does not handle it
@@ -193,36 +169,34 @@ class Reply(_HasAnswer):
             raise
 
     async def _wait(self, n: int) -> Piece:
-        if self._pieces.has_ended_before(n):
-            self._end(StopAsyncIteration)
         try:
             return await self._pieces.wait(n, self._thread.check)
         except BaseException:  # the task is cancelled
-            if len(self._readers) <= 1:
-                await self._closed()
+            if self._n_readers <= 1:
+                self.close()
+                await self._end()
             raise
 
-    async def _closed(self) -> None:
+    async def _end(self) -> None:
+        """Wait for the end of the answer, for a second at most."""
         import asyncio  # see `Events.wait`
 
-        self.close()
         with suppress(Exception):
             async with asyncio.timeout(_END_SECONDS):
-                await self._pieces.wait_for_end(self._thread.check)
+                while self.answer.finish_reason is None:
+                    await asyncio.sleep(_END_SECONDS / 100)
 
-    def _end(self, end: type[Exception]) -> NoReturn:
-        """Raise at the end of the answer: what went wrong, if anything, else `end`."""
+    def _raise_error(self) -> None:
         if isinstance(self.error, MinkError):
             raise self.error
         if self.error is not None:
             raise GenerationError(str(self.error)) from self.error
-        raise end
 
 
 def pieces_of(reply: Reply, waiting: Callable[[], object]) -> Iterator[Piece]:
     """Yield a reply's pieces; `waiting` is called periodically while there is none."""
     n = 0
-    with suppress(StopIteration):
-        while True:
-            yield reply._get(n, waiting)
-            n += 1
+    while not reply._pieces.end_before(n):
+        yield reply._get(n, waiting)
+        n += 1
+    reply._raise_error()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date as Date
+from datetime import datetime
 from functools import cached_property, lru_cache, partial
 from itertools import count
 from typing import Any, cast
@@ -63,6 +64,9 @@ class ChatTemplate:
         self.supports_tools = "tools" in source
         self.call_marks = marks_of(source)
         self.style = style_of(source) if self.supports_tools else None
+        self._dates = re.findall(r"strftime_now\(\s*['\"](.*?)['\"]", source)
+        if source.count("strftime_now") > len(self._dates):
+            self._dates.append("%s %f")  # in what form is not known: nothing is remembered
         self._tokenizer = _MessageTokenizer(weights, self._renderer)
         self._remembered = lru_cache(maxsize=64)(self._tokenizer)
 
@@ -162,7 +166,12 @@ class ChatTemplate:
             raise ValueError(f"messages, tools and template_kwargs must be JSON values: {error}") from None
         if len(question.text) > _LONGEST_REMEMBERED:
             return self._tokenizer(question).tolist()
-        return self._remembered(question, Date.today()).tolist()  # the prompt may contain the date
+        return self._remembered(question, self._moment()).tolist()
+
+    def _moment(self) -> tuple[str, ...]:
+        """Return the dates and times that the prompt may contain."""
+        now = datetime.now()
+        return tuple(now.strftime(form) for form in self._dates)
 
     def _input(
         self,
@@ -195,7 +204,7 @@ class _MessageTokenizer:
     def __init__(self, weights: Weights, renderer: Renderer) -> None:
         self._weights, self._renderer = weights, renderer
 
-    def __call__(self, question: _Question, _: Date | None = None) -> "array[int]":
+    def __call__(self, question: _Question, _: object = None) -> "array[int]":
         """Return the token ids for the template's input."""
         # Before rendering, a mark is put inside every token of markup; afterwards, the text is split at the
         # marks, so that no part contains a whole such token from a message. The mark is a noncharacter or

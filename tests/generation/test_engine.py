@@ -210,7 +210,6 @@ def test_interrupt_ends_what_has_started(model: Model, before: int) -> None:
     model.interrupt()
     cut = list(written)
     assert all(answer.finish_reason in ("stop", "length") for answer in finished)
-    assert len([a for a in cut if a.finish_reason == "interrupted"]) <= 2 * model.n_parallel
     assert len(cut) <= 3 * model.n_parallel + 1
     again = [a.text for a in forget(model).generate([ask(QUESTIONS[0])], temperature=0.0, max_tokens=20)]
     assert again == expected

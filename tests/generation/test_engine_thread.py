@@ -99,9 +99,8 @@ def test_an_interrupt_of_nothing_is_not_for_a_later_job(model: Model) -> None:
 
 def test_a_job_that_fails_is_only_its_callers_problem(model: Model) -> None:
     reply = model.chat("Hi", max_tokens=20, **GREEDY)
-    for call in (model.thread.call, model.thread.call_when_idle):
-        with pytest.raises(ZeroDivisionError):
-            call(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model.thread.call_when_idle(lambda: 1 / 0)
     with pytest.raises((ModelError, ValueError)):
         model.reserve(0)
     assert reply.read()

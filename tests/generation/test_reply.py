@@ -1,0 +1,197 @@
+"""Replies and the answers to many requests, read by threads and tasks, dropped, closed and interrupted."""
+
+import asyncio
+import copy
+import json
+import pickle
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mink_local import Chain, ContextOverflowError, MinK, TopK, load_model
+from mink_local.errors import ConstraintError, GenerationError, MinkError, OptionError
+from mink_local.generation.answers import Answers
+from mink_local.generation.model import Model
+from mink_local.generation.request import Request, SamplingParams
+
+SHORT: dict[str, Any] = {"temperature": 5.0, "ignore_eos": True, "max_tokens": 6, "seed": 1}
+ENDLESS: dict[str, Any] = {"temperature": 5.0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def model(tiny_path: Path) -> Iterator[Model]:
+    with load_model(tiny_path, n_ctx=2048, n_parallel=2, trust=True) as model:
+        yield model
+
+
+def test_every_reader_gets_all_pieces(model: Model) -> None:
+    """Threads and tasks, side by side and afterwards; `read` and `await` too."""
+    reply = model.chat("Hi", **SHORT)
+
+    async def tasks() -> list[str]:
+        async def read() -> str:
+            return "".join([piece async for piece in reply])
+
+        return [*await asyncio.gather(read(), read()), await reply]
+
+    with ThreadPoolExecutor(3) as threads:
+        read = [threads.submit(lambda: "".join(reply)), threads.submit(reply.read)]
+        texts = [*asyncio.run(tasks()), *(one.result(60) for one in read), "".join(reply)]
+    assert set(texts) == {reply.text}
+    assert [str(next(reply)) for _ in range(6)] == list(map(str, reply))[:6]
+
+
+def test_a_cancelled_reader_ends_a_reply_that_nobody_else_reads(model: Model) -> None:
+    async def main() -> None:
+        async def read() -> None:
+            async for _ in reply:
+                pass
+
+        for others in (0, 1):
+            reply = model.chat("Hi", **ENDLESS)
+            tasks = [asyncio.create_task(read()) for _ in range(1 + others)]
+            await anext(reply)
+            tasks[0].cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await tasks[0]
+            assert reply.finish_reason == ("interrupted", None)[others]
+            reply.close()
+            await asyncio.gather(*tasks[1:])
+
+    asyncio.run(main())
+
+
+def test_a_reply_is_closed_at_the_end_of_its_block(model: Model) -> None:
+    with model.chat("Hi", **ENDLESS) as reply:
+        next(reply)
+    assert reply.read() == reply.text
+    assert reply.finish_reason == "interrupted"
+
+
+def test_an_answer_travels_and_a_reply_does_not(model: Model) -> None:
+    reply = model.chat("Hi", **SHORT)
+    reply.read()
+    answer = pickle.loads(pickle.dumps(reply.answer))
+    assert (answer.text, answer.k) == (reply.text, reply.k)
+    for use in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="answer"):
+            use(reply)
+    completion = json.loads(json.dumps(answer.as_dict()))
+    [choice] = completion["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (reply.content, "length")
+    assert completion["usage"]["completion_tokens"] == 6
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ContextOverflowError(5, 3), OptionError("a", "b"), ConstraintError("regex", "x", "y"), MinkError("x")],
+)
+def test_errors_travel(error: Exception) -> None:
+    found = pickle.loads(pickle.dumps(error))
+    assert (type(found), str(found), vars(found)) == (type(error), str(error), vars(error))
+
+
+def test_what_is_continued_is_part_of_the_message(smollm2: Model) -> None:
+    asked = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "One, two,"}]
+    reply = smollm2.chat(asked, prefix=smollm2.tokenize(" three,"), temperature=0.0, max_tokens=3)
+    assert reply.read()
+    assert reply.message["content"] == "One, two, three," + reply.content
+
+
+@pytest.mark.parametrize("fault", [SystemExit, KeyboardInterrupt, ZeroDivisionError])
+def test_a_fault_of_one_answer_ends_that_answer_alone(model: Model, fault: type[BaseException]) -> None:
+    def watch(_: object) -> None:
+        raise fault("here")
+
+    other = model.chat("Hello", **SHORT)
+    reply = model.chat("Hi", watch=watch, **SHORT)
+    with pytest.raises(GenerationError, match="here"):
+        reply.read()
+    assert other.read()
+    assert model.chat("Hi", **SHORT).read()
+
+
+# Many
+
+
+def prompts(n: int) -> Iterator[str]:
+    yield from map(str, range(n))
+    raise OSError("the disk")
+
+
+def test_an_error_of_the_prompts_comes_after_the_answers_under_way(model: Model) -> None:
+    answers = model.generate(prompts(3), **SHORT)
+    assert sorted(next(answers).index for _ in range(3)) == [0, 1, 2]
+    with pytest.raises(OSError, match="disk"):
+        next(answers)
+
+
+def test_a_malformed_prompt_is_an_answer_that_failed(model: Model) -> None:
+    asked: Any = ["Hi", [{"role": "user"}], 5, {"role": "user"}, b"Hi", [-1], "Hello"]
+    answers = list(model.generate(asked, ordered=True, **SHORT))
+    reasons = [answer.finish_reason for answer in answers]
+    assert reasons == ["length", *["error"] * 5, "length"]
+    assert all(isinstance(answer.error, ValueError) for answer in answers[1:-1])
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_an_interrupt_tells_what_was_never_begun(model: Model, ordered: bool) -> None:
+    answers = model.generate(["Hi"] * 40, ordered=ordered, **SHORT)
+    first = next(answers)
+    model.interrupt()
+    rest = list(answers)
+    assert sorted(answer.index for answer in [first, *rest]) == list(range(40))
+    assert sum(answer.finish_reason == "interrupted" for answer in rest) > 30
+
+
+@pytest.mark.parametrize(("ordered", "most"), [(False, 1 + 3 * 2), (True, 1 + 16 * 2)])
+def test_so_many_requests_are_taken_ahead(model: Model, ordered: bool, most: int) -> None:
+    taken = []
+
+    def requests() -> Iterator[Request]:
+        for i in range(1000):
+            taken.append(i)
+            yield Request("x", SamplingParams(max_tokens=200 if i == 0 else 1, ignore_eos=True))
+
+    answers = model.answer_all(requests(), ordered=ordered)
+    next(answers)
+    assert len(taken) <= most + 1
+    answers.close()
+    assert list(answers) == []
+
+
+def test_answers_for_a_task(model: Model) -> None:
+    """In `async for`; a task that is cancelled ends them."""
+
+    async def main() -> None:
+        assert [answer.index async for answer in model.generate(["a"] * 9, ordered=True, **SHORT)] == [
+            *range(9)
+        ]
+        answers: Answers = model.generate(["a"] * 3, **ENDLESS)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(answers), 0.2)
+
+    asyncio.run(main())
+    model.forget()  # waits for what is being generated
+    assert model.engine.idle
+
+
+def test_a_dropped_iterator_ends_its_answers(model: Model) -> None:
+    answers = model.generate(["a"] * 3, **ENDLESS)
+    threading.Timer(0.2, answers.close).start()
+    with pytest.raises(StopIteration):
+        [next(answers) for _ in range(4)]
+    del answers
+    model.forget()
+
+
+def test_a_chain_evaluates_to_itself() -> None:
+    chain = Chain(TopK(5), MinK())
+    assert eval(repr(chain)) == chain
+    for wrong in ((TopK(5), MinK()), "top-k", None):
+        with pytest.raises(ValueError, match="Chain"):
+            Chain(wrong)  # type: ignore[arg-type]
