@@ -25,6 +25,7 @@ class ResponseHead:
         model: The model id that was asked for.
         fingerprint: Identifies the model and the versions.
         params: How the answers are sampled.
+        client: The name of the key that was used; "" without keys.
     """
 
     request_id: str
@@ -32,6 +33,7 @@ class ResponseHead:
     model: str
     fingerprint: str
     params: SamplingParams
+    client: str
 
 
 class ResponseBuilder(ABC):

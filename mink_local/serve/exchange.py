@@ -36,14 +36,13 @@ class Clock:
 
     Args:
         metrics: The server's numbers.
-        model: The model id that was asked for.
-        client: The name of who asks; "" if keys have none.
+        head: What is known of the response.
     """
 
-    def __init__(self, metrics: Metrics, model: str, client: str) -> None:
+    def __init__(self, metrics: Metrics, head: ResponseHead) -> None:
         self._metrics = metrics
-        self._model = model
-        self._who = (model, client)
+        self._model = head.model
+        self._who = (head.model, head.client)
         self._started = self._end = self._slot = time.perf_counter()
         self._first: float | None = None  # when the first token came
         self._last: dict[Answer, float] = {}
@@ -131,10 +130,15 @@ class Exchange:
         params, ignored = sampling_params(request, preset, service.model, service.max_tokens)
         request_log.note(model=preset.model_id, sampler=str(params.sampler), temperature=params.temperature)
         self._headers = {"x-mink-ignored": ",".join(ignored)} if ignored else {}
-        self._clock = Clock(service.metrics, preset.model_id, request_log.key_name())
         self._head = ResponseHead(
-            request_log.request_id(), int(time.time()), preset.model_id, service.fingerprint, params
+            request_log.request_id(),
+            int(time.time()),
+            preset.model_id,
+            service.fingerprint,
+            params,
+            request_log.key_name(),
         )
+        self._clock = Clock(service.metrics, self._head)
 
     async def respond(self) -> Response:
         """Return the response.
@@ -170,10 +174,10 @@ class Exchange:
         answers, engine = events.answers, self._service.model.engine
         n_evaluated = sum(max(0, one.evaluated_tokens - engine.unevaluated(one)) for one in answers)
         self._service.cancel(events)
-        self._service.history.add(self._head.request_id, self._head.model, answers)
+        self._service.history.add(self._head, answers)
         reasons = {one.finish_reason or ("error" if events.has_failed else "left") for one in answers}
         if "left" in reasons:
-            self._service.metrics.cancelled.labels(self._head.model, request_log.key_name()).inc()
+            self._service.metrics.cancelled.labels(self._head.model, self._head.client).inc()
         request_log.note(
             prompt_tokens=sum(answer.prompt_tokens for answer in answers),
             evaluated_tokens=n_evaluated,

@@ -193,7 +193,13 @@ class Guard:
         try:
             check_host(Headers(scope=scope), self._hosts)
             if self._n_requests > MAX_REQUESTS and scope["path"] not in request_log.POLLED:
-                raise _too_many()
+                raise ApiError(
+                    503,
+                    f"the server has {MAX_REQUESTS} requests in progress: try again soon",
+                    code="too_many_requests",
+                    kind="unavailable_error",
+                    headers={"retry-after": "1"},
+                )
         except ApiError as error:
             await error_response(error, scope["path"])(scope, receive, send)
         else:
@@ -243,12 +249,6 @@ def _origin(text: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
         raise MinkError(f"{text!r} is not an origin: write it as in  https://example.com")
     return origin
-
-
-def _too_many() -> ApiError:
-    message = f"the server has {MAX_REQUESTS} requests in progress: try again soon"
-    retry = {"retry-after": "1"}
-    return ApiError(503, message, code="too_many_requests", kind="unavailable_error", headers=retry)
 
 
 def check_key(headers: Headers, keys: Keys) -> str:

@@ -1,23 +1,13 @@
 """The last answers, kept in memory: the playground shows why they say what they say."""
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from mink_local.generation.answer import Answer
+from mink_local.serve.builder import ResponseHead
 from mink_local.serve.errors import ApiError
 
 SIZE = 100  # requests
 _ANSWERS = 4  # of a request: the playground's columns
-
-
-@dataclass(frozen=True)
-class RequestRecord:
-    """A request that was answered."""
-
-    model: str
-    created: int
-    answers: Sequence[Answer]
 
 
 class History:
@@ -29,15 +19,15 @@ class History:
 
     def __init__(self, size: int = SIZE) -> None:
         self._size = size
-        self._records: dict[str, RequestRecord] = {}
+        self._records: dict[str, tuple[ResponseHead, Sequence[Answer]]] = {}
 
-    def add(self, request_id: str, model: str, answers: Sequence[Answer]) -> None:
+    def add(self, head: ResponseHead, answers: Sequence[Answer]) -> None:
         """Keep a request, and drop the oldest if there are too many."""
-        self._records[request_id] = RequestRecord(model, int(time.time()), answers[:_ANSWERS])
+        self._records[head.request_id] = head, answers[:_ANSWERS]
         if len(self._records) > self._size:
             del self._records[next(iter(self._records))]
 
-    def find(self, request_id: str) -> RequestRecord:
+    def find(self, request_id: str) -> tuple[ResponseHead, Sequence[Answer]]:
         """Return a request by the end of its id: `req_1f0c` and `chatcmpl-1f0c` are the same.
 
         Raises:

@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from mink_local import Request, SamplingParams, load_model
+from mink_local.serve.builder import ResponseHead
 from mink_local.serve.errors import ApiError
 from mink_local.serve.history import History
 from tests.support.server import RunningServer, running_server
@@ -42,8 +43,8 @@ def test_only_the_last_are_kept(tiny_path: Path) -> None:
     with load_model(str(tiny_path), n_ctx=64) as model:
         [answer] = model.answer_all([Request("Hi", SamplingParams(max_tokens=1))])
     for name in "abc":
-        history.add(name, "tiny", [answer])
-    assert [history.find(f"req_{name}").model for name in "bc"] == ["tiny", "tiny"]
+        history.add(ResponseHead(name, 0, "tiny", "", answer.request.params, "ann"), [answer])
+    assert [history.find(f"req_{name}")[0].request_id for name in "bc"] == ["b", "c"]
     for name in ("req_a", "req_none"):
         with pytest.raises(ApiError) as caught:
             history.find(name)

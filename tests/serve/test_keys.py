@@ -91,6 +91,8 @@ def test_keys_change_while_the_server_runs(tmp_path: Path) -> None:
         numbers = httpx.get(f"{server.url}/metrics", headers={"x-api-key": "k2"}).text
         assert 'mink_generated_tokens_total{client="alice",model="smollm2-135m"} 400.0' in numbers
         assert any("client=alice" in line for line in server.said)
+        url = f"{server.url}/history/{answer.headers['x-request-id']}"
+        assert httpx.get(url, headers={"x-api-key": "k2"}).json()["client"] == "alice"
         assert not any("k1" in line or "k2" in line for line in server.said)
 
 

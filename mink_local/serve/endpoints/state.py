@@ -50,10 +50,15 @@ class RecordedAnswer(Output, kw_only=True):
 
 
 class RecordedRequest(Output, kw_only=True):
-    """One of the last requests, with its answers, at most four."""
+    """One of the last requests, with its answers, at most four.
+
+    Attributes:
+        client: The name of the key that was used; empty without keys.
+    """
 
     model: str
     created: int
+    client: str
     answers: list[RecordedAnswer]
 
 
@@ -90,9 +95,9 @@ async def ready(service: Service) -> Health:
 
 async def recorded_request(service: Service, request_id: str) -> RecordedRequest:
     """Return one of the last requests with its answers, by the id in X-Request-Id or in the answer."""
-    record = service.history.find(request_id)
-    answers = [await service.off_loop(_recorded, service.model, answer) for answer in record.answers]
-    return RecordedRequest(model=record.model, created=record.created, answers=answers)
+    head, found = service.history.find(request_id)
+    answers = [await service.off_loop(_recorded, service.model, answer) for answer in found]
+    return RecordedRequest(model=head.model, created=head.created, client=head.client, answers=answers)
 
 
 def _recorded(model: Model, answer: Answer) -> RecordedAnswer:
