@@ -73,6 +73,17 @@ async def test_a_reader_that_is_slow_finds_everything_later(tiny_path: Path) -> 
         assert len(await read(slow)) == 10
 
 
+async def test_clients_take_turns(tiny_path: Path) -> None:
+    async with started(tiny_path) as service:  # with two slots
+        many = [await service.begin(1, lambda: [request("A", 30)], "ann") for _ in range(4)]
+        late = await service.begin(1, lambda: [request("B", 5)], "bob")
+        await read(late)
+        assert many[3].answers[0].finish_reason is None
+        service.cancel(many[3])
+        assert [len(await read(stream)) for stream in many[:3]] == [30] * 3
+        assert service.n_present == 0
+
+
 @asynccontextmanager
 async def started(path: Path) -> AsyncIterator[Service]:
     model = load_model(str(path), n_ctx=64, n_parallel=2)

@@ -1,5 +1,6 @@
 """The models that the server offers: the loaded one, with each of its presets."""
 
+from datetime import UTC, datetime
 from typing import Literal
 
 from mink_local.serve.bodies import Output
@@ -24,15 +25,17 @@ class ModelMeta(Output, kw_only=True):
 
 
 class ModelEntry(Output, kw_only=True):
-    """A model id."""
+    """A model id, with OpenAI's, Anthropic's and vLLM's names."""
 
     id: str
     object: Literal["model"] = "model"
     type: Literal["model"] = "model"
     display_name: str
     created: int
+    created_at: str
     owned_by: str = "mink-local"
     max_model_len: int
+    max_input_tokens: int
     meta: ModelMeta
 
 
@@ -61,5 +64,11 @@ async def retrieve_model(service: Service, model_id: str) -> ModelEntry:
     )
     name = preset.model_id
     return ModelEntry(
-        id=name, display_name=name, created=service.created, max_model_len=model.n_ctx, meta=meta
+        id=name,
+        display_name=name,
+        created=service.created,
+        max_model_len=model.n_ctx,
+        max_input_tokens=model.n_ctx - 1,
+        created_at=datetime.fromtimestamp(service.created, UTC).isoformat(),
+        meta=meta,
     )
