@@ -33,7 +33,7 @@ from mink_local.generation.call_styles import with_call_grammar
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.prompt_budget import PromptBudget
 from mink_local.generation.request import Request, read_prompt
-from mink_local.generation.slots import Slot, decode, find_free, reserve, tokens_of_whole_prompts
+from mink_local.generation.slots import Batch, Slot, decode, find_free, reserve, tokens_of_whole_prompts
 from mink_local.generation.template import ChatTemplate
 from mink_local.generation.tool_calls import ToolParser
 from mink_local.llama.context import Context
@@ -64,8 +64,7 @@ class Engine:
         self._forked: list[Group] = []  # waiting for a slot
         self._budget = PromptBudget()
         self._began = 0.0  # the running step
-        self._outputs: list[tuple[Slot[Group], int]] = []  # of its batch: a slot, the number of its tokens
-        self._n_batch = 0, 0  # answers, and tokens of prompts, in its batch
+        self._batch: Batch[Group] | None = None  # of that step
         self._ended: Step = []  # not told yet
         self._sampled: list[tuple[Decoding, int, int]] = []  # tokens whose text is not told yet, and k
 
@@ -205,24 +204,20 @@ class Engine:
         self._resume()
         self._ended += self._admit()
         busy = self._compact()
-        self._outputs = []
+        self._batch = None
         if not busy:
             return
         self._began = time.perf_counter()
-        n_growing = sum(len(slot.pending) for slot in busy if slot.is_growing)
-        n_pending = sum(len(slot.pending) for slot in busy)
-        if n_growing:
+        growing = [decoding for slot in busy if slot.is_growing for decoding in slot.job or ()]
+        if growing:
             n_tokens: int | None = self._budget.tokens(len(busy))
         else:
             n_tokens = tokens_of_whole_prompts(busy, self.context.n_batch)
-        growing = (decoding for slot in busy if slot.is_growing for decoding in slot.job or ())
         self._rows.fill_masks([decoding.sampler for decoding in growing if decoding.is_compiled])
         try:
-            self._outputs = decode(self.context, busy, n_tokens) or []
+            self._batch = decode(self.context, busy, n_tokens)
         except GenerationError as error:
             self._ended = [*self.tell(), *self._end_started(error)]
-        n_left = sum(len(slot.pending) for slot in busy)
-        self._n_batch = n_growing, n_pending - n_growing - n_left
 
     def tell(self) -> Step:
         """Return the answers that have ended since the last step, or whose text has waited from then on."""
@@ -236,12 +231,12 @@ class Engine:
 
     def collect(self) -> Step:
         """End a step: sample the tokens that its batch yields; return those told now, like `step`."""
-        if not self._outputs:
+        if self._batch is None or not self._batch.outputs:
             return []
         rows = self.context.rows
-        sampled = self._sample_compiled(rows)
+        sampled = self._sample_compiled(rows, self._batch.outputs)
         told: Step = []
-        for row, (slot, position) in zip(rows, self._outputs, strict=True):
+        for row, (slot, position) in zip(rows, self._batch.outputs, strict=True):
             if not slot.job:  # an earlier output has ended its answers
                 continue
             if position < slot.job[0].answer.prompt_tokens:
@@ -250,15 +245,18 @@ class Engine:
                 self._go_on(slot, *sampled[slot.job[0]])
             else:
                 told += self._sample(slot, row, sampled)
-        if self._n_batch[0]:
-            self._budget.note(time.perf_counter() - self._began, *self._n_batch)
+        if self._batch.n_growing:
+            seconds = time.perf_counter() - self._began
+            self._budget.note(seconds, self._batch.n_growing, self._batch.n_prompt)
         return told
 
-    def _sample_compiled(self, rows: NDArray[np.float32]) -> dict[Decoding, tuple[int, int]]:
+    def _sample_compiled(
+        self, rows: NDArray[np.float32], outputs: Sequence[tuple[Slot[Group], int]]
+    ) -> dict[Decoding, tuple[int, int]]:
         """Return the tokens, and k, of all answers that are sampled together, except where that fails."""
         ready = [
             (i, decoding)
-            for i, (slot, position) in enumerate(self._outputs)
+            for i, (slot, position) in enumerate(outputs)
             for decoding in slot.job or ()
             if position >= decoding.answer.prompt_tokens and decoding.is_compiled
         ]

@@ -3,6 +3,7 @@
 import logging
 import secrets
 import weakref
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
@@ -499,7 +500,7 @@ class Model:
 
         def load() -> int:
             slot = self.engine.slots[0]
-            slot.tokens = self.engine.context.load(Path(path), slot.seq_id)
+            slot.tokens = array("i", self.engine.context.load(Path(path), slot.seq_id))
             return len(slot.tokens)
 
         self._require_open()

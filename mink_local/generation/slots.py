@@ -1,7 +1,10 @@
 """Slots: the sequences of a KV cache, their reuse, and the batches that fill them and yield logits."""
 
+from array import array
 from collections.abc import Iterable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
 
 from mink_local.llama.context import Context, Segment
 
@@ -30,7 +33,7 @@ class Slot(Generic[Job]):
 
     def __init__(self, context: Context, seq_id: int) -> None:
         self.seq_id = seq_id
-        self.tokens: list[int] = []
+        self.tokens: array[int] = array("i")
         self.pending: Sequence[int] = ()
         self.n_outputs = 1
         self.deadline = 0
@@ -66,13 +69,13 @@ class Slot(Generic[Job]):
         """Remove anything an unfinished batch may have left after `tokens`, or everything; see `truncate`."""
         if not self._context.truncate(len(self.tokens), self.seq_id):
             self._context.clear(self.seq_id)
-            self.tokens, self.pending = [], [*self.tokens, *self.pending]
+            self.tokens, self.pending = array("i"), [*self.tokens, *self.pending]
 
     def copy_from(self, other: "Slot[Job]") -> None:
         """Copy another slot's cache."""
         self._context.clear(self.seq_id)
         self._context.copy(other.seq_id, self.seq_id)
-        self.tokens = other.tokens.copy()
+        self.tokens = other.tokens[:]
 
     def take_over(self, other: "Slot[Job]") -> None:
         """Continue another slot's job and free that slot."""
@@ -91,7 +94,7 @@ class Slot(Generic[Job]):
 
     def evaluated(self, segment: Segment) -> None:
         """Record that a segment of the pending tokens is now in the cache."""
-        self.tokens += segment.tokens
+        self.tokens.extend(segment.tokens)
         self.pending = self.pending[len(segment.tokens) :]
         self.n_outputs -= segment.n_outputs
 
@@ -103,11 +106,10 @@ class Slot(Generic[Job]):
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the length of the common prefix of two sequences."""
+    """Return the length of the common prefix of two sequences, of which arrays are compared fastest."""
     longest = min(len(a), len(b))
-    if a[:longest] == b[:longest]:  # nearly always true, and compared at C speed
-        return longest
-    return next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    differs = np.not_equal(a[:longest], b[:longest])
+    return int(differs.argmax()) if differs.any() else longest
 
 
 def find_free(slots: Iterable[Slot[Job]]) -> Slot[Job] | None:
@@ -128,10 +130,12 @@ def reserve(slots: Sequence[Slot[Job]], tokens: Sequence[int], n_outputs: int = 
     found = find_free(slots)
     if found is None:
         return None
-    reusable = tokens[: len(tokens) - n_outputs]  # the rest is evaluated again for its logits
+    reusable = array("i", tokens[: len(tokens) - n_outputs])  # the rest is evaluated again for its logits
     n_cached = {slot: common_prefix(slot.tokens, reusable) for slot in slots}
     best = max(slots, key=lambda slot: (n_cached[slot], slot.job is None))
-    if _is_prefilling_more(slots, reusable, n_cached[best] + MIN_SHARED_PREFIX):
+    if any(
+        _will_share(slot, reusable, n_cached[slot]) > n_cached[best] + MIN_SHARED_PREFIX - 1 for slot in slots
+    ):
         return None
     if best.job is None and n_cached[best] >= _CONTINUED * len(best.tokens):
         found = best
@@ -141,11 +145,11 @@ def reserve(slots: Sequence[Slot[Job]], tokens: Sequence[int], n_outputs: int = 
     return found
 
 
-def _is_prefilling_more(slots: Sequence[Slot[Job]], tokens: Sequence[int], enough: int) -> bool:
-    """Return whether a slot is about to hold at least the first `enough` of `tokens`."""
-    return any(
-        slot.pending and common_prefix([*slot.tokens, *slot.pending], tokens) >= enough for slot in slots
-    )
+def _will_share(slot: Slot[Job], tokens: Sequence[int], n_cached: int) -> int:
+    """Return how many of `tokens` a slot is about to hold, of which it has the first `n_cached`."""
+    if n_cached < len(slot.tokens) or len(slot.pending) < MIN_SHARED_PREFIX:
+        return n_cached
+    return n_cached + common_prefix(slot.pending, tokens[n_cached:])
 
 
 def tokens_of_whole_prompts(busy: Sequence[Slot[Job]], n_batch: int) -> int | None:
@@ -161,25 +165,39 @@ def tokens_of_whole_prompts(busy: Sequence[Slot[Job]], n_batch: int) -> int | No
     return total or None
 
 
-def decode(
-    context: Context, busy: Sequence[Slot[Job]], n_prompt: int | None = None
-) -> list[tuple[Slot[Job], int]] | None:
+class Batch(NamedTuple, Generic[Job]):
+    """What a batch has evaluated.
+
+    Attributes:
+        outputs: For every row of logits, its slot and the number of the slot's tokens that it follows.
+        n_growing: Number of slots that grow.
+        n_prompt: Number of tokens of prompts.
+    """
+
+    outputs: list[tuple[Slot[Job], int]]
+    n_growing: int
+    n_prompt: int
+
+
+def decode(context: Context, busy: Sequence[Slot[Job]], n_prompt: int | None = None) -> Batch[Job] | None:
     """Evaluate one batch: pending tokens of `busy` slots, in the order of their deadlines.
 
     Args:
         n_prompt: Maximum number of tokens of prompts; None for as many as fit into a batch.
 
-    Returns, for every row of logits computed, its slot and the number of the slot's tokens that it follows;
-    None if the batch was interrupted. Raises GenerationError if llama.cpp fails. In both cases, the slots are
-    as before.
+    Returns None if the batch was interrupted. Raises GenerationError if llama.cpp fails. In both cases, the
+    slots are as before.
     """
     n_tokens, n_outputs = context.n_batch, context.n_outputs
+    growing = [len(slot.pending) for slot in busy if slot.is_growing]
+    # llama.cpp runs the model once for each length of the sequences in a batch: they go on in step.
+    in_step = min(growing) if len(growing) > 1 else n_tokens
+    n_of_growing = sum(min(n, in_step) for n in growing)
     if n_prompt is not None:
-        n_growing = sum(len(slot.pending) for slot in busy if slot.is_growing)
-        n_tokens = min(n_tokens - len(busy), n_prompt + n_growing)
+        n_tokens = min(n_tokens - len(busy), n_prompt + n_of_growing)
     parts: list[tuple[Slot[Job], Segment]] = []
     for slot in sorted(busy, key=lambda slot: slot.deadline):
-        segment = slot.next_segment(n_tokens, n_outputs)
+        segment = slot.next_segment(min(n_tokens, in_step) if slot.is_growing else n_tokens, n_outputs)
         if segment.tokens:
             parts.append((slot, segment))
             n_tokens -= len(segment.tokens)
@@ -197,11 +215,13 @@ def decode(
     if not done:
         return None
     outputs = []
+    n_evaluated = 0
     for slot, segment in parts:
         slot.evaluated(segment)
+        n_evaluated += len(segment.tokens)
         end = len(slot.tokens) + 1
         outputs += [(slot, position) for position in range(end - segment.n_outputs, end)]
-    return outputs
+    return Batch(outputs, len(growing), max(0, n_evaluated - n_of_growing))
 
 
 def _between(

@@ -2,7 +2,7 @@
 
 A JSON schema, a regular expression, choices or a grammar become a grammar in Lark's syntax, and that becomes
 a matcher. llguidance cannot be interrupted. What it does not limit itself is limited before, in `json_schema`
-and `grammars`, and it compiles in a thread that is left to itself when it takes too long.
+and `grammars`, and it compiles in a thread that is abandoned on timeout.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import ctypes
 import json
 import re
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import cache, partial
@@ -35,6 +36,10 @@ _REPEATED_OFTEN = re.compile(r"\{\d*,?\d{6,}")
 
 T = TypeVar("T")
 
+_MOST_KNOWN = 64
+_KNOWN: "weakref.WeakKeyDictionary[Weights, dict[str, Any]]" = weakref.WeakKeyDictionary()
+"""Matchers that have read nothing, to be copied, by what they were compiled from."""
+
 _starting = threading.Lock()
 
 
@@ -53,29 +58,41 @@ class Guide:
 
     def __init__(self, option: str, value: Any, weights: Weights, before: str = "") -> None:
         weights.keep_for(self)  # the tokenizer reads their vocabulary
-        tokenizer = tokenizer_of(weights)
+        self._tokenizer = tokenizer_of(weights)
+        self._mask = np.zeros(-(-weights.n_vocab // 32), np.uint32)
+        known = _KNOWN.setdefault(weights, {})
+        key = json.dumps([option, value, before], default=dict)
+        if (prototype := known.get(key)) is None:
+            prototype = self._new(option, value, weights, before)
+            while len(known) >= _MOST_KNOWN:
+                known.pop(next(iter(known)), None)  # another thread may do the same
+            known[key] = prototype
+        self._begin(prototype.deep_copy())
+
+    def _new(self, option: str, value: Any, weights: Weights, before: str) -> Any:
+        """Return a matcher that has shown that it can begin."""
 
         def compiled() -> Any:  # perhaps after the model is closed
             with weights.in_use():
-                return _matcher(option, value, tokenizer.result(), before)
+                return _matcher(option, value, self._tokenizer.result(), before)
 
-        self.matcher = _compiled(option, compiled)
-        self._mask = np.zeros(-(-weights.n_vocab // 32), np.uint32)
-        self._tokenizer = tokenizer
-        self._start = self.matcher.deep_copy()
-        self._ahead = "", self._start.deep_copy()  # a text, and what has read it
+        self._begin(_compiled(option, compiled))
         try:
             self.mask()
             self.forced()
             self.check()
         except NoTokenLeftError as error:
             raise ConstraintError(option, str(error)) from None
+        return self.matcher
+
+    def _begin(self, matcher: Any) -> None:
+        self.matcher, self._start = matcher, matcher.deep_copy()
+        self._ahead = "", matcher.deep_copy()  # a text, and what has read it
 
     def begin(self, tokens: Sequence[int]) -> bool:
-        """Take the tokens that the text begins with; return False if they are not allowed."""
+        """Consume a prefix of the text; return False if it is not allowed."""
         is_allowed = bool(self.matcher.try_consume_tokens(list(tokens)) == len(tokens))
-        self._start = self.matcher.deep_copy()
-        self._ahead = "", self._start.deep_copy()
+        self._begin(self.matcher)
         return is_allowed
 
     def mask(self) -> NDArray[np.uint32]:
