@@ -43,6 +43,10 @@ from mink_local.llama.weights import Weights
 
 Step = list[tuple[Answer, Piece]]
 Group = list[Decoding]  # answers with the same prompt and the same tokens so far, in one slot
+_FEW_PROMPTS = 1  # of a burst, left to be read when its answers start
+_MUCH_LONGER = 2  # times as long
+_MOST_WAITED = 2048  # tokens
+
 Job = Callable[[], object]  # to be called while nothing is generated
 
 
@@ -208,16 +212,36 @@ class Engine:
         if not busy:
             return
         self._began = time.perf_counter()
-        growing = [decoding for slot in busy if slot.is_growing for decoding in slot.job or ()]
-        if growing:
-            n_tokens: int | None = self._budget.tokens(len(busy))
-        else:
-            n_tokens = tokens_of_whole_prompts(busy, self.context.n_batch)
+        growing = (decoding for slot in busy if slot.is_growing for decoding in slot.job or ())
         self._rows.fill_masks([decoding.sampler for decoding in growing if decoding.is_compiled])
+        is_burst = self._is_burst(busy)
         try:
-            self._batch = decode(self.context, busy, n_tokens)
+            self._batch = decode(self.context, busy, self._n_prompt(busy, is_burst), starts=not is_burst)
         except GenerationError as error:
             self._ended = [*self.tell(), *self._end_started(error)]
+
+    def _n_prompt(self, busy: Sequence[Slot[Group]], is_burst: bool) -> int:
+        """Return how many tokens of prompts are evaluated in a step."""
+        if not is_burst and any(slot.is_growing for slot in busy):
+            return self._budget.tokens(len(busy))
+        # A single slot can serve nobody else meanwhile.
+        n_tokens = self._budget.tokens_alone if len(self.slots) > 1 else self.context.n_batch
+        return tokens_of_whole_prompts(busy, n_tokens)
+
+    def _is_burst(self, busy: Sequence[Slot[Group]]) -> bool:
+        """Return whether many prompts are read before an answer is started.
+
+        Were each answer started at once, the others' prompts would be read in small parts beside it, and few
+        answers would be generated together. Those whose prompt is read wait only for prompts that are not
+        much longer, and for no more tokens than a few batches.
+        """
+        reading = [len(slot.pending) for slot in busy if len(slot.pending) > 1]
+        ready = [slot for slot in busy if len(slot.pending) == 1]
+        if any(slot.is_generating for slot in busy) or len(reading) <= _FEW_PROMPTS:
+            return False
+        read = [each.answer.evaluated_tokens for slot in ready for each in slot.job or ()]
+        waited = self.context.n_evaluated - min((slot.deadline for slot in ready), default=0)
+        return not ready or (min(reading) <= _MUCH_LONGER * max(read) and waited <= _MOST_WAITED)
 
     def tell(self) -> Step:
         """Return the answers that have ended since the last step, or whose text has waited from then on."""
@@ -231,12 +255,20 @@ class Engine:
 
     def collect(self) -> Step:
         """End a step: sample the tokens that its batch yields; return those told now, like `step`."""
-        if self._batch is None or not self._batch.outputs:
+        if self._batch is None:
+            return []
+        told = self._collected(self._batch.outputs)
+        seconds = time.perf_counter() - self._began
+        self._budget.note(seconds, self._batch.n_growing, self._batch.n_prompt)
+        return told
+
+    def _collected(self, outputs: Sequence[tuple[Slot[Group], int]]) -> Step:
+        if not outputs:
             return []
         rows = self.context.rows
-        sampled = self._sample_compiled(rows, self._batch.outputs)
+        sampled = self._sample_compiled(rows, outputs)
         told: Step = []
-        for row, (slot, position) in zip(rows, self._batch.outputs, strict=True):
+        for row, (slot, position) in zip(rows, outputs, strict=True):
             if not slot.job:  # an earlier output has ended its answers
                 continue
             if position < slot.job[0].answer.prompt_tokens:
@@ -245,9 +277,6 @@ class Engine:
                 self._go_on(slot, *sampled[slot.job[0]])
             else:
                 told += self._sample(slot, row, sampled)
-        if self._batch.n_growing:
-            seconds = time.perf_counter() - self._began
-            self._budget.note(seconds, self._batch.n_growing, self._batch.n_prompt)
         return told
 
     def _sample_compiled(

@@ -1,11 +1,16 @@
-"""How many prompt tokens a step prefills while answers are being generated."""
+"""How many prompt tokens a step prefills."""
 
-_SLOWDOWN = 4.0  # maximum duration of a step with prompts, relative to one without
-_UNNOTICED = 0.25  # seconds that a step may always take
-_FIRST = 64  # tokens, until both times are known
+from collections import deque
+from statistics import median
+
+_SLOWDOWN = 4.0  # maximum duration of a step with prompts beside answers, relative to one without
+_UNNOTICED = 0.25  # seconds that such a step may always take
+_LONGEST = 1.0  # seconds that no step should exceed: somebody may come meanwhile
+_FIRST = 64  # tokens, until the times are known
 _LEAST = 16  # tokens: fewer would cost nearly the same, and prompts must make progress
 _EVERY = 8  # one step in so many prefills nothing, to measure what a step takes now
-_WEIGHT = 0.5  # of a new time in the moving averages
+_RECENT = 3  # times whose median counts: one step of a machine that is busy for a moment means nothing
+_SURPRISE = 2.0  # times the expected duration, after which a step is measured again at once
 
 
 class PromptBudget:
@@ -20,41 +25,52 @@ class PromptBudget:
     """
 
     def __init__(self) -> None:
-        self._steps: dict[int, float] = {}  # seconds of a step without prompts, by number of answers
-        self._token: float | None = None  # seconds added per prompt token
+        self._steps: dict[int, deque[float]] = {}  # seconds of steps without prompts, by number of answers
+        self._tokens: deque[float] = deque(maxlen=_RECENT)  # seconds per prompt token
         self._n_steps = 0  # since the last step without prompts
+        self._is_surprised = False  # by the last step
 
     def tokens(self, n_slots: int) -> int:
-        """Return the next step's budget, given the number of slots in use."""
-        if not self._steps or self._n_steps >= _EVERY - 1:
+        """Return the next step's budget beside answers, given the number of slots in use."""
+        if not self._steps or self._n_steps >= _EVERY - 1 or self._is_surprised:
             return 0
-        if not self._token:
+        step, token = self._without_prompts(n_slots), self._per_token
+        if not token:
             return _FIRST
-        step = self._without_prompts(n_slots)
-        return max(_LEAST, int((max(_SLOWDOWN * step, _UNNOTICED) - step) / self._token))
+        wanted = max(_LEAST, int((max(_SLOWDOWN * step, _UNNOTICED) - step) / token))
+        return max(1, min(wanted, int((_LONGEST - step) / token)))
+
+    @property
+    def tokens_alone(self) -> int:
+        """The next step's budget without answers."""
+        return max(_LEAST, int(_LONGEST / self._per_token)) if self._per_token else _FIRST
 
     def note(self, seconds: float, n_answers: int, n_prompt: int) -> None:
         """Learn from a step.
 
         Args:
             seconds: Duration of the step.
-            n_answers: Number of answers that got a token, at least 1.
+            n_answers: Number of answers that got a token.
             n_prompt: Number of prompt tokens evaluated.
         """
-        if n_prompt == 0:
-            self._steps[n_answers] = _averaged(self._steps.get(n_answers), seconds)
-            self._n_steps = 0
-        elif self._steps:
-            added = max(0.0, seconds - self._without_prompts(n_answers))
-            self._token = _averaged(self._token, added / n_prompt)
-            self._n_steps += 1
+        if n_answers and (self._steps or n_prompt == 0):
+            step = self._without_prompts(n_answers) if self._steps else seconds
+            self._is_surprised = seconds > _SURPRISE * (step + n_prompt * self._per_token)
+            self._n_steps = self._n_steps + 1 if n_prompt else 0
+            if n_prompt:
+                seconds -= step
+            else:
+                self._steps.setdefault(n_answers, deque(maxlen=_RECENT)).append(seconds)
+        if n_prompt and (self._steps or not n_answers):
+            self._tokens.append(max(0.0, seconds / n_prompt))
+
+    @property
+    def _per_token(self) -> float:
+        return median(self._tokens) if self._tokens else 0.0
 
     def _without_prompts(self, n_answers: int) -> float:
         """Return a step's seconds without prompts, from a line through the fewest and the most answers."""
         fewest, most = min(self._steps), max(self._steps)
-        slope = (self._steps[most] - self._steps[fewest]) / max(1, most - fewest)
-        return self._steps[fewest] + max(0.0, slope) * (n_answers - fewest)
-
-
-def _averaged(average: float | None, value: float) -> float:
-    return value if average is None else average + _WEIGHT * (value - average)
+        low, high = median(self._steps[fewest]), median(self._steps[most])
+        slope = (high - low) / max(1, most - fewest)
+        return low + max(0.0, slope) * (n_answers - fewest)

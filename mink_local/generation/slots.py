@@ -55,9 +55,14 @@ class Slot(Generic[Job]):
         self.pending, self.n_outputs, self.deadline = tokens, 1, 0
 
     @property
+    def is_generating(self) -> bool:
+        """Whether the pending tokens are an answer's own."""
+        return self.deadline == 0
+
+    @property
     def is_growing(self) -> bool:
         """Whether the pending tokens are an answer's own, or the last one of a prompt."""
-        return self.deadline == 0 or len(self.pending) == 1
+        return self.is_generating or len(self.pending) == 1
 
     def truncate(self, length: int) -> None:
         """Remove all but the first `length` tokens, or all tokens if the model cannot remove just the end."""
@@ -152,17 +157,17 @@ def _will_share(slot: Slot[Job], tokens: Sequence[int], n_cached: int) -> int:
     return n_cached + common_prefix(slot.pending, tokens[n_cached:])
 
 
-def tokens_of_whole_prompts(busy: Sequence[Slot[Job]], n_batch: int) -> int | None:
-    """Return the number of tokens of the prompts that fit whole into a batch; None if the first does not.
+def tokens_of_whole_prompts(busy: Sequence[Slot[Job]], n_tokens: int) -> int:
+    """Return the number of tokens of the prompts that fit whole into `n_tokens`; that, if the first does not.
 
     Part of a long prompt beside them would delay their answers.
     """
     total = 0
     for slot in sorted(busy, key=lambda slot: slot.deadline):
-        if total + len(slot.pending) > n_batch - len(busy):
+        if total + len(slot.pending) > n_tokens:
             break
         total += len(slot.pending)
-    return total or None
+    return total or n_tokens
 
 
 class Batch(NamedTuple, Generic[Job]):
@@ -179,30 +184,33 @@ class Batch(NamedTuple, Generic[Job]):
     n_prompt: int
 
 
-def decode(context: Context, busy: Sequence[Slot[Job]], n_prompt: int | None = None) -> Batch[Job] | None:
+def decode(
+    context: Context, busy: Sequence[Slot[Job]], n_prompt: int, *, starts: bool = True
+) -> Batch[Job] | None:
     """Evaluate one batch: pending tokens of `busy` slots, in the order of their deadlines.
 
     Args:
-        n_prompt: Maximum number of tokens of prompts; None for as many as fit into a batch.
+        n_prompt: Maximum number of tokens of prompts.
+        starts: Whether the last token of a prompt is evaluated, so that its answer starts.
 
     Returns None if the batch was interrupted. Raises GenerationError if llama.cpp fails. In both cases, the
     slots are as before.
     """
-    n_tokens, n_outputs = context.n_batch, context.n_outputs
-    growing = [len(slot.pending) for slot in busy if slot.is_growing]
+    n_outputs = context.n_outputs
+    growing = [len(slot.pending) for slot in busy if slot.is_growing] if starts else []
     # llama.cpp runs the model once for each length of the sequences in a batch: they go on in step.
-    in_step = min(growing) if len(growing) > 1 else n_tokens
+    in_step = min(growing) if len(growing) > 1 else context.n_batch
     n_of_growing = sum(min(n, in_step) for n in growing)
-    if n_prompt is not None:
-        n_tokens = min(n_tokens - len(busy), n_prompt + n_of_growing)
+    n_tokens = min(context.n_batch - len(busy) + 1, n_prompt + n_of_growing)
     parts: list[tuple[Slot[Job], Segment]] = []
     for slot in sorted(busy, key=lambda slot: slot.deadline):
-        segment = slot.next_segment(min(n_tokens, in_step) if slot.is_growing else n_tokens, n_outputs)
+        most = in_step if slot.is_growing else len(slot.pending)
+        segment = slot.next_segment(min(n_tokens, most if starts else len(slot.pending) - 1), n_outputs)
         if segment.tokens:
             parts.append((slot, segment))
             n_tokens -= len(segment.tokens)
             n_outputs -= segment.n_outputs
-    if n_prompt:
+    if n_prompt and starts:
         parts += _between(busy, [slot.seq_id for slot, _ in parts], n_outputs)
     parts.sort(key=lambda part: part[1].seq_id)
     done = False

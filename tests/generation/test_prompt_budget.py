@@ -16,8 +16,8 @@ def run(budget: PromptBudget, step: float, token: float, n_answers: int = 4) -> 
 
 @pytest.mark.parametrize(
     ("step", "token", "tokens"),
-    [(0.1, 0.001, 300), (0.08, 0.0016, 150), (0.01, 0.001, 240), (0.01, 0.1, 16)],
-    ids=["four times", "four times again", "a quarter of a second", "the least"],
+    [(0.1, 0.001, 300), (0.08, 0.0016, 150), (0.01, 0.001, 240), (0.01, 0.1, 9), (1.5, 0.01, 1)],
+    ids=["four times", "four times again", "a quarter of a second", "a second", "a slow step"],
 )
 def test_how_long_a_step_with_prompts_takes(step: float, token: float, tokens: int) -> None:
     assert max(run(PromptBudget(), step, token)[10:]) == pytest.approx(tokens, abs=1)
@@ -29,13 +29,35 @@ def test_it_follows_a_machine_that_gets_slower() -> None:
     assert run(budget, 0.2, 0.002)[-1] == pytest.approx(300, abs=6)
 
 
+@pytest.mark.parametrize("at", range(1, 12))
+def test_one_slow_step_changes_little(at: int) -> None:
+    """Of the machine, not of the model; what the budget would be without it comes back within a few steps."""
+    budget = PromptBudget()
+    usual = max(run(budget, 0.1, 0.02))
+    for i in range(30):
+        n = budget.tokens(4)
+        budget.note(0.1 + 0.02 * n + 5.0 * (i == at), 4, n)
+        assert 0.1 + 0.02 * n <= 1
+        assert i < at + 8 or n <= usual + 1
+
+
+@pytest.mark.parametrize(("token", "tokens"), [(0.0001, 10_000), (0.0062, 161), (0.2, 16)])
+def test_a_step_without_answers_lasts_a_second(token: float, tokens: int) -> None:
+    """Known from other such steps, or from those beside answers."""
+    alone, beside = PromptBudget(), PromptBudget()
+    alone.note(alone.tokens_alone * token, 0, alone.tokens_alone)
+    run(beside, 0.01, token)
+    assert alone.tokens_alone == pytest.approx(tokens, abs=1)
+    assert beside.tokens_alone == pytest.approx(tokens, abs=1)
+
+
 def test_first_answers_wait_for_the_others_as_long_as_all_will() -> None:
     budget = PromptBudget()
     run(budget, 0.1, 0.001, n_answers=1)
     run(budget, 0.16, 0.001, n_answers=4)
     assert budget.tokens(1) == pytest.approx(300, abs=1)
     assert budget.tokens(4) == pytest.approx(480, abs=1)
-    assert budget.tokens(9) == pytest.approx(780, abs=1)  # though nine answers have not been seen yet
+    assert budget.tokens(9) == pytest.approx(740, abs=1)  # though nine have not been seen yet: a second
 
 
 def test_prompts_wait_for_one_step_in_eight() -> None:
