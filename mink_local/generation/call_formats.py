@@ -2,16 +2,16 @@
 
 They write them between marks of their own (`CALL_MARKS`), in a wrapper such as a fence, or alone at the start
 of a line. A call is a JSON object, or a name followed by a JSON object, by tagged parameters, or by
-parentheses as in Python. Each has a reader, which reads the call at its end.
+parentheses as in Python (`HEADS`, `Format`); it is read when all of it is there.
 """
 
 import ast
 import json
 import keyword
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 OPEN = "<tool_call>"
 CALL_MARKS = {  # what precedes calls, and what may follow them
@@ -72,63 +72,33 @@ class Call(NamedTuple):
     is_whole: bool = True
 
 
-# A line break belongs in no string of JSON: before a mark it shows that one has no end.
-_STOP = re.compile(rf"\n\s*(?:{'|'.join(map(re.escape, sorted(CALL_ENDS)))})")
-_NO_CALL = (ValueError, TypeError, LookupError, AttributeError, RecursionError, MemoryError)
-
-
-class CallReader:
-    """Reads one call in a text that grows; its arguments are a JSON object, unless a subclass says otherwise.
-
-    Args:
-        at: Where the call begins, or its arguments if the name comes before them.
-        name: The name, if it comes before the arguments.
-        schema: JSON schema of the tool's parameters.
+class Format(NamedTuple):
+    """How the arguments of a call are written, or all of the call.
 
     Attributes:
-        at: How far it has read.
-        name: The tool's, as soon as this is certain to be a call; "" until then.
+        closing: What they end with, though it may also occur in them.
+        whole: Returns the call that a text is, given the name before it and the schema of its parameters.
+            Raises SyntaxError if more text may make it one, or any of `NO_CALL`.
+        cut: Returns what there is of a call that is cut off.
+        is_certain: Whether a call is certain when they begin.
     """
 
-    closing = "}"  # what a call ends with, but need not end at
-    is_certain = True  # if the name is known
+    closing: str
+    whole: Callable[[str, str, Any], Call]
+    cut: Callable[[str, str, Any], Call | None]
+    is_certain: bool = True
 
-    def __init__(self, at: int, name: str = "", schema: Any = None) -> None:
-        self.at = self._start = at
-        self.name = name if self.is_certain else ""
-        self._name, self._schema = name, schema
-        self._whole: Call | None = None
-        self._is_broken = False
 
-    def read(self, text: str, is_final: bool) -> bool:
-        """Read on; return whether this ends at `at`: a call, or what cannot become one."""
-        while not (self._whole or self._is_broken) and (end := text.find(self.closing, self.at)) >= 0:
-            self.at = end + len(self.closing)
-            try:
-                self._whole = self.whole(text[self._start : self.at])
-            except SyntaxError:
-                continue
-            except _NO_CALL:
-                self._is_broken = True
-        if self._whole or (self._is_broken and not self.name):
-            return True
-        stop = _STOP.search(text, self._start) if self.name and (self._is_broken or is_final) else None
-        self.at = stop.start() if stop else len(text) if is_final else self.at
-        return stop is not None
+# A line break belongs in no string of JSON: before a mark it shows that one has no end.
+STOP = re.compile(rf"\n\s*(?:{'|'.join(map(re.escape, sorted(CALL_ENDS)))})")
+NO_CALL = (ValueError, TypeError, LookupError, AttributeError, RecursionError, MemoryError)
 
-    def call(self, text: str) -> Call | None:
-        """Return the call, or what there is of it at the end of a text; None if it is none."""
-        with suppress(SyntaxError, *_NO_CALL):
-            return self._whole or self.cut(text[self._start : self.at])
-        return None
 
-    def whole(self, text: str) -> Call:
-        """Return the call that a text is. Raises SyntaxError if more text may make it one, or ValueError."""
-        return Call(self.name, as_json(_json_object(text)))
-
-    def cut(self, text: str) -> Call | None:
-        """Return what there is of a call that is not whole."""
-        return Call(self.name, text, is_whole=False)
+def as_json(value: Any) -> str:
+    """Return a value as JSON. Raises ValueError or TypeError if there is none, or it cannot be sent."""
+    written = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    written.encode()  # a lone surrogate cannot
+    return written
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -144,119 +114,92 @@ def _json_object(text: str) -> dict[str, Any]:
     return value
 
 
-class ObjectReader(CallReader):
-    """Reads a call that is a JSON object; it is certain to be one when its arguments begin after its name."""
-
-    def read(self, text: str, is_final: bool) -> bool:
-        head = OBJECT_HEAD.match(text, self._start)
-        if head and not self.name:
-            self._name, self._head = head["name"], head.end() - self._start
-            self.name = head["name"] if head["arguments"] else ""
-        return super().read(text, is_final)
-
-    def whole(self, text: str) -> Call:
-        value = _json_object(text)
-        name = value["name"] if "name" in value else value["tool_name"]
-        arguments = value["arguments"] if "arguments" in value else value["parameters"]
-        if isinstance(arguments, str):
-            arguments = _json_object(arguments)
-        name.encode()
-        arguments.keys()
-        return Call(self.name or name, as_json(arguments))
-
-    def cut(self, text: str) -> Call | None:
-        if not self.name:
-            return Call(self._name, "", is_whole=False) if self._name and not self._is_broken else None
-        with suppress(ValueError, RecursionError):  # models leave out the last bracket
-            arguments, _ = json.JSONDecoder(strict=False).raw_decode(text, self._head - 1)
-            return Call(self.name, as_json(arguments))
-        return Call(self.name, text[self._head - 1 :], is_whole=False)
+def _of_object(_: str, text: str, schema: Any) -> Call:  # noqa: ARG001
+    value = _json_object(text)
+    name = value["name"] if "name" in value else value["tool_name"]
+    arguments = value["arguments"] if "arguments" in value else value["parameters"]
+    name.encode()
+    return Call(name, as_json(dict(_json_object(arguments) if isinstance(arguments, str) else arguments)))
 
 
-class PythonReader(CallReader):
-    """Reads arguments in parentheses, as in Python; whether this is a call is known at the last one."""
+def _of_cut_object(_: str, text: str, schema: Any) -> Call | None:  # noqa: ARG001
+    head = OBJECT_HEAD.match(text)
+    if head is None or not head["arguments"]:
+        return head and Call(head["name"], "", is_whole=False)
+    with suppress(*NO_CALL):  # models leave out the last bracket
+        arguments, _end = json.JSONDecoder(strict=False).raw_decode(text, head.start("arguments"))
+        return Call(head["name"], as_json(arguments))
+    return Call(head["name"], text[head.start("arguments") :], is_whole=False)
 
-    closing = ")"
-    is_certain = False
 
-    def whole(self, text: str) -> Call:
-        return Call(self._name, as_json(self.arguments(text)))
+def _python_arguments(text: str) -> dict[str, Any]:
+    """Return arguments in parentheses. Raises SyntaxError if they have no end, or ValueError."""
+    call = _python(f"_{text}")
+    if not isinstance(call, ast.Call) or call.args or not all(each.arg for each in call.keywords):
+        raise ValueError("arguments need names")
+    return {str(each.arg).removeprefix(_MARK): ast.literal_eval(each.value) for each in call.keywords}
 
-    def cut(self, text: str) -> Call | None:
-        """Return the call without what may be incomplete."""
+
+def _gemma_arguments(text: str) -> dict[str, Any]:
+    """Return arguments that are JSON but for strings in quotes of Gemma's own, and names without any."""
+    try:
+        return _json_object(_GEMMA_WORD.sub(_of_gemma_in_json, text))
+    except ValueError:
+        raise SyntaxError from None
+
+
+def _notation(closing: str, arguments: Callable[[str], dict[str, Any]]) -> Format:
+    """Return the format of arguments that show only at their end that this is a call."""
+
+    def cut(name: str, text: str, schema: Any) -> Call | None:  # noqa: ARG001
         commas = [match.start() for match in re.finditer(",", text)][-_MOST_COMMAS:]
-        for end in (*reversed(commas), 1):
-            with suppress(SyntaxError, *_NO_CALL):
-                arguments = as_json(self.arguments(text[:end] + self.closing))
-                return None if self._is_broken else Call(self._name, arguments[:-1], is_whole=False)
+        for end in (*reversed(commas), 1):  # without what may be incomplete
+            with suppress(SyntaxError, *NO_CALL):
+                return Call(name, as_json(arguments(text[:end] + closing))[:-1], is_whole=False)
         return None
 
-    def arguments(self, text: str) -> Any:
-        """Return arguments. Raises SyntaxError if more text may complete them, or ValueError or the like."""
-        call = _python(f"_{text}")
-        if not isinstance(call, ast.Call) or call.args:
-            raise ValueError("arguments need names")
-        return {_own_name(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+    return Format(closing, lambda name, text, _: Call(name, as_json(arguments(text))), cut, is_certain=False)
 
 
-class GemmaReader(PythonReader):
-    """Reads arguments in Gemma's notation: JSON with strings in quotes of its own, and names without any."""
+def _tags(closing: str, begin: re.Pattern[str], end: re.Pattern[str]) -> Format:
+    """Return the format of arguments in tags, given how each begins, with its name, and ends."""
 
-    closing = "}"
-
-    def arguments(self, text: str) -> Any:
-        try:
-            return json.loads(_GEMMA_WORD.sub(_of_gemma_in_json, text), strict=False)
-        except ValueError:
-            raise SyntaxError from None
-
-
-class _TagReader(CallReader):
-    """Reads arguments in tags.
-
-    Attributes:
-        begin: How a parameter begins, with its name.
-        end: How it ends.
-    """
-
-    begin: ClassVar[re.Pattern[str]]
-    end: ClassVar[re.Pattern[str]]
-
-    def whole(self, text: str) -> Call:
-        arguments, rest = self._arguments(text)
-        if rest.strip() != self.closing:
-            raise SyntaxError
-        return Call(self.name, as_json(arguments))
-
-    def cut(self, text: str) -> Call:
-        return Call(self.name, as_json(self._arguments(text)[0])[:-1], is_whole=False)
-
-    def _arguments(self, text: str) -> tuple[dict[str, Any], str]:
+    def read(text: str, schema: Any) -> tuple[str, str]:
         """Return the complete arguments, and what follows them."""
-        schema = self._schema.get("properties") if isinstance(self._schema, Mapping) else None
-        kinds = schema if isinstance(schema, Mapping) else {}
-        values, at = {}, 0
-        while (begin := self.begin.match(text, at)) and (end := self.end.search(text, begin.end())):
-            key, at = begin[1].strip(), end.end()
-            values[key] = typed(text[begin.end() : end.start()], kinds.get(key))
-        return values, text[at:]
+        found = schema.get("properties") if isinstance(schema, Mapping) else None
+        kinds, values, at = found if isinstance(found, Mapping) else {}, {}, 0
+        while (start := begin.match(text, at)) and (stop := end.search(text, start.end())):
+            key, at = start[1].strip(), stop.end()
+            values[key] = typed(text[start.end() : stop.start()], kinds.get(key))
+        return as_json(values), text[at:].strip()
+
+    def whole(name: str, text: str, schema: Any) -> Call:
+        arguments, rest = read(text, schema)
+        if rest != closing:
+            raise SyntaxError
+        return Call(name, arguments)
+
+    return Format(closing, whole, lambda *given: Call(given[0], read(*given[1:])[0][:-1], is_whole=False))
 
 
-class ParameterReader(_TagReader):
-    """Reads arguments as Qwen3-Coder writes them."""
-
-    closing = "</function>"
-    begin = re.compile(r"\s*<parameter=([^<>]{1,128})>\n?")
-    end = re.compile(r"\n?</parameter>(?=\s{0,64}(?:<parameter=|</function>|\Z))")
-
-
-class ArgKeyReader(_TagReader):
-    """Reads arguments as GLM writes them."""
-
-    closing = "</tool_call>"
-    begin = re.compile(r"\s*<arg_key>([^<>]{1,128})</arg_key>\s*<arg_value>")
-    end = re.compile(r"</arg_value>(?=\s{0,64}(?:<arg_key>|</tool_call>|\Z))")
-
+OBJECT = Format("}", _of_object, _of_cut_object, is_certain=False)
+JSON = Format(
+    "}",
+    lambda name, text, _: Call(name, as_json(_json_object(text))),
+    lambda name, text, _: Call(name, text, is_whole=False),
+)
+PYTHON = _notation(")", _python_arguments)
+_GEMMA = _notation("}", _gemma_arguments)
+_PARAMETERS = _tags(
+    "</function>",
+    re.compile(r"\s*<parameter=([^<>]{1,128})>\n?"),
+    re.compile(r"\n?</parameter>(?=\s{0,64}(?:<parameter=|</function>|\Z))"),
+)
+_ARG_KEYS = _tags(
+    "</tool_call>",
+    re.compile(r"\s*<arg_key>([^<>]{1,128})</arg_key>\s*<arg_value>"),
+    re.compile(r"</arg_value>(?=\s{0,64}(?:<arg_key>|</tool_call>|\Z))"),
+)
 
 _NAME = r"(?P<name>[^\s\"'\\<>(){}\[\],;:=`]{1,128})"
 _FEW = FEW_SPACES.pattern
@@ -271,15 +214,15 @@ class Head(NamedTuple):
 
     Attributes:
         pattern: All that precedes the arguments.
-        reader: What reads them.
+        format: How they are written.
         is_known: Whether the name must be a tool's.
         closing: What may follow the arguments.
     """
 
     pattern: re.Pattern[str]
-    reader: type[CallReader]
+    format: Format
     is_known: bool = False
-    closing: str | None = None
+    closing: frozenset[str] = frozenset()
 
 
 def _head(form: str, *rest: Any) -> Head:
@@ -287,18 +230,18 @@ def _head(form: str, *rest: Any) -> Head:
     return Head(re.compile(form.replace("~", _FEW).replace("@", _NAME)), *rest)
 
 
-PYTHON_HEAD = _head(r"@~(?=\()", PythonReader, True)
+PYTHON_HEAD = _head(r"@~(?=\()", PYTHON, True)
 HEADS = (
-    _head(r"functions\.@:\w{1,64}~<\|tool_call_argument_begin\|>~(?=\{)", CallReader),
-    _head(r"function<｜tool▁sep｜>@~```json~(?=\{)", CallReader, False, "```"),
-    _head(r"@<｜tool▁sep｜>~(?=\{)", CallReader),
-    _head(r"@~(?:\[CALL_ID\]~\w{1,64}~)?\[ARGS\]~(?=\{)", CallReader),
-    _head(r"@>~(?=\{)", CallReader),
-    _head(r"@>~(?=<parameter=|</function>)", ParameterReader),
-    _head(r"@~(?=<arg_key>)", ArgKeyReader),
-    _head(r"call:@(?=\{)", GemmaReader),
-    _head(r"@~(?=\{)", CallReader, True),
-    _head(r"@~(?=</tool_call>)", ArgKeyReader, True),
+    _head(r"functions\.@:\w{1,64}~<\|tool_call_argument_begin\|>~(?=\{)", JSON),
+    _head(r"function<｜tool▁sep｜>@~```json~(?=\{)", JSON, False, frozenset({"```"})),
+    _head(r"@<｜tool▁sep｜>~(?=\{)", JSON),
+    _head(r"@~(?:\[CALL_ID\]~\w{1,64}~)?\[ARGS\]~(?=\{)", JSON),
+    _head(r"@>~(?=\{)", JSON),
+    _head(r"@>~(?=<parameter=|</function>)", _PARAMETERS),
+    _head(r"@~(?=<arg_key>)", _ARG_KEYS),
+    _head(r"call:@(?=\{)", _GEMMA),
+    _head(r"@~(?=\{)", JSON, True),
+    _head(r"@~(?=</tool_call>)", _ARG_KEYS, True),
     PYTHON_HEAD,
 )
 BEGUN_HEAD = re.compile(
@@ -307,13 +250,6 @@ BEGUN_HEAD = re.compile(
     re.DOTALL,
 )
 """The beginning of a head; the name is complete if something follows it."""
-
-
-def as_json(value: Any) -> str:
-    """Return a value as JSON. Raises ValueError or TypeError if there is none, or it cannot be sent."""
-    written = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    written.encode()  # a lone surrogate cannot
-    return written
 
 
 class _JsonConstants(ast.NodeTransformer):
@@ -340,13 +276,6 @@ def _python(text: str) -> ast.expr:
     return expression
 
 
-def _own_name(name: str | None) -> str:
-    """Return the name of an argument. Raises ValueError for `**`."""
-    if name is None:
-        raise ValueError("arguments need names")
-    return name.removeprefix(_MARK)
-
-
 _GEMMA_WORD = re.compile(
     rf"(?P<quote>{'|'.join(map(re.escape, GEMMA_QUOTES))})(?P<text>.*?)(?P=quote)|"
     r"(?P<name>[^\W\d][\w.-]*)(?P<is>\s*:)?",
@@ -368,7 +297,7 @@ def typed(text: str, schema: Any) -> Any:
     kinds = _kinds(schema)
     if "string" not in kinds or (text in ("null", "None") and "null" in kinds):
         for read in (json.loads, lambda text: ast.literal_eval(_python(text))):
-            with suppress(SyntaxError, *_NO_CALL):
+            with suppress(SyntaxError, *NO_CALL):
                 value = read(text)
                 as_json(value)
                 return value

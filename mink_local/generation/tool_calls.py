@@ -2,10 +2,10 @@
 
 import re
 import secrets
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
-from itertools import groupby, takewhile
+from itertools import groupby
 from typing import Any, TypeVar
 
 from mink_local.generation.call_formats import (
@@ -14,13 +14,17 @@ from mink_local.generation.call_formats import (
     CALL_MARKS,
     FEW_SPACES,
     HEADS,
+    NO_CALL,
+    OBJECT,
+    OBJECT_HEAD,
     OPEN,
+    PYTHON,
     PYTHON_HEAD,
     SPACES,
+    STOP,
     WRAPPERS,
-    CallReader,
-    ObjectReader,
-    PythonReader,
+    Call,
+    Format,
     end_of,
 )
 from mink_local.generation.request import Tool
@@ -56,6 +60,31 @@ def merged(events: Iterable[EventT]) -> Iterator[EventT]:
             yield replace(pieces[0], arguments="".join(piece.arguments for piece in pieces))
 
 
+@dataclass
+class _Begun:
+    """A call that begins.
+
+    Attributes:
+        format: How it is written from here on.
+        at: Where this begins.
+        closings: What may follow it.
+        name: The name, if it comes before the arguments.
+        is_certain: Whether this is certain to be a call.
+        is_named: Whether its name has been emitted.
+        is_broken: Whether it cannot be read.
+        tried: How far its end has been looked for.
+    """
+
+    format: Format
+    at: int
+    closings: frozenset[str]
+    name: str = ""
+    is_certain: bool = False
+    is_named: bool = False
+    is_broken: bool = False
+    tried: int = 0
+
+
 class ToolParser:
     """Finds tool calls in an answer's text, piece by piece.
 
@@ -71,35 +100,26 @@ class ToolParser:
         is_parallel: Whether to emit more than the first call.
 
     Attributes:
-        n_calls: Number of calls so far.
         is_cut: Whether the last call is not whole.
     """
 
     def __init__(
-        self, tools: Iterable[Tool], marks: Collection[str] = (OPEN,), *, is_parallel: bool = True
+        self, tools: Iterable[Tool], marks: Iterable[str] = (OPEN,), *, is_parallel: bool = True
     ) -> None:
         functions = [tool["function"] for tool in tools if "function" in tool]
-        self.n_calls = 0
         self.is_cut = False
+        self._n_calls = 0
         self._schemas = {function["name"]: function.get("parameters") for function in functions}
-        self._marks = marks
-        self._ends = [CALL_MARKS[mark] for mark in marks]
-        self._openings = WRAPPERS | dict(zip(marks, self._ends, strict=True))
-        self._longest_first = sorted(self._openings, key=len, reverse=True)
-        self._mark = re.compile("|".join(map(re.escape, (*marks, *self._ends))))
-        self._object_starts = [
-            *('{"arguments":', '{"parameters":'),
-            *(f'{{{kind}"name":"{name}"' for kind in ("", '"type":"function",') for name in self._schemas),
-        ]
-        self._starts = [*self._object_starts, *(f"{name}(" for name in self._schemas)]
+        self._marks = {mark: CALL_MARKS[mark] for mark in marks}
+        self._openings = WRAPPERS | self._marks
+        self._mark = re.compile("|".join(map(re.escape, (*self._marks, *self._marks.values()))))
+        kinds = ("", '"type":"function",')
+        self._starts = [f'{{{kind}"name":"{name}"' for kind in kinds for name in self._schemas]
         self._is_parallel = is_parallel
-        self._is_dropped = False  # the call being read
         self._text, self._at = "", 0  # what is held back, from a place on
-        self._reader: CallReader | None = None  # of the call that begins there
-        self._is_named = False  # whether its name has been emitted
-        self._begun_name = ""  # what follows the mark if it may be a call
-        self._found: list[str] = []  # what may follow the call that is read
-        self._closings: list[str] = []  # what may follow the last one
+        self._begun: _Begun | None = None  # the call that begins there
+        self._begun_name = ""  # of what may be one
+        self._closings: frozenset[str] = frozenset()  # what may follow the last one
         self._space = ""  # what is held back before the place: spaces, after a call also a separator
         self._gap = ""  # between text and the call after it; for more text after the call
         self._has_text = self._follows_call = False
@@ -113,11 +133,11 @@ class ToolParser:
     def feed(self, text: str) -> Iterator[Event]:
         """Yield what is now certain; what may be a call is held back."""
         self._text += text
-        return self._read(is_final=False, is_cut=False)
+        return filter(self._is_wanted, self._read())
 
     def end(self, *, is_cut: bool = False) -> Iterator[Event]:
         """Yield what was held back; if the text is cut off, what may begin a call is dropped."""
-        return self._read(is_final=True, is_cut=is_cut)
+        return filter(self._is_wanted, self._read(is_final=True, is_cut=is_cut))
 
     def calls_at_end(self, reasoning: str) -> list[Event]:
         """Return the calls that reasoning ends with which has no end: the model did not go on after them."""
@@ -129,21 +149,21 @@ class ToolParser:
                 return events
         return []
 
-    def _read(self, *, is_final: bool, is_cut: bool) -> Iterator[Event]:
-        while self._reader or self._skip(is_final):
-            found = self._reader or self._look()
-            if isinstance(found, CallReader):
-                self._reader = found
-                is_over = found.read(self._text, is_final)
-                if found.name and not self._is_named:
-                    yield from self._named(found.name)
-                if not (is_over or is_final):
+    def _is_wanted(self, event: Event) -> bool:
+        return self._is_parallel or isinstance(event, str) or event.index == 0
+
+    def _read(self, *, is_final: bool = False, is_cut: bool = False) -> Iterator[Event]:
+        while self._begun or self._skip(is_final):
+            found = self._begun or self._look()
+            if isinstance(found, _Begun):
+                self._begun = found
+                yield from self._go_on(found, is_final, is_cut)
+                if self._begun:
                     return
-                yield from self._ended(found, is_cut=is_cut and not is_over)
             elif found and not is_final:
                 return
             elif found and is_cut:
-                yield from self._cut()
+                yield from self._call(Call(self._begun_name, "", is_whole=False), len(self._text))
             else:
                 yield self._take_text(end_of(_WORD, self._text, self._at))
         if is_final and self._space and not self._follows_call:
@@ -154,18 +174,18 @@ class ToolParser:
         """Go past spaces, and past what closes a call; return whether something else follows."""
         self._hold(end_of(SPACES, self._text, self._at))
         while self._follows_call and self._at < len(self._text):
-            closers = (*reversed(self._closings), *self._ends)
-            if closer := next((each for each in closers if self._text.startswith(each, self._at)), None):
-                self._closings = _opened(self._closings, closer)[:-1]
-                self._space, self._at = "", self._at + len(closer)
-            elif self._text[self._at] in ";," and not self._space.strip():
+            closers = self._closings.union(self._marks.values())
+            begun = [each for each in closers if each.startswith(self._text[self._at : self._at + len(each)])]
+            closer = max(begun, key=len, default="")
+            if self._text[self._at] in ";," and not self._space.strip():
                 self._hold(self._at + 1)
-            elif not any(each.startswith(self._text[self._at : self._at + len(each)]) for each in closers):
+            elif not closer:
                 break
-            elif not is_final:  # it may be one
+            elif self._text.startswith(closer, self._at) or is_final:
+                self._closings -= {closer}
+                self._space, self._at = "", min(self._at + len(closer), len(self._text))
+            else:  # it may be one
                 return False
-            else:
-                self._at = len(self._text)
             self._hold(end_of(SPACES, self._text, self._at))
         if self._at == len(self._text):
             self._text, self._at = "", 0
@@ -177,87 +197,101 @@ class ToolParser:
         self._space, self._at = self._space + space, end
         self._is_line_start |= "\n" in space
 
-    def _look(self) -> CallReader | bool:
-        """Return what reads the call that begins here, or whether more text may show that one does."""
+    def _look(self) -> _Begun | bool:
+        """Return the call that begins here, or whether more text may show that one does."""
         text, at, closings = self._text, self._at, self._closings
         self._begun_name = ""
         for _ in range(_MOST_WRAPPERS):
-            is_free = self._is_line_start or at > self._at
-            for opening in self._longest_first:
-                if (is_free or opening in self._marks) and opening.startswith(text[at : at + len(opening)]):
-                    break
-            else:
-                break
+            openings = self._openings if self._is_line_start or at > self._at else self._marks
+            begun = [each for each in openings if each.startswith(text[at : at + len(each)])]
+            opening = max(begun, key=len, default="")
             if len(text) - at < len(opening):
                 return True
-            closings = _opened(closings, self._openings[opening])
-            at = end_of(FEW_SPACES, text, at + len(opening))
-        self._found = closings
+            closings |= {openings[opening]} if opening else set()
+            at = end_of(FEW_SPACES, text, at + len(opening)) if opening else at
         if not CALL_ENDS.isdisjoint(closings):
-            return self._look_after_mark(at)
-        return (self._is_line_start or at > self._at) and self._look_for_known(at)
+            return self._look_after_mark(at, closings)
+        return (self._is_line_start or at > self._at) and self._look_for_known(at, closings)
 
-    def _look_after_mark(self, at: int) -> CallReader | bool:
+    def _look_after_mark(self, at: int, closings: frozenset[str]) -> _Begun | bool:
         if self._text.startswith("{", at):
-            return ObjectReader(at)
+            return _Begun(OBJECT, at, closings)
         for head in HEADS:
             match = head.pattern.match(self._text, at)
             if match and (not head.is_known or match["name"] in self._schemas):
-                self._found = _opened(self._found, head.closing)
-                return head.reader(match.end(), match["name"], self._schemas.get(match["name"]))
+                closings = closings.union(head.closing)
+                return _Begun(head.format, match.end(), closings, match["name"], head.format.is_certain)
         if begun := BEGUN_HEAD.match(self._text, at):
             self._begun_name = begun["name"] if begun["rest"] else ""
         return begun is not None
 
-    def _look_for_known(self, at: int) -> CallReader | bool:
-        starts = self._starts if self._found else self._object_starts
+    def _look_for_known(self, at: int, closings: frozenset[str]) -> _Begun | bool:
+        objects = ['{"arguments":', '{"parameters":', *self._starts]
+        calls = [f"{name}(" for name in self._schemas] if closings else []
         begun = "".join(self._text[at : at + _LONGEST_START].split())
-        if any(begun.startswith(start) for start in starts):
-            if self._text[at] == "{":
-                return ObjectReader(at)
-            match = PYTHON_HEAD.pattern.match(self._text, at)
-            return PythonReader(match.end(), match["name"]) if match else False
-        return any(start.startswith(begun) for start in starts)
+        if begun.startswith(tuple(objects)):
+            return _Begun(OBJECT, at, closings)
+        match = PYTHON_HEAD.pattern.match(self._text, at)
+        if match and begun.startswith(tuple(calls)):
+            return _Begun(PYTHON, match.end(), closings, match["name"])
+        return any(start.startswith(begun) for start in (*objects, *calls))
 
-    def _named(self, name: str) -> Iterator[Event]:
-        """Begin a call."""
-        self._is_named = True
+    def _go_on(self, begun: _Begun, is_final: bool, is_cut: bool) -> Iterator[Event]:
+        """Read a call on, to its end if it is there."""
+        if begun.format is OBJECT and (head := OBJECT_HEAD.match(self._text, begun.at)) and head["arguments"]:
+            begun.name, begun.is_certain = head["name"], True
+        if begun.is_certain and not begun.is_named:
+            begun.is_named = True
+            yield self._named(begun.name)
+        call = self._whole(begun)
+        if call is None and (begun.is_certain or not begun.is_broken):
+            is_over = begun.is_certain and (begun.is_broken or is_final)
+            stop = STOP.search(self._text, begun.at) if is_over else None
+            if not (stop or is_final):
+                return
+            begun.tried = stop.start() if stop else len(self._text)
+            if begun.is_certain or is_cut:
+                written = self._text[begun.at : begun.tried]
+                call = begun.format.cut(begun.name, written, self._schemas.get(begun.name))
+        self._begun = None
+        is_known = begun.is_certain or not CALL_ENDS.isdisjoint(begun.closings)
+        if call and (is_known or call.name in self._schemas):
+            yield from self._call(call, begun.tried, is_named=begun.is_named)
+            self._closings = begun.closings
+        elif is_cut and not begun.is_broken:
+            yield from self._call(Call("", "", is_whole=False), len(self._text))
+        else:
+            mark = self._mark.search(self._text, self._at + 1, begun.tried)
+            yield self._take_text(mark.start() if mark else begun.tried)
+
+    def _whole(self, begun: _Begun) -> Call | None:
+        """Return a call that is complete."""
+        closing = begun.format.closing
+        while not begun.is_broken and (end := self._text.find(closing, max(begun.at, begun.tried))) >= 0:
+            begun.tried = end + len(closing)
+            try:
+                written = self._text[begun.at : begun.tried]
+                return begun.format.whole(begun.name, written, self._schemas.get(begun.name))
+            except SyntaxError:
+                continue
+            except NO_CALL:
+                begun.is_broken = True
+        return None
+
+    def _call(self, call: Call, end: int, *, is_named: bool = False) -> Iterator[Event]:
+        """Take the text up to a place as a call, or as the beginning of one that has no name yet."""
+        if call.name and not is_named:
+            yield self._named(call.name)
+        if call.name:
+            self.is_cut = not call.is_whole and (self._is_parallel or self._n_calls == 1)
+            yield ToolCallDelta(self._n_calls - 1, call.arguments)
+        self._space, self._at, self._is_line_start = "", end, True
+
+    def _named(self, name: str) -> ToolCallDelta:
         self._gap = self._gap if self._follows_call else self._space
         self._space, self._follows_call = "", True
-        self._is_dropped = self.n_calls > 0 and not self._is_parallel
-        if not self._is_dropped:
-            self.n_calls += 1
-            yield ToolCallDelta(self.n_calls - 1, id=f"call_{secrets.token_hex(12)}", name=name)
-
-    def _ended(self, reader: CallReader, *, is_cut: bool) -> Iterator[Event]:
-        """Take what has been read, which is a call or is none."""
-        call, self._reader = reader.call(self._text), None
-        if call and not (call.is_whole or reader.name or is_cut):
-            call = None
-        if call and (call.name in self._schemas or not CALL_ENDS.isdisjoint(self._found)):
-            if not self._is_named:
-                yield from self._named(call.name)
-            self._at, self._closings = reader.at, [*self._found]
-            self._is_named, self._is_line_start = False, True
-            if not self._is_dropped:
-                self.is_cut = not call.is_whole
-                yield ToolCallDelta(self.n_calls - 1, call.arguments)
-        elif is_cut:
-            self._drop()
-        else:
-            mark = self._mark.search(self._text, self._at + 1, reader.at)
-            yield self._take_text(mark.start() if mark else reader.at)
-
-    def _cut(self) -> Iterator[Event]:
-        """Take what begins like a call: it has no arguments yet, and perhaps no name."""
-        if self._begun_name:
-            yield from self._named(self._begun_name)
-            self.is_cut = not self._is_dropped
-        self._drop()
-
-    def _drop(self) -> None:
-        """Drop what is held back."""
-        self._space, self._text, self._at = "", "", 0
+        self._n_calls += 1
+        return ToolCallDelta(self._n_calls - 1, id=f"call_{secrets.token_hex(12)}", name=name)
 
     def _take_text(self, end: int) -> str:
         """Return the text up to a place, and the space before it."""
@@ -265,13 +299,6 @@ class ToolParser:
         if self._follows_call:
             space = (space or self._gap) if self._has_text else space.lstrip()
         text = space + self._text[self._at : end]
-        self._space, self._at, self._is_line_start, self._closings = "", end, False, []
+        self._space, self._at, self._is_line_start, self._closings = "", end, False, frozenset()
         self._has_text, self._follows_call = True, False
         return text
-
-
-def _opened(closings: list[str], closing: str | None) -> list[str]:
-    """Return what may follow a call inside another opening; one of the same kind was never closed."""
-    if closing is None:
-        return closings
-    return [*takewhile(lambda each: each != closing, closings), closing]
