@@ -350,7 +350,7 @@ def _split(names: Sequence[str]) -> "tuple[list[ModelFile], list[str]]":
     "--dry-run",
     is_flag=True,
     help="Only say what would be asked, with the first prompt whole, and about how long it would take, from "
-    "10 seconds with each model; nothing is written.",
+    "20 seconds with each model; nothing is written.",
 )
 @click.option(
     "--ray",

@@ -55,7 +55,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from rich import progress as bars
 from rich.console import Console
-from rich.table import Column
 
 from mink_local.cli import printable
 from mink_local.errors import ReportError
@@ -257,14 +256,8 @@ def progress(
     """
     console = Console(stderr=True)
     has_bar = console.is_terminal and not console.is_dumb_terminal and not quiet
-    bar = bars.Progress(
-        bars.BarColumn(bar_width=None),
-        bars.TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
-        console=console,
-        transient=True,
-        expand=True,
-        disable=not has_bar,
-    )
+    columns = (bars.BarColumn(bar_width=None), bars.TextColumn("{task.description}", markup=False))
+    bar = bars.Progress(*columns, console=console, transient=True, expand=True, disable=not has_bar)
     task = bar.add_task("", total=total, completed=done)
     began, n_new, ended = time.monotonic(), 0, threading.Event()
 

@@ -5,7 +5,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -59,16 +58,6 @@ def listed(items: Iterable[str]) -> str:
     """Return the items as an enumeration: "1, 2 and 5"."""
     *most, last = items
     return f"{', '.join(most)} and {last}" if most else last
-
-
-def with_interval(number: Callable[[float], str]) -> Callable[[Interval], Cell]:
-    """Return a format for an `Interval`, given that of its numbers: the value, and the ends below it."""
-
-    def cell(found: Interval) -> Cell:
-        low, high = number(found.low), number(found.high)
-        return Cell(number(found.value), f"{low} to {high}" if low[0] in "+−" else f"{low}–{high}")
-
-    return cell
 
 
 def interval_cell(number: Format, value: float, low: float, high: float) -> Cell:
@@ -132,11 +121,10 @@ class Table:
         return [[self._cell(line, name) for name in self.columns] for line in lines]
 
     def _cell(self, line: Mapping[Any, Any], name: str) -> Cell:
-        value, as_text = line[name], self.formats.get(name, str)
-        if isinstance(value, tuple) or f"{name}_low" not in line:
-            return _cell(value, as_text)
-        ends = (line[f"{name}{end}"] for end in ENDS)
-        return interval_cell(as_text, *ends)
+        as_text = self.formats.get(name, str)
+        if f"{name}_low" not in line:
+            return _cell(line[name], as_text)
+        return interval_cell(as_text, *(line[f"{name}{end}"] for end in ENDS))
 
     def print(self, console: Console) -> None:
         """Print the title and as few tables as fit without breaking numbers, each with the key columns.
@@ -212,30 +200,13 @@ def grid(frame: pd.DataFrame, row: str, column: str, value: str) -> pd.DataFrame
     return wide.astype(object).where(wide.notna(), None).reset_index()
 
 
-def values(intervals: pd.Series, part: str = "value") -> pd.Series:
-    """Return the values of a column of intervals, or their ends: "low" or "high"; NaN where there is none."""
-    return intervals.map(attrgetter(part), na_action="ignore").astype(float)
-
-
-def spread(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a frame with each interval spread over three columns: NAME, NAME_low and NAME_high."""
-    columns: dict[Any, pd.Series] = {}
-    for name, column in frame.items():
-        if any(isinstance(value, Interval) for value in column):
-            for part, ending in (("value", ""), ("low", "_low"), ("high", "_high")):
-                columns[f"{name}{ending}"] = values(column, part)
-        else:
-            columns[name] = column
-    return pd.DataFrame(columns)
-
-
 def to_csv(frame: pd.DataFrame) -> str:
-    """Return a frame as CSV, with intervals in three columns; see `spread`."""
-    return str(spread(frame).to_csv(index=False, lineterminator="\n"))
+    """Return a frame as CSV."""
+    return str(frame.to_csv(index=False, lineterminator="\n"))
 
 
 def to_json(about: Mapping[str, Any], **frames: pd.DataFrame) -> str:
-    """Return settings and frames as JSON, one line per row; an interval is [value, low, high].
+    """Return settings and frames as JSON, one line per row.
 
     Infinite numbers in a frame become "inf", and missing ones null.
     """

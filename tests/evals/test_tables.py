@@ -14,6 +14,7 @@ from mink_local.evals.stats import Interval
 from mink_local.evals.tables import (
     Cell,
     Table,
+    columns_of,
     count,
     escape_markdown,
     grid,
@@ -24,7 +25,6 @@ from mink_local.evals.tables import (
     temperature_name,
     to_csv,
     to_json,
-    with_interval,
 )
 
 HALF = Interval(0.5, 0.25, 0.75)
@@ -62,29 +62,29 @@ def test_a_narrow_terminal_gets_more_tables_with_every_key_and_number(width: int
 
 
 def test_markdown_has_formats_and_escapes() -> None:
-    frame = pd.DataFrame(
-        {"name": ["a|b", "c"], "share": [HALF, None], "best": [Cell("1", bold=True), Cell()]}
-    )
-    table = Table("t", frame, formats={"share": with_interval(percent)})
+    shares = {name: [value, None] for name, value in columns_of(HALF, "share").items()}
+    frame = pd.DataFrame({"name": ["a|b", "c"], **shares, "best": [Cell("1", bold=True), Cell()]})
+    table = Table("t", frame, formats={"share": percent})
     assert table.markdown().splitlines() == [
         "| name | share | best |",
         "| --- | --: | --: |",
         "| a\\|b | 50.0 (25.0–75.0) | **1** |",
         "| c |  |  |",
     ]
-    difference = Table("t", frame[["name", "share"]], formats={"share": with_interval(points)})
+    difference = Table("t", frame, formats={"share": points})
     assert difference.rows[0][1] == Cell("+50.0", "+25.0 to +75.0")
 
 
 def test_a_grid_keeps_the_order_of_its_rows() -> None:
-    frame = pd.DataFrame({"m": ["b", "a", "b"], "T": [5.0, 1.0, 1.0], "v": [HALF, HALF, None]})
+    frame = pd.DataFrame({"m": ["b", "a", "b"], "T": [5.0, 1.0, 1.0], "v": [Cell("x"), Cell("x"), None]})
     wide = grid(frame, "m", "T", "v")
     assert list(wide.columns) == ["m", "T = 1", "T = 5"]
-    assert wide.to_numpy().tolist() == [["b", None, HALF], ["a", HALF, None]]
+    assert wide.to_numpy().tolist() == [["b", None, Cell("x")], ["a", Cell("x"), None]]
 
 
-def test_intervals_are_three_columns_of_csv() -> None:
-    rows = list(csv.DictReader(io.StringIO(to_csv(pd.DataFrame({"n": ["a", "b"], "x": [HALF, None]})))))
+def test_intervals_are_three_columns() -> None:
+    frame = pd.DataFrame([{"n": "a", **columns_of(HALF, "x")}, {"n": "b", **columns_of(None, "x")}])
+    rows = list(csv.DictReader(io.StringIO(to_csv(frame))))
     assert rows == [
         {"n": "a", "x": "0.5", "x_low": "0.25", "x_high": "0.75"},
         {"n": "b", "x": "", "x_low": "", "x_high": ""},
@@ -92,10 +92,10 @@ def test_intervals_are_three_columns_of_csv() -> None:
 
 
 def test_json_has_a_line_for_every_row() -> None:
-    frame = pd.DataFrame({"x": [HALF, None], "t": [math.inf, math.nan], "n": np.array([1, 2])})
+    frame = pd.DataFrame({"x": [0.5, None], "t": [math.inf, math.nan], "n": np.array([1, 2])})
     text = to_json({"about": {"model": "m", "ctx": None}}, rows=frame)
     assert json.loads(text) == {
         "about": {"model": "m", "ctx": None},
-        "rows": [{"x": [0.5, 0.25, 0.75], "t": "inf", "n": 1}, {"x": None, "t": None, "n": 2}],
+        "rows": [{"x": 0.5, "t": "inf", "n": 1}, {"x": None, "t": None, "n": 2}],
     }
     assert sum('"n"' in line for line in text.splitlines()) == 2

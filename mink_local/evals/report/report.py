@@ -156,34 +156,23 @@ def _bullets(sentences: Sequence[str]) -> str:
 def page(report: Report) -> str:
     """Return a report as a single HTML file that needs no network.
 
-    Anything written by a model, a task or a user is shown as text and cannot run: see `render`; and responses
-    are packed data that the script displays as text nodes.
+    Anything written by a model, a task or a user is shown as text and cannot run: texts among the template's
+    values are escaped, the page's Content-Security-Policy allows only its own style and script, and embedded
+    images, and responses are packed data that the script displays as text nodes.
     """
-    return render(
-        Path(__file__).parent,
-        "page",
-        report=report,
-        image=lambda svg: f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}",
-        data=base64.b64encode(report.responses).decode(),
-    )
-
-
-def render(folder: Path, name: str, **values: Any) -> str:
-    """Return the page made from NAME.html, .css and .js in a folder.
-
-    Texts among the template's values are escaped, and the page's Content-Security-Policy allows only its own
-    style and script, and embedded images.
-    """
-    style, script = ((folder / f"{name}.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+    folder = Path(__file__).parent
+    style, script = ((folder / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     environment = Environment(
         loader=FileSystemLoader(folder), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    policy = (
-        f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    return environment.get_template(f"{name}.html").render(
-        style=Markup(style), script=Markup(script), policy=policy, **values
+    return environment.get_template("page.html").render(
+        style=Markup(style),
+        script=Markup(script),
+        policy=f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; "
+        "base-uri 'none'; form-action 'none'",
+        report=report,
+        image=lambda svg: f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}",
+        data=base64.b64encode(report.responses).decode(),
     )
 
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from mink_local.evals.report.report import Report
 
 _SHOWN = 10  # changed questions named in a message
-_REHEARSAL_SECONDS = 10.0
+_REHEARSAL_SECONDS = 20.0
 
 log = logging.getLogger("mink_local")
 
@@ -265,7 +265,7 @@ class Run(Measurement[Response]):
         if seconds is not None:
             return f"about {duration(seconds)}"
         speed = self._pace.speed(self._lost)
-        return f"at most {duration(len(wanted) * self._most / speed)}" if speed else "no token in 10 seconds"
+        return f"at most {duration(len(wanted) * self._most / speed)}" if speed else "no token in 20 seconds"
 
     def _answerer(self, model: "ModelFile | AddressAnswerer") -> Answerer:
         if not isinstance(model, ModelFile):

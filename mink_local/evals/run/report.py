@@ -57,7 +57,8 @@ HOW_TO_READ = (
     "method. *: some responses are missing. Accuracies by category are not compared.",
     "The range of a difference is its 95% interval over questions, which holds at least 93% of the time and "
     "excludes 0 if p is at most 0.05. The corrected p decides about ▲ and ▼. Won and lost: questions "
-    "answered correctly more often, and less often.",
+    "answered correctly more often, and less often. The sentence on power has the median share of questions "
+    "on which the compared methods disagreed.",
     "Any of k responses right (pass@k): the mean over all choices of k of a question's responses.",
     "Distinct responses: nonsense is distinct too, so compare at equal accuracy, not at equal temperature.",
     "Seconds: the sum over responses of the time from getting a slot to the end, so tokens per second are "
@@ -364,11 +365,11 @@ def _run_findings(summary: Summary) -> Iterator[str]:
 
 
 def _power(compared: pd.DataFrame) -> Iterator[str]:
-    """Yield a sentence on what the tests can find if as many questions differ as in most comparisons."""
+    """Yield a sentence on what the tests can find if as many questions differ as in the median comparison."""
     differing = float(((compared["won"] + compared["lost"]) / compared["common_questions"]).median())
     if differing:
         n, n_comparisons = int(compared["common_questions"].min()), len(compared)
-        yield f"{what_can_be_found(n, n_comparisons, [differing])} That is the median here."
+        yield what_can_be_found(n, n_comparisons, [differing])
 
 
 def _family(found: pd.DataFrame, against: str) -> str:

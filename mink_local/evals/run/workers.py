@@ -1,11 +1,9 @@
 """Workers that answer a run's questions: in this process, or one per GPU of a Ray cluster."""
 
 import logging
-import math
 import os
 import socket
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -138,21 +136,15 @@ class Worker:
 
 
 class Cluster:
-    """Workers of a Ray cluster: one per GPU, or several on CPUs. Ray decides where they run.
+    """Workers of a Ray cluster: one per GPU, or per machine without GPUs. Ray decides where they run.
 
-    Workers get chunks of what is wanted, large ones first, and stream their responses to this process, the
-    only one that writes. When a worker is lost, what it has not answered is reassigned and another worker is
-    started.
+    Each worker gets its share of what is wanted, and streams its responses to this process, the only one that
+    writes. When a worker is lost, another one gets what it has not answered.
 
     The arguments are those of `Worker`; the answerer is a file of the same name on all machines.
     """
 
-    def __init__(
-        self,
-        answerer: FileAnswerer,
-        tasks: Mapping[str, AskedTask],
-        seed: int,
-    ) -> None:
+    def __init__(self, answerer: FileAnswerer, tasks: Mapping[str, AskedTask], seed: int) -> None:
         import ray
 
         self._ray = ray
@@ -160,10 +152,8 @@ class Cluster:
         file = replace(answerer, sha256=file_sha256(resolve(answerer.file).path))
         actor: Any = ray.remote(Worker).options(**resources)
         self._start = partial(actor.remote, file, ray.put(dict(tasks)), seed)
-        self._todo: deque[Wanted] = deque()
         # by Ray's iterator over its responses: a worker and what it has yet to answer
         self._busy: dict[Any, tuple[Any, dict[ResponseKey, Wanted]]] = {}
-        self._workers: list[Any] = []
         self._losses = 0
         self._interrupted = False
 
@@ -174,13 +164,11 @@ class Cluster:
             MinkError: A worker raised it.
             RunError: Too many workers were lost.
         """
-        self._todo.extend(wanted)
-        for _ in range(self._n_workers):
-            self._start_worker()
+        for number in range(min(self._n_workers, len(wanted))):
+            self._start_worker({one.key: one for one in wanted[number :: self._n_workers]})
         while self._busy and not self._interrupted:
             for responses in self._ray.wait(list(self._busy), timeout=_POLL_SECONDS)[0]:
-                found = self._receive(responses, *self._busy.pop(responses))
-                if found:
+                if found := self._receive(responses):
                     yield found
 
     def unfinished(self) -> list[int]:
@@ -193,18 +181,17 @@ class Cluster:
 
     def close(self) -> None:
         """Stop the workers."""
-        for worker in self._workers:
+        for worker, _ in self._busy.values():
             self._ray.kill(worker)
 
-    def _start_worker(self) -> None:
-        if self._todo:
-            self._workers.append(self._start())
-            self._hand_out(self._workers[-1])
+    def _start_worker(self, wanted: dict[ResponseKey, Wanted]) -> None:
+        worker = self._start()
+        responses = worker.answer.options(num_returns="streaming").remote(list(wanted.values()))
+        self._busy[responses] = worker, wanted
 
-    def _receive(
-        self, responses: Any, worker: Any, left: dict[ResponseKey, Wanted]
-    ) -> Response | Prepared | None:
+    def _receive(self, responses: Any) -> Response | Prepared | None:
         """Return a worker's next item; None if it was lost or has sent its last response."""
+        worker, left = self._busy.pop(responses)
         try:
             reference = next(responses, None)
             found: Response | Prepared | None = None if reference is None else self._ray.get(reference)
@@ -213,40 +200,20 @@ class Cluster:
                 raise error.cause from None
             raise RunError(f"a worker failed: {error.cause!r}") from None
         except self._ray.exceptions.RayError as error:
-            self._replace(left.values(), _first_line(error))
+            self._losses += 1
+            if self._losses == _LOSSES:
+                raise RunError(f"{_LOSSES} workers were lost in a row: {_first_line(error)}") from None
+            log.warning("a worker was lost, starting another: %s", _first_line(error))
+            self._start_worker(left)
             return None
         if found is None:
-            self._hand_out(worker)
+            self._ray.kill(worker)
             return None
         self._busy[responses] = worker, left  # behind the others, which come first
         if isinstance(found, Response):
             del left[found.key]
             self._losses = 0
         return found
-
-    def _hand_out(self, worker: Any) -> None:
-        """Have a worker answer half of its share of what is left.
-
-        Large chunks, which fill the worker's batches, come first, and small ones last, so that all workers
-        finish at about the same time.
-        """
-        if self._todo:
-            n = math.ceil(len(self._todo) / (2 * self._n_workers))
-            chunk = [self._todo.popleft() for _ in range(n)]
-            responses = worker.answer.options(num_returns="streaming").remote(chunk)
-            self._busy[responses] = worker, {wanted.key: wanted for wanted in chunk}
-
-    def _replace(self, left: Iterable[Wanted], reason: str) -> None:
-        """Replace a lost worker and reassign what it left.
-
-        Raises RunError if too many workers are lost.
-        """
-        self._losses += 1
-        if self._losses == _LOSSES:
-            raise RunError(f"{_LOSSES} workers were lost in a row; the last error: {reason}")
-        log.warning("a worker was lost, starting another: %s", reason)
-        self._todo.extendleft(reversed(list(left)))
-        self._start_worker()
 
 
 def _shares(ray: Any) -> tuple[int, dict[str, Any]]:
