@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import count as numbers
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from mink_local.errors import GenerationError, JudgeError
 from mink_local.evals.answering import Answered, Answerer
@@ -75,15 +75,7 @@ class Judged:
     is_cut: bool
 
 
-class Case(Protocol):
-    """What a judge is asked about."""
-
-    @property
-    def longest(self) -> int:
-        """Characters of its longest response."""
-
-
-Unit = TypeVar("Unit", bound=Case)
+Unit = TypeVar("Unit", bound=Any)  # what a judge is asked about; `longest` is that of its responses
 Row = TypeVar("Row", bound=Any)
 Key = tuple[Any, ...]
 
@@ -182,7 +174,7 @@ class Judging(Measurement[Row], Generic[Unit, Row]):
             )
 
 
-def _shorter(unit: Case, last: Row) -> tuple[Row, bool]:
+def _shorter(unit: Any, last: Row) -> tuple[Row, bool]:
     """Return a row that shows less of its responses, and whether they cannot be cut any further."""
     characters = min(last.characters, unit.longest) // 2
     if characters >= SHORTEST:

@@ -1,6 +1,5 @@
 """Measures quantizations: evaluates chunks of text with a base, once for all, and with other files."""
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -44,8 +43,6 @@ _OTHER_SPLIT = 48  # logits rows per batch for the base against itself; all othe
 _N_BEFORE = 16  # tokens of text shown before a position
 DEFAULT_KV_TYPE = "f16"
 _FILE_TYPE = "LLAMA_FTYPE_MOSTLY_"
-
-log = logging.getLogger("mink_local")
 
 
 @dataclass(frozen=True)

@@ -163,6 +163,7 @@ def report(results: Results) -> Report:
     figures = pd.DataFrame(
         [file_figures(name, found, facts[name], rows[base]) for name, found in rows.items()]
     )
+    noise = figures.iloc[0]
     kinds = pd.DataFrame(
         [
             {"file": name, "kind": kind, **text_figures(part)}
@@ -173,9 +174,18 @@ def report(results: Results) -> Report:
     size = Picture.of(
         "quants-size", "Size against the divergence of 99.9% of the positions", lambda: _size_figure(figures)
     )
+    own = ("base", "files", "facts")  # have tables of their own
+    settings = {key: value for key, value in public(manifest).items() if key not in own}
+    distribution = Picture.of(
+        "quants-distribution", "Distribution of divergence", lambda: _distribution_figure(rows)
+    )
+    lost, *tables = _tables(figures, kinds, rows)
+    verdicts = [verdict(one) for one in figures[1:].to_dict("records")]
     sections = [
-        _section(figures, kinds, rows, size),
-        Section("How to read this", [_how_to_read(results, figures), _files(manifest), _settings(manifest)]),
+        Section("Quantization loss", [lost, distribution, *tables], verdicts, size),
+        Section(
+            "How to read this", [_how_to_read(results, figures), _files(manifest), settings_table(settings)]
+        ),
     ]
     about = {key: public(manifest[key]) for key in ("text", "chunk", "samplers", "versions")}
     return Report(
@@ -184,7 +194,7 @@ def report(results: Results) -> Report:
         list(filter(None, [_too_few(len(rows[base]), manifest["chunk"]), results.rows.left_out])),
         sections,
         [_in_brief(figures, _base_in_words(manifest))],
-        about={**about, "base": base, "self_noise": _without_nan(figures.iloc[0])},
+        about={**about, "base": base, "self_noise": noise.where(noise.notna(), None).to_dict()},
         frames={"files": figures[1:], "kinds": kinds},
         csv={
             "quants": pd.json_normalize(figures.to_dict("records"), sep=" "),
@@ -192,10 +202,6 @@ def report(results: Results) -> Report:
         },
         extra={"quants-card.md": _card(manifest, figures, size)},
     )
-
-
-def _without_nan(row: pd.Series) -> dict[str, Any]:
-    return {name: None if value != value else value for name, value in row.to_dict().items()}
 
 
 def _base_in_words(manifest: Mapping[str, Any]) -> str:
@@ -229,17 +235,6 @@ def _rows(results: Results) -> dict[str, pd.DataFrame]:
     return {name: frame[frame["file"] == name] for name in measured}
 
 
-def _section(
-    figures: pd.DataFrame, kinds: pd.DataFrame, rows: Mapping[str, pd.DataFrame], size: Picture
-) -> Section:
-    _, *others = figures.to_dict("records")
-    lost, *tables = _tables(figures, kinds, rows)
-    distribution = Picture.of(
-        "quants-distribution", "Distribution of divergence", lambda: _distribution_figure(rows)
-    )
-    return Section("Quantization loss", [lost, distribution, *tables], [verdict(one) for one in others], size)
-
-
 def _how_to_read(results: Results, figures: pd.DataFrame) -> str:
     manifest = results.manifest
     kept = sum(path.stat().st_size for path in results.folder.glob("base/*.npy"))
@@ -267,11 +262,6 @@ def _files(manifest: Mapping[str, Any]) -> Table:
         for one in files
     ]
     return Table("Files", pd.DataFrame(rows), numbers=False)
-
-
-def _settings(manifest: Mapping[str, Any]) -> Table:
-    own = ("base", "files", "facts")  # have tables of their own
-    return settings_table({key: value for key, value in public(manifest).items() if key not in own})
 
 
 def _tables(figures: pd.DataFrame, kinds: pd.DataFrame, rows: Mapping[str, pd.DataFrame]) -> Iterator[Table]:
@@ -302,15 +292,18 @@ def _tables(figures: pd.DataFrame, kinds: pd.DataFrame, rows: Mapping[str, pd.Da
 def _card(manifest: Mapping[str, Any], figures: pd.DataFrame, size: Picture) -> str:
     """Return a block for a model card: a table, the files' hashes, how to repeat it, and one picture."""
     versions = ", ".join(f"{program} {version}" for program, version in manifest["versions"].items())
-    names = [one["name"] for one in (manifest["base"], *manifest["files"].values())]
+    base, files = manifest["base"], manifest["files"].values()
+    names = [base["name"], *(one["name"] for one in files if one["sha256"] != base["sha256"])]
+    kv_types = [one["kv_type"] for one in files if one["sha256"] == base["sha256"]]
     options = ["--chunk", str(manifest["chunk"]), "--positions", str(figures["positions"].iloc[0])]
     if manifest["text"]["source"] != "bundled":
         options += ["--text", manifest["text"]["source"]]
-    table = _of("", figures, _BRIEF)
+    if kv_types:
+        options += ["--kv-type", base.get("kv_type", "f16"), *kv_types]
     return "\n\n".join(
         [
             f"## Loss by quantization, against {_base_in_words(manifest)}",
-            table.markdown(),
+            _of("", figures, _BRIEF).markdown(),
             "KLD: the divergence of the next-token distributions from the base's, in nats; 99.9%: at one "
             "position in a thousand it is larger. The base's row is its self-noise.",
             f"![{size.description}]({size.stem}.svg)",

@@ -503,9 +503,10 @@ def test_closing_a_local_judge_frees_its_model(tiny_path: Path) -> None:
     with closing(judge):
         judge.prepare(requests)
         [answered] = judge.answers(requests)
+        model = judge.model
     assert json.loads(answered.text).keys() == {"winner"}
     with pytest.raises(MinkError):
-        list(judge.answers(requests))
+        model.tokenize("A")
 
 
 def test_a_local_judge_may_have_another_chat_template(tiny_path: Path) -> None:

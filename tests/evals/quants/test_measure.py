@@ -41,9 +41,8 @@ from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
 from mink_local.llama.weights import Weights
 from mink_local.samplers import MinK, MinP, TopP
-from tests.support.mink_eval import MINK_EVAL, MinkEval
-from tests.support.python import Finished, output_of
-from tests.support.rpc import RpcServer
+from tests.support.mink_eval import MinkEval
+from tests.support.python import Finished
 from tests.support.tiny import Shape, write_model
 
 Quants = Callable[..., Finished]
@@ -324,33 +323,6 @@ def test_fewer_positions_than_are_wanted_are_said(
     n = found_in(tmp_path / "out")["files"][0]["positions"]
     assert f"{n} positions" in caplog.text
     assert "999" in caplog.text
-
-
-@pytest.mark.slow
-def test_a_file_of_another_programs_store(
-    quants: Quants, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weights = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{'a' * 64}"}
-    manifest = tmp_path / "ollama/manifests/registry.ollama.ai/library/parrot/latest"
-    manifest.parent.mkdir(parents=True)
-    manifest.write_text(json.dumps({"schemaVersion": 2, "layers": [weights]}))
-    (tmp_path / "ollama/blobs").mkdir()
-    shutil.copy(files["Q8_0"], tmp_path / "ollama/blobs" / f"sha256-{'a' * 64}")
-    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
-    quants(files["base"], "ollama:parrot").succeeded()
-    assert found_in(tmp_path / "out")["files"][0]["kld_mean"] > 0
-
-
-@pytest.mark.slow
-def test_layers_on_another_machine(quants: Quants, files: dict[str, Path], tmp_path: Path) -> None:
-    """Its server changes the last bits of the sums, and no more."""
-    with RpcServer() as server:
-        command = ["--rpc", server.address, "--gpu-layers", -1, "--out", str(tmp_path / "out")]
-        command += ["--chunk", CHUNK, "--positions", POSITIONS, "--threads", 1]
-        output_of(*MINK_EVAL[1:], "quants", files["base"], files["Q2_K"], *command)
-    assert quants(files["base"], files["Q2_K"], "--out", "here").status == 0
-    found, here = (found_in(tmp_path / name)["files"][0]["kld_mean"] for name in ("out", "here"))
-    assert found == pytest.approx(here, rel=0.05)
 
 
 # Figures of a position against plain float64 sums
