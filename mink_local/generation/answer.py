@@ -224,6 +224,11 @@ class Splitter:
         return self._parser is not None and self._parser.is_cut
 
     @property
+    def in_content(self) -> bool:
+        """True if the text has got to the content, and not into a tool call."""
+        return self._reasoning.in_content and not (self._parser and self._parser.in_call)
+
+    @property
     def in_reasoning(self) -> bool:
         """True if reasoning has started and not ended."""
         return self._reasoning.in_reasoning

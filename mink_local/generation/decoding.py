@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mink_local.errors import GenerationError
 from mink_local.generation.answer import Answer, FinishReason, Piece, Splitter, TopLogprobs
 from mink_local.generation.reasoning_budget import ReasoningBudget, before_answer
-from mink_local.generation.text import ReasoningSplitter, TextStream
+from mink_local.generation.text import ReasoningSplitter, text_decoder
 from mink_local.generation.tool_calls import ToolParser
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.constraints import NO_TOKENS, Constrainer
@@ -69,10 +69,10 @@ class Decoding:
         weights.require_ids("stop_token_ids", params.stop_token_ids)
         self._stop_tokens = frozenset(params.stop_token_ids)
         begun = b"".join(map(weights.piece, request.prefix))
-        self._stream = TextStream(begun)
+        self._decoder = text_decoder(begun)
         state = reasoning.state
         self._splitter = Splitter(reasoning, parser, reasoning_in_content=not request.split_reasoning)
-        answer.prefix = self._splitter.feed(TextStream().push(begun))
+        answer.prefix = self._splitter.feed(text_decoder().decode(begun))
         self._splitter.stop_at((*params.stop, *stop), self._may_end)
         constrainer = None
         if params.constraints is not None:
@@ -219,7 +219,7 @@ class Decoding:
         if self._logprob is not None:
             answer.logprobs.append(self._logprob)
             answer.top_logprobs.append(self._top_logprobs)
-        text = self._stream.push(self._texts.get(token) or self._weights.piece(token))
+        text = self._decoder.decode(self._texts.get(token) or self._weights.piece(token))
         reason: FinishReason | None = "length" if len(answer.tokens) == self._max_tokens else None
         if self._sampler.is_over:
             reason = "stop"
@@ -233,11 +233,12 @@ class Decoding:
         return self._piece("", None, 0, reason)
 
     def _ends(self, token: int) -> bool:
-        """Return whether a token ends the answer; a stop token only where the constraints let it end."""
-        is_stop = token in self._stop_tokens and self._sampler.may_end(
-            self.answer.text + self._splitter.waiting
-        )
-        return is_stop or self._weights.ends_generation(token)
+        """Return whether a token ends the answer; a stop token with a text only where a stop string may."""
+        if self._weights.ends_generation(token) or token not in self._stop_tokens:
+            return self._weights.ends_generation(token)
+        if self._weights.piece(token) and not self._splitter.in_content:
+            return False
+        return self._sampler.may_end(self.answer.text + self._splitter.waiting)
 
     def _may_end(self, text: str) -> bool:
         """Return whether a stop string may end the answer with a text that has yet to be added to it."""
@@ -249,7 +250,7 @@ class Decoding:
         if reason is None:
             piece = self._splitter.feed(text)
         else:
-            piece = self._splitter.end(text + self._stream.close(), is_cut=reason != "stop")
+            piece = self._splitter.end(text + self._decoder.decode(b"", final=True), is_cut=reason != "stop")
         if self._splitter.stopped_by is not None:
             reason, answer.stopped_by = "stop", self._splitter.stopped_by
         if reason is not None:

@@ -34,7 +34,7 @@ from mink_local.generation.request import (
     read_prompt,
 )
 from mink_local.generation.template import ChatTemplate
-from mink_local.generation.text import TextStream
+from mink_local.generation.text import text_decoder
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.context import Context
 from mink_local.llama.weights import Weights, closed
@@ -180,8 +180,7 @@ class Model:
         Raises ValueError for ids that are not in the vocabulary.
         """
         self._require_open()
-        stream = TextStream()
-        return stream.push(b"".join(map(self.weights.piece, as_ids("tokens", tokens)))) + stream.close()
+        return b"".join(map(self.weights.piece, as_ids("tokens", tokens))).decode(errors="replace")
 
     def token_texts(self, tokens: Iterable[int]) -> list[str]:
         """Return what each token adds to the text: "" while a character is incomplete.
@@ -189,8 +188,8 @@ class Model:
         Raises ValueError for ids that are not in the vocabulary.
         """
         self._require_open()
-        stream = TextStream()
-        return [stream.push(self.weights.piece(token)) for token in as_ids("tokens", tokens)]
+        decoder = text_decoder()
+        return [decoder.decode(self.weights.piece(token)) for token in as_ids("tokens", tokens)]
 
     def logits(
         self, prompt: Prompt, prefix: Sequence[int] = (), enable_thinking: bool | None = None

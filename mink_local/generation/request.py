@@ -77,7 +77,8 @@ class SamplingParams:
         min_tokens: Minimum number of tokens before an end token (the model's own or one of
             `stop_token_ids`) can be sampled.
         seed: 0 to 2^32 - 2; None picks one at random.
-        stop: Text, or several, that end the answer and are not part of it.
+        stop: Text, or several, that end the answer's content and are not part of it. They do not
+            count in reasoning and tool calls, before `min_tokens`, or where constraints let nothing end.
         stop_token_ids: Tokens that end the answer and are not part of it, in addition to the model's own.
         ignore_eos: Never sample the model's end tokens.
         logprobs: None for no log-probabilities, 0 for those of the sampled tokens, n for those of the n most

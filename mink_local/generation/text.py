@@ -13,24 +13,14 @@ ReasoningState = Literal["start", "reasoning", "text"]
 """Where a text begins: before possible reasoning, inside reasoning, or after it."""
 
 
-class TextStream:
-    """Decodes token bytes to text.
+def text_decoder(before: bytes = b"") -> codecs.IncrementalDecoder:
+    """Return a decoder of token bytes; invalid UTF-8 becomes U+FFFD.
 
-    A character is returned as soon as it is complete; invalid UTF-8 becomes U+FFFD. The text may begin inside
-    a character whose first bytes are at the end of `before`.
+    The text may begin inside a character whose first bytes are at the end of `before`.
     """
-
-    def __init__(self, before: bytes = b"") -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._decoder.decode(before)
-
-    def push(self, data: bytes, final: bool = False) -> str:
-        """Return the text that `data` completes."""
-        return self._decoder.decode(data, final)
-
-    def close(self) -> str:
-        """Return what is left at the end of the bytes."""
-        return self.push(b"", final=True)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(before)
+    return decoder
 
 
 class StopStrings:

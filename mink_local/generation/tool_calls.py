@@ -126,6 +126,11 @@ class ToolParser:
         self._is_line_start = True
 
     @property
+    def in_call(self) -> bool:
+        """Whether a call has begun, or what may be one, and not ended."""
+        return self._begun is not None
+
+    @property
     def n_held(self) -> int:
         """Number of characters held back."""
         return len(self._space) + len(self._text) - self._at

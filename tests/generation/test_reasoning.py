@@ -116,6 +116,8 @@ def test_a_stop_string_does_not_end_the_reasoning(thinker: Model, budget: int | 
     assert reply.read() == free.read().removesuffix("r.")
     assert reply.stopped_by == (None if budget is None else "r.")
     assert reply.reasoning == free.reasoning
+    tokens = thinker.chat("x", **options, stop_token_ids=thinker.tokenize(stop))
+    assert tokens.read() == free.text
 
 
 def test_an_answer_that_continues_another(thinker: Model) -> None:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from mink_local.generation.answer import Answer, FinishReason, Piece, TopLogprobs
 from mink_local.generation.model import Model
-from mink_local.generation.text import TextStream
+from mink_local.generation.text import text_decoder
 from mink_local.generation.tool_calls import ToolCallDelta, merged
 from mink_local.serve.bodies import Timings, TokenUsage
 from mink_local.serve.builder import ResponseBuilder, server_sent
@@ -52,10 +52,10 @@ class _Text:
 
     def __init__(self) -> None:
         self.length = 0
-        self._stream = TextStream()
+        self._decoder = text_decoder()
 
     def add(self, piece: bytes) -> None:
-        self.length += len(self._stream.push(piece))
+        self.length += len(self._decoder.decode(piece))
 
 
 class _ChoicesBuilder(ResponseBuilder):

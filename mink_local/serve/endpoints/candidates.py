@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mink_local.errors import OptionError
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.generation.sampling_step import SamplingStep, sampling_step
-from mink_local.generation.text import TextStream
+from mink_local.generation.text import text_decoder
 from mink_local.llama.weights import Weights
 from mink_local.samplers import Greedy, Sampler, parse
 from mink_local.serve.bodies import Output
@@ -213,7 +213,7 @@ def step_candidates(
         return Candidate(
             rank=rank + 1,
             id=token,
-            text=TextStream(before=before).push(piece) if piece else weights.token_text(token),
+            text=text_decoder(before).decode(piece) if piece else weights.token_text(token),
             logit=float(step.logits[rank]),
             p=float(step.p[rank]),
             ends=weights.ends_generation(token),
