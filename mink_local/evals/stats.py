@@ -17,7 +17,7 @@ What the simulations in tests/evals/test_levels.py measure, where a 95% interval
 - `paired_test`: 93% or more, and errors of 5% or less, from 6 clusters on.
 - `mean` and `Interval.of`: with 8 clusters, 92% if they differ by a third of their mean (standard deviation),
   89% if by two thirds, and 84% if by as much as their mean; with 60 clusters, 94%, 93% and 90%.
-- `mean_ratio`: 95%. The bootstrap of the frontier's gain: 88% with 6 clusters, 91% with 20.
+- The bootstrap of the frontier's gain: 88% with 6 clusters, 91% with 20.
 """
 
 import math
@@ -97,10 +97,10 @@ def share(values: Sequence[float]) -> Interval:
 def mean(clusters: Floats, least: float = -math.inf, most: float = math.inf) -> Interval:
     """Return the mean of clusters, with Student's interval, which is valid even for few of them.
 
-    The ends are NaN if all clusters are equal.
+    The ends are NaN if all clusters are equal, as a single one is.
 
     Args:
-        clusters: float64 (n,), the means of at least 2 clusters of equal size.
+        clusters: float64 (n,), the means of clusters of equal size.
         least: Lower bound of the mean.
         most: Upper bound of the mean.
     """
@@ -109,12 +109,6 @@ def mean(clusters: Floats, least: float = -math.inf, most: float = math.inf) -> 
         return Interval(value, math.nan, math.nan)
     half = t.isf(_LEVELS[0], len(clusters) - 1) * float(np.std(clusters, ddof=1)) / math.sqrt(len(clusters))
     return Interval(value, max(least, value - half), min(most, value + half))
-
-
-def mean_ratio(over: Floats, under: Floats) -> Interval:
-    """Return the geometric mean of the ratios of positive numbers, a pair per cluster; see `mean`."""
-    value, low, high = mean(np.log(over) - np.log(under))
-    return Interval(math.exp(value), math.exp(low), math.exp(high))
 
 
 def resample(clusters: Floats) -> Floats:

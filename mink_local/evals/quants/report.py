@@ -86,11 +86,11 @@ def text_figures(rows: pd.DataFrame) -> dict[str, Any]:
         for name in ("kld", "base_logprob", "logprob", "same_top")
     )  # (chunks, positions)
     change = np.exp(logprob) - np.exp(base_logprob)
-    ratio = _mean((base_logprob - logprob).mean(axis=1))
+    ratio = mean((base_logprob - logprob).mean(axis=1))
     return {
-        **columns_of(_mean(kld.mean(axis=1), least=0.0), "kld_mean"),
+        **columns_of(mean(kld.mean(axis=1), least=0.0), "kld_mean"),
         **{key: float(np.quantile(kld, level)) for key, level in _QUANTILES.items()},
-        **columns_of(_mean(same_top.mean(axis=1), 0.0, 1.0), "same_top"),
+        **columns_of(mean(same_top.mean(axis=1), 0.0, 1.0), "same_top"),
         "rms_dp": math.sqrt(float(np.mean(change**2))),
         "mean_dp": float(change.mean()),
         "base_ppl": math.exp(-base_logprob.mean()),
@@ -99,13 +99,6 @@ def text_figures(rows: pd.DataFrame) -> dict[str, Any]:
         "positions": kld.size,
         "chunks": len(kld),
     }
-
-
-def _mean(clusters: Any, least: float = -math.inf, most: float = math.inf) -> Interval:
-    """Return the mean of clusters with its interval, which a single one does not have."""
-    if len(clusters) == 1:
-        return Interval(float(clusters[0]), math.nan, math.nan)
-    return mean(clusters, least, most)
 
 
 def file_figures(
@@ -128,7 +121,7 @@ def file_figures(
         "bytes": facts["bytes"],
         "bits_per_weight": facts["bits_per_weight"],
         **text_figures(rows),
-        **columns_of(_mean(kld - _NOISE_LEVEL * noise), "above_noise"),
+        **columns_of(mean(kld - _NOISE_LEVEL * noise), "above_noise"),
         "set_same": {one: float(np.mean([row.same_set[one] for row in found])) for one in samplers},
         "base_k_is_1": {one: float(k_is_1[one][0]) for one in samplers},
         "k_is_1": {one: float(k_is_1[one][1]) for one in samplers},
