@@ -41,12 +41,12 @@ class RowSampler:
 
     def fill_masks(self, samplers: Sequence[TokenSampler]) -> None:
         """Begin to compute the masks of samplers with a guide, for the next call: in other threads."""
-        guides = [sampler.guide for sampler in samplers if sampler.guide]
-        self._guided = {sampler: i for i, sampler in enumerate(samplers) if sampler.guide}
+        guides = {sampler: sampler.guide for sampler in samplers if sampler.guide}
+        self._guided = {sampler: i for i, sampler in enumerate(guides)}
         if len(guides) > len(self._masks):
             self._masks = np.zeros((len(guides), self._masks.shape[1]), np.uint32)
         if guides:
-            self._filling = self._filler.submit(fill_masks, guides, self._masks)
+            self._filling = self._filler.submit(fill_masks, list(guides.values()), self._masks)
 
     def __call__(
         self, logits: NDArray[np.float32], rows: Sequence[int], samplers: list[TokenSampler]
