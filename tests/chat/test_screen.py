@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 import mink_local.chat
-from mink_local.chat.terminal.screen import Screen, of_sure_width, one_line
+from mink_local.chat.terminal.screen import Screen, one_line
 from mink_local.cli import printable
 
 EVIL = "a\x1b[31mb\x07\x9b\u202ec\td"
@@ -110,13 +110,3 @@ def test_notes_are_wrapped_and_stripped(monkeypatch: pytest.MonkeyPatch) -> None
     _, stream = terminals(monkeypatch)
     Screen(plain=True).note("a note that is longer \x1b]0;title\x07 than the window")
     assert stream.shown.splitlines() == ["(a note that is", "longer ␛]0;title␇", "than the window)"]
-
-
-def test_characters_that_may_be_wider_than_they_say() -> None:
-    sure = "Ünï, Ελλάδα Москва ひらがな カナ 漢字 한글 1 + 1"
-    assert of_sure_width(sure) == sure
-    unsure = ["\N{FAMILY}\u200d\N{BOY}", "e\u0301", "עברית", "हिन्दी", "ලංකා", "\u200b", "\u3000"]
-    for text in unsure:
-        shown = of_sure_width(text)
-        assert shown.strip("e·") == ""
-        assert len(shown) == len(text)

@@ -3,12 +3,10 @@
 import re
 import secrets
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import replace
 from difflib import get_close_matches
 
-from rich.cells import cell_len
-from rich.live import Live
 from rich.text import Text
 
 from mink_local.chat.chat import Chat
@@ -16,9 +14,8 @@ from mink_local.chat.commands.completion import Completions, starting_with
 from mink_local.chat.conversation.session import Session
 from mink_local.chat.conversation.store import StoredMessage
 from mink_local.chat.settings import BY_KEY
-from mink_local.chat.terminal.input import n_stops
 from mink_local.chat.terminal.progress import candidates
-from mink_local.chat.terminal.screen import Screen, counted, of_sure_width, one_line
+from mink_local.chat.terminal.screen import Screen, counted, one_line
 from mink_local.errors import ContextOverflowError, MinkError
 from mink_local.generation.answer import Answer
 from mink_local.generation.answers import answers_of
@@ -202,47 +199,17 @@ def _generate(chat: Chat, comparison: Comparison) -> None:
     """Generate the answers; show each as soon as it and those before it are finished."""
     screen, model = chat.screen, chat.session.model
     unshown = list(range(1, len(comparison.answers) + 1))
-    stops = n_stops()
-    live = Live(
-        console=screen.console,
-        transient=True,
-        auto_refresh=False,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )
 
     def update() -> None:
-        nonlocal stops
-        if stops != n_stops():  # the shell has written below the rows, which are not overwritten
-            stops, live._live_render._shape = n_stops(), None
-        if screen.is_plain:
-            screen.progress(f"{counted(len(unshown), 'answer')} to come" if unshown else "")
-        else:
-            live.update(_tails(comparison, unshown, model, screen.width), refresh=True)
+        n_tokens = sum(len(sampler.tokens) for sampler in comparison.samplers)
+        screen.progress(f"{counted(len(unshown), 'answer')} to come, {counted(n_tokens, 'token')} so far")
 
-    with (
-        nullcontext() if screen.is_plain else live,
-        on_interrupt(model.interrupt),
-        closing(comparison.generate(chat.session, update)) as answers,
-    ):
+    with on_interrupt(model.interrupt), closing(comparison.generate(chat.session, update)) as answers:
         for _ in answers:
             while unshown and comparison.answers[unshown[0] - 1]:
                 screen.progress()
                 _show(screen, comparison, unshown.pop(0), model)
-            update()
-
-
-def _tails(comparison: Comparison, unshown: Sequence[int], model: Model, width: int) -> Text:
-    """Return a row for each unfinished answer, with the end of the text that it has so far."""
-    rows = []
-    for number in unshown:
-        tokens = comparison.samplers[number - 1].tokens[-width:]
-        row = Text(f"{comparison.title(number)[: width // 2]}  ", "bold")
-        tail = of_sure_width(" ".join("".join(model.token_texts(tokens)).split()))
-        while row.cell_len + cell_len(tail) > width:
-            tail = tail[1:]
-        rows.append(row.append(tail, "not bold"))
-    return Text("\n").join(rows)
+    screen.progress()
 
 
 def _show(screen: Screen, comparison: Comparison, number: int, model: Model) -> None:

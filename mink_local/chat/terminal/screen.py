@@ -2,7 +2,6 @@
 
 import base64
 import os
-import re
 import shutil
 import sys
 import textwrap
@@ -27,12 +26,6 @@ _MOST_COPIED = 74_000  # bytes of base64; terminals that limit OSC 52 take that 
 _ASCII = str.maketrans("…·–◀▸↵─│•░▁▂▃▄▅▆▇█", "~--<>$-|*._.:-=+*#")
 
 
-# All but Latin, Greek and Cyrillic letters, kana, Han and Hangul.
-_LETTERS = r" -~\u00a1-\u00ac\u00ae-\u02ff\u0370-\u0482\u048a-\u052f"
-_WIDE_LETTERS = r"\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff\uac00-\ud7a3"
-_UNSURE = re.compile(f"[^{_LETTERS}{_WIDE_LETTERS}]")
-
-
 def _gated(text: str, stream: IO[str]) -> str:
     """Return a text as a stream shows it: `printable`, in characters of its encoding."""
     text, encoding = printable(text), getattr(stream, "encoding", None) or "utf-8"
@@ -41,14 +34,6 @@ def _gated(text: str, stream: IO[str]) -> str:
     except UnicodeEncodeError:
         return text.translate(_ASCII).encode(encoding, "replace").decode(encoding)
     return text
-
-
-def of_sure_width(text: str) -> str:
-    """Return a text with a dot for each character whose width terminals do not agree on.
-
-    A row that is wider than was counted cannot be overwritten.
-    """
-    return _UNSURE.sub("·", text)
 
 
 def one_line(text: str, width: int) -> str:
