@@ -1,4 +1,4 @@
-"""Write docs/heat.svg: one prompt answered with Min-k and with top-p, coloured as by /heat.
+"""Write docs/heat.svg: one prompt answered with Min-k and with top-p, coloured as by /heat, on both grounds.
 
 .venv/bin/python scripts/picture.py qwen2.5-coder-1.5b.gguf
 """
@@ -6,17 +6,19 @@
 import io
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
+from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME, TerminalTheme
 from rich.text import Text
 
-from mink_local import MinK, Model, Sampler, SamplingParams, TopP, load_model
+from mink_local import MinK, Model, Reply, Sampler, SamplingParams, TopP, load_model
 from mink_local.chat.terminal.progress import coloured
-from mink_local.chat.terminal.theme import DARK
+from mink_local.chat.terminal.theme import DARK, LIGHT, Theme
 from mink_local.samplers import label
 
 SVG = Path(__file__).parents[1] / "docs" / "heat.svg"
@@ -26,8 +28,19 @@ WIDTH = 110  # columns
 LIMITS = {"min-k": 110, "top-p": 60}  # tokens; both fill about as many lines
 
 
-def answered(model: Model, sampler: Sampler) -> tuple[str, Text]:
-    """Return a heading, and a coloured answer with its legend below."""
+def on_both_grounds(dark: str, light: str) -> str:
+    """Return one SVG of two of the same size, of which a browser shows the one for its colour scheme."""
+    box = re.search('viewBox="[^"]+"', dark)
+    assert box
+    style = (
+        ".light{display:none}@media(prefers-color-scheme:light){.dark{display:none}.light{display:inline}}"
+    )
+    drawings = f'<g class="dark">{dark}</g>\n<g class="light">{light}</g>'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {box[0]}><style>{style}</style>\n{drawings}\n</svg>\n'
+
+
+def answered(model: Model, sampler: Sampler) -> tuple[str, Reply]:
+    """Return a heading and an answer."""
     messages = [{"role": "user", "content": PROMPT}]
     params = SamplingParams(
         sampler=sampler, temperature=TEMPERATURE, max_tokens=LIMITS[sampler.name], seed=SEED
@@ -37,24 +50,27 @@ def answered(model: Model, sampler: Sampler) -> tuple[str, Text]:
     heading = (
         f"{label(str(sampler))} at temperature {TEMPERATURE:g}\n{mean(reply.k):,.1f} candidates on average"
     )
-    return heading, coloured(model.token_texts(reply.tokens), reply.k, DARK)
+    return heading, reply
+
+
+def drawn(model: Model, answers: Sequence[tuple[str, Reply]], theme: Theme, ground: TerminalTheme) -> str:
+    """Return the answers beside each other, with their legends, as an SVG."""
+    columns = Table(box=None, show_header=True, padding=(0, 2), expand=True)
+    for heading, _ in answers:
+        columns.add_column(heading, ratio=1)
+    columns.add_row(*(coloured(model.token_texts(reply.tokens), reply.k, theme) for _, reply in answers))
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
+    console.print(Text(f"> {PROMPT}", style=theme.accent), Padding(columns, (1, 0)))
+    svg = console.export_svg(title=model.name, unique_id=f"heat-{theme.code}", theme=ground)
+    without_web_fonts = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
+    return "\n".join(line.rstrip() for line in without_web_fonts.splitlines() if line.strip())
 
 
 def main() -> None:
-    columns = Table(box=None, show_header=True, padding=(0, 2), expand=True)
-    answers = []
     with load_model(sys.argv[1], n_ctx=512) as model:
-        for sampler in (MinK(), TopP(0.9)):
-            heading, answer = answered(model, sampler)
-            columns.add_column(heading, ratio=1)
-            answers.append(answer)
-    columns.add_row(*answers)
-    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
-    console.print(Text(f"> {PROMPT}", style="bold"), Padding(columns, (1, 0)))
-    svg = console.export_svg(title=model.name, unique_id="heat")
-    without_web_fonts = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
-    lines = [line.rstrip() for line in without_web_fonts.splitlines() if line.strip()]
-    SVG.write_text("\n".join([*lines, ""]), encoding="utf-8")
+        answers = [answered(model, sampler) for sampler in (MinK(), TopP(0.9))]
+        grounds = (DARK, SVG_EXPORT_THEME), (LIGHT, DEFAULT_TERMINAL_THEME)
+        SVG.write_text(on_both_grounds(*(drawn(model, answers, *one) for one in grounds)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -9,19 +9,26 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
+from scripts.picture import on_both_grounds
 from tests.support.terminal import Cell, Terminal
 
 SVG = Path(__file__).parents[2] / "docs" / "chat.svg"
 ROWS, COLUMNS = 24, 92
 X, Y = 8.4, 18  # pixels per character
-INK, PAPER, DIM = "#d8dee9", "#1d2128", "#8a93a3"
-COLOURS = {"default": INK, "green": "#8fbf7f", "cyan": "#7fb8c4", "brown": "#d9b26a", "red": "#d97a7a"}
+DARK = {
+    "paper": "#1d2128", "default": "#d8dee9", "dim": "#8a93a3", "green": "#8fbf7f", "cyan": "#7fb8c4",
+    "brown": "#d9b26a", "red": "#d97a7a",
+}  # fmt: skip
+LIGHT = {
+    "paper": "#ffffff", "default": "#24292f", "dim": "#6e7781", "green": "#1a7f37", "cyan": "#2f5fd0",
+    "brown": "#8a6100", "red": "#cf222e",
+}  # fmt: skip
 KEY, PAUSE = 0.06, 1.5  # seconds between keys, and at most between frames
 
 
@@ -57,7 +64,7 @@ def record(chat: Terminal, keys: Sequence[str]) -> list[Frame]:
     return frames
 
 
-def drawn(frames: Sequence[Frame]) -> str:
+def drawn(frames: Sequence[Frame], colours: Mapping[str, str]) -> str:
     """Return the frames as an SVG; rows that stay the same are drawn once."""
     end = frames[-1].time
     body = []
@@ -65,7 +72,7 @@ def drawn(frames: Sequence[Frame]) -> str:
         for row, group in groupby(frames, key=lambda frame: frame.rows[y]):
             times = [frame.time for frame in group]
             later = next((frame.time for frame in frames if frame.time > times[-1]), None)
-            if text := spans(row):
+            if text := spans(row, colours):
                 place = f'y="{Y * (y + 1.2):.1f}" xml:space="preserve"'
                 body.append(f"<text {place}{shown(times[0], later)}{text}</text>")
     size = f"{X * COLUMNS + 20:.0f} {Y * (ROWS + 0.8):.0f}"
@@ -73,7 +80,9 @@ def drawn(frames: Sequence[Frame]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" '
         f'font-family="ui-monospace, Menlo, Consolas, monospace" font-size="14">\n'
         f"<!-- {end:.1f} s of a real chat, written by tests/pictures/recording.py -->\n"
-        f'<rect width="100%" height="100%" rx="6" fill="{PAPER}"/>\n' + "\n".join(body) + "\n</svg>\n"
+        f'<rect width="100%" height="100%" rx="6" fill="{colours["paper"]}"/>\n'
+        + "\n".join(body)
+        + "\n</svg>\n"
     )
 
 
@@ -85,7 +94,7 @@ def shown(first: float, later: float | None) -> str:
     return f' visibility="hidden"><set attributeName="visibility" to="visible" {until}/>'
 
 
-def spans(row: Sequence[Cell]) -> str:
+def spans(row: Sequence[Cell], colours: Mapping[str, str]) -> str:
     """Return a row as text spans, one per run of equal style, without trailing blanks."""
     text = ""
     x = 0
@@ -93,7 +102,7 @@ def spans(row: Sequence[Cell]) -> str:
         letters = "".join(cell.text for cell in run)
         weight = ' font-weight="bold"' if bold else ""
         if letters.strip():
-            fill = COLOURS.get(colour, f"#{colour}" if len(colour) == 6 else DIM)
+            fill = colours.get(colour, f"#{colour}" if len(colour) == 6 else colours["dim"])
             text += f'<tspan x="{10 + x * X:.1f}" fill="{fill}"{weight}>{escape(letters.rstrip())}</tspan>'
         x += len(letters)
     return text
@@ -102,13 +111,13 @@ def spans(row: Sequence[Cell]) -> str:
 def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         os.environ |= {"XDG_DATA_HOME": home, "XDG_CONFIG_HOME": home, "MINK_MODEL": sys.argv[1]}
-        options = ("--temp", "5", "--seed", "3", "--max-tokens", "90", "--ctx", "2048")
+        options = ("--temp", "5", "--seed", "3", "--max-tokens", "90", "--ctx", "2048", "--theme", "dark")
         chat = Terminal(*options, rows=ROWS, columns=COLUMNS)
         try:
             frames = record(chat, ["Tell me a short story about a lighthouse.\r", "/explain\r", "n"])
         finally:
             chat.close()
-    SVG.write_text(drawn(frames), encoding="utf-8")
+    SVG.write_text(on_both_grounds(drawn(frames, DARK), drawn(frames, LIGHT)), encoding="utf-8")
 
 
 if __name__ == "__main__":
