@@ -1,7 +1,6 @@
 """Text files that are sent with a message."""
 
 import os
-import re
 import shlex
 from collections.abc import Iterable
 from glob import glob
@@ -64,12 +63,11 @@ def before_message(files: Iterable[str]) -> str:
 
 def words(argument: str) -> list[str]:
     """Return the words of an argument as a shell would: in quotes, or with backslashes before blanks."""
+    is_posix = os.name != "nt"  # where backslashes are part of paths
     try:
-        if os.name != "nt":  # where backslashes are part of paths
-            return shlex.split(argument)
+        return [word if is_posix else word.strip("\"'") for word in shlex.split(argument, posix=is_posix)]
     except ValueError:  # an apostrophe
-        pass
-    return [word.strip("\"'") for word in re.findall(r'"[^"]+"|\'[^\']+\'|\S+', argument)]
+        return argument.split()
 
 
 def path_of(argument: str) -> Path:

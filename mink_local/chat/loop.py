@@ -30,6 +30,7 @@ from mink_local.models.options import with_sampler_names
 from mink_local.samplers import SAMPLERS
 
 _TOPICS = {"advice": set_show.show_advice, "models": set_show.show_models}  # of /help
+_COMMAND = re.compile(r"/([a-zA-Z][\w-]*([=:]\S*)?|\?)(?!\S)")  # and not /usr/bin
 _LEAVING = ("exit", "quit")  # without a slash, as in other programs
 
 
@@ -149,8 +150,7 @@ def find(word: str, argument: str = "") -> Command:
 
     Raises MinkError, which says what to type instead, with the argument.
     """
-    name = word.removeprefix("/")
-    name = _ALIASES.get(name, name)
+    name = _ALIASES.get(word.removeprefix("/"), word.removeprefix("/"))
     if name in COMMANDS:
         return COMMANDS[name]
     raise MinkError(f"there is no command /{name}{_instead(name, argument)}")
@@ -239,18 +239,17 @@ def _read(chat: Chat, offer: Offer, prompt: str) -> str:
 def _handle(chat: Chat, text: str, offer: Offer) -> None:
     """Run a command, or send a message; say what went wrong."""
     try:
-        word = text.split(maxsplit=1)[0]
-        is_meant = offer.is_meant and text.strip() == offer.message.typed
+        is_message = offer.is_meant and text.strip() == offer.message.typed
         if text.rstrip() in _LEAVING:
             chat.leaving = True
-        elif text.startswith("/") and _is_command(word) and not is_meant:
+        elif _COMMAND.match(text) and not is_message:
             _run_command(chat, text.strip())
         else:
             chat.ask(text.strip(), offer.message.files, offer.replaces)
     except ContextOverflowError as error:
         chat.note(
             f"the message has {error.n_tokens} tokens with what comes before it, and the context holds only "
-            f"{error.n_ctx}: shorten it, or /set ctx {_next_power(error.n_tokens)}"
+            f"{error.n_ctx}: shorten it, or /set ctx {1 << error.n_tokens.bit_length()}"
         )
     except (MinkError, OSError, click.ClickException) as error:
         chat.note(str(error).removesuffix("."))
@@ -258,16 +257,6 @@ def _handle(chat: Chat, text: str, offer: Offer) -> None:
         chat.note("interrupted")
     except Exception as error:
         chat.note(f"internal error: {type(error).__name__}: {error}. {_kept(error)}; you can keep chatting")
-
-
-def _next_power(number: int) -> int:
-    """Return the least power of two that is larger than a number."""
-    return int(2 ** number.bit_length())
-
-
-def _is_command(word: str) -> bool:
-    """Return whether a word that begins with a slash is meant as a command: /usr/bin is not."""
-    return re.fullmatch(r"/([a-zA-Z][\w-]*([=:].*)?|\?)", word) is not None
 
 
 def _run_command(chat: Chat, text: str) -> None:

@@ -207,7 +207,6 @@ def _generate(chat: Chat, comparison: Comparison) -> None:
     with on_interrupt(model.interrupt), closing(comparison.generate(chat.session, update)) as answers:
         for _ in answers:
             while unshown and comparison.answers[unshown[0] - 1]:
-                screen.progress()
                 _show(screen, comparison, unshown.pop(0), model)
     screen.progress()
 

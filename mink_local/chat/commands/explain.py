@@ -90,7 +90,6 @@ def _print_step(screen: Screen, steps: AnswerSteps, at: int) -> None:
     screen.progress("reading the answer again …")
     with on_interrupt(steps.model.interrupt):
         step = steps.step(at)
-    screen.progress()
     screen.show(_headline(steps, at))
     if at:
         before = "".join(steps.texts[max(0, at - 12) : at])
@@ -133,13 +132,9 @@ def stats(chat: Chat, _: str) -> None:
             f"{tokens}; {last.evaluated_tokens} of {last.prompt_tokens} prompt "
             f"tokens evaluated, first token after {last.first_token_s:.2f} s, the rest in {rest:.2f} s"
         )
-        rows.append(("last answer", figures))
-        if how := last.parts:
-            rows.append(("", f"{how[-1].model}, {last.settings}"))
+        rows += [("last answer", figures), ("", last.settings)]
         if k := [n for n in last.k if n]:
             rows.append(("", candidates(k)))
-    if k := [n for answer in answers for n in answer.k if n]:
-        rows.append(("all answers", candidates(k)))
     chat.screen.table(rows)
 
 

@@ -102,8 +102,6 @@ def _load(chat: Chat, settings: Settings) -> None:
         screen.progress("loading the model before again …")
         session.model = session.settings.load_model()
         raise
-    finally:
-        screen.progress()
 
 
 def key_of(text: str) -> str:

@@ -459,32 +459,26 @@ class AnswerStream:
         Args:
             waiting: Called now and then while none comes, with the number of unread tokens of the prompt.
         """
-        reply, message, engine = self.reply, self.message, self._session.model.engine
+        reply, message, guard = self.reply, self.message, self._guard
+        engine = self._session.model.engine
         unseen = [] if message.content or message.reasoning else [reply.prefix]
         try:
             with on_interrupt(reply.interrupt):
                 for piece in pieces_of(reply, lambda: waiting(engine.unevaluated(reply.answer))):
                     message.first_token_s = message.first_token_s or time.perf_counter() - self._began
-                    if self._repeats(piece):
+                    if piece.token is not None and guard and guard.feed(piece.token, len(piece), reply.text):
                         reply.interrupt()
-                    yield from map(self._stored, filter(_has_text, [*unseen, piece]))
+                    for part in (*unseen, piece):
+                        if part.reasoning or part.content:
+                            self._has_text = True
+                            self._session.add_piece(self._branch, part)
+                            yield part
                     unseen = []
         finally:
             reply.interrupt()  # the screen may have failed
             with suppress(GenerationError):
                 reply.read()
             self._finish()
-
-    def _repeats(self, piece: Piece) -> bool:
-        """Return whether the answer has fallen into a loop."""
-        if self._guard is None or piece.token is None:
-            return False
-        return self._guard.feed(piece.token, len(piece), self.reply.text)
-
-    def _stored(self, piece: Piece) -> Piece:
-        self._has_text = True
-        self._session.add_piece(self._branch, piece)
-        return piece
 
     def _finish(self) -> None:
         message, reply, guard = self.message, self.reply, self._guard
@@ -495,10 +489,6 @@ class AnswerStream:
             message.repeats_since = n_before + guard.since
         is_kept = self._has_text or message.finish_reason == "stop"
         self._session.go_to(self._branch if is_kept else self._session.branch)
-
-
-def _has_text(piece: Piece) -> bool:
-    return bool(piece.reasoning or piece.content)
 
 
 def _given(constraints: Constraints) -> dict[str, object]:

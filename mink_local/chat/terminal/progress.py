@@ -131,7 +131,6 @@ class _ReasoningView:
             self._writer.feed("\n\n")
             self._writer.end()
         else:
-            self._screen.progress()
             self._screen.note(f"reasoning: {self._words}{self._hint}")
 
     @property

@@ -135,6 +135,7 @@ class Screen:
 
     def show(self, *renderables: Any) -> None:
         """Print texts and tables."""
+        self.progress()
         self.console.print(*renderables, sep="\n")
 
     def table(self, rows: Iterable[Sequence[str | Text]], *titles: str) -> None:
@@ -177,6 +178,7 @@ class Screen:
 
     def dim(self, text: str) -> None:
         """Print something that is not part of an answer, to standard error."""
+        self.progress()
         text = _gated(text, sys.stderr)
         if sys.stderr.isatty():
             width = shutil.get_terminal_size().columns
