@@ -21,7 +21,7 @@ llama.cpp. An exception that a handler raises inside a C callback is lost.
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 _heard = False
@@ -85,7 +85,13 @@ def on_interrupt(stop: Callable[[], None], *, terminate: bool = False) -> Iterat
         _heard = True  # not an Event: a second signal during its set() would wait forever for its lock
         stop()
 
-    signals = (signal.SIGINT, signal.SIGTERM) if terminate else (signal.SIGINT,)
+    with handled((signal.SIGINT, signal.SIGTERM) if terminate else (signal.SIGINT,), hear):
+        yield
+
+
+@contextmanager
+def handled(signals: Iterable[int], hear: Callable[..., object]) -> Iterator[None]:
+    """Have a function called for signals in this block, which the main thread must enter."""
     before = {number: signal.signal(number, hear) for number in signals}
     try:
         yield

@@ -27,8 +27,7 @@ from mink_local.models.cli import cli as models
 from mink_local.samplers import SAMPLERS
 from mink_local.serve.bodies import ErrorBody, Output
 from mink_local.serve.cli import cli as serve
-from mink_local.serve.request.fields import Fields, SamplingFields
-from mink_local.serve.request.parsing import sampler_fields
+from mink_local.serve.request.fields import Fields, SamplingFields, sampler_fields
 from mink_local.serve.table import ENDPOINTS, schemas
 
 DOCS = Path(__file__).parents[1] / "docs"

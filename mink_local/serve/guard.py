@@ -161,9 +161,11 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # An absolute target is a proxy's; RFC 9112 has servers accept it.
-        path = re.sub(r"^https?://[^/]*", "", scope["path"]).removesuffix("/") or "/"
-        scope = {**scope, "path": path}
+        path, headers = scope["path"].removesuffix("/") or "/", scope["headers"]
+        if absolute := re.match(r"https?://([^/]*)", path):  # for proxies; it wins over Host (RFC 9112)
+            path = path[absolute.end() :] or "/"
+            headers = [pair for pair in headers if pair[0] != b"host"] + [(b"host", absolute[1].encode())]
+        scope = {**scope, "path": path, "headers": headers}
         status, began = CLIENT_LEFT, time.perf_counter()
         request_id = request_log.begin(Headers(scope=scope).get("x-request-id", ""))
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mink_local.errors import MinkError
+from mink_local.interrupts import handled
 
 log = logging.getLogger("mink_local.requests")
 
@@ -98,18 +99,11 @@ class Reload:
     @contextmanager
     def on_hang_up(self) -> Iterator[None]:
         """Hear SIGHUP in this block, unless it is ignored, as by nohup, and there is no file."""
-        hang_up = getattr(signal, "SIGHUP", None)
-        if hang_up is None or (signal.getsignal(hang_up) == signal.SIG_IGN and self._keys.path is None):
+        signals = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
+        if self._keys.path is None and signals and signal.getsignal(signals[0]) == signal.SIG_IGN:
+            signals = []
+        with handled(signals, lambda *_: setattr(self, "_is_asked", True)):
             yield
-            return
-        before = signal.signal(hang_up, self._hear)
-        try:
-            yield
-        finally:
-            signal.signal(hang_up, before or signal.SIG_DFL)
-
-    def _hear(self, *_: object) -> None:
-        self._is_asked = True
 
     def look(self) -> None:
         """Do what was asked for; called now and then."""

@@ -11,7 +11,7 @@ from mink_local.serve.builder import Part, PartsBuilder, server_sent
 from mink_local.serve.endpoints.tokens import InputTokens, count_input_tokens
 from mink_local.serve.errors import ApiError
 from mink_local.serve.exchange import Exchange
-from mink_local.serve.messages.requests import MessagesRequest, require_max_tokens
+from mink_local.serve.messages.requests import MessagesRequest
 from mink_local.serve.request.parsing import naming
 from mink_local.serve.service import Service
 
@@ -50,7 +50,8 @@ class MessageObject(Output, kw_only=True):
 
 async def create_message(service: Service, request: MessagesRequest) -> Response:
     """Answer a conversation that is given as blocks."""
-    require_max_tokens(request)
+    if request.max_tokens is None:
+        raise ApiError(400, "max_tokens is missing", param="max_tokens")
     with naming(request.places):
         return await Exchange(service, request.chat(), partial(_MessageBuilder, request)).respond()
 

@@ -5,7 +5,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from mink_local.serve.errors import ApiError
 from mink_local.serve.request.chat import (
     CalledFunction,
     ChatMessage,
@@ -30,7 +29,6 @@ from mink_local.serve.request.fields import (
     Schema,
     ToolName,
 )
-from mink_local.serve.request.parsing import naming
 
 
 class TextBlock(Fields, frozen=True, tag="text"):
@@ -167,30 +165,29 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def chat(self) -> ChatRequest:
-        """Return the same request to chat completions. Raises ApiError."""
+        """Return the same request to chat completions. Raises ApiError; see `places`."""
         choice, thinking, config = self.tool_choice, self.thinking, self.output_config
         switch = {} if thinking is None else {"enable_thinking": thinking.type != "disabled"}
         budget = (
             thinking.budget_tokens if thinking and self.reasoning_budget is None else self.reasoning_budget
         )
-        with naming(self.places):
-            return chat_request(
-                self,
-                reasoning_budget=budget,
-                messages=[message for message, _ in self._messages()],
-                tools=[
-                    FunctionTool(
-                        function=FunctionDefinition(
-                            name=tool.name, description=tool.description, parameters=tool.input_schema
-                        )
+        return chat_request(
+            self,
+            reasoning_budget=budget,
+            messages=[message for message, _ in self._messages()],
+            tools=[
+                FunctionTool(
+                    function=FunctionDefinition(
+                        name=tool.name, description=tool.description, parameters=tool.input_schema
                     )
-                    for tool in self.tools or ()
-                ],
-                tool_choice=choice and choice.for_chat,
-                parallel_tool_calls=None if choice is None else not choice.disable_parallel_tool_use,
-                chat_template_kwargs=switch | (self.chat_template_kwargs or {}),
-                response_format=config and config.format,
-            )
+                )
+                for tool in self.tools or ()
+            ],
+            tool_choice=choice and choice.for_chat,
+            parallel_tool_calls=None if choice is None else not choice.disable_parallel_tool_use,
+            chat_template_kwargs=switch | (self.chat_template_kwargs or {}),
+            response_format=config and config.format,
+        )
 
     @property
     def places(self) -> dict[str, str]:
@@ -238,9 +235,3 @@ def _text(content: str | Sequence[TextBlock] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(block.text for block in content)
-
-
-def require_max_tokens(request: MessagesRequest) -> None:
-    """Raise ApiError if a request has no `max_tokens`, which Anthropic's interface requires."""
-    if request.max_tokens is None:
-        raise ApiError(400, "max_tokens is missing", param="max_tokens")

@@ -129,6 +129,11 @@ class ReasoningOptions(Fields, frozen=True):
     effort: str | None = None
 
 
+def sampler_fields() -> tuple[str, ...]:
+    """Return the fields that set an option of a sampler, of all samplers that are registered."""
+    return tuple(field for sampler in SAMPLERS.values() for field in sampler.request_fields)
+
+
 class SamplingFields(Fields, frozen=True, kw_only=True):
     """The fields that all requests for answers have in common.
 
@@ -236,8 +241,7 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
     @property
     def sampler_options(self) -> dict[str, float]:
         """The options of samplers by the fields of the request that set them (`Sampler.request_fields`)."""
-        names = [name for sampler in SAMPLERS.values() for name in sampler.request_fields]
-        given = {name: getattr(self, name, None) for name in names}
+        given = {name: getattr(self, name, None) for name in sampler_fields()}
         return {
             name: int(value) if isinstance(value, float) and value.is_integer() else value
             for name, value in given.items()

@@ -13,10 +13,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import inspect
 
-from mink_local.samplers import SAMPLERS
 from mink_local.sandbox import in_a_line
 from mink_local.serve.errors import ApiError
-from mink_local.serve.request.fields import Fields, SamplingFields
+from mink_local.serve.request.fields import Fields, SamplingFields, sampler_fields
 
 RequestT = TypeVar("RequestT", bound=Fields)
 Json = dict[str, Any]
@@ -168,11 +167,6 @@ def naming(places: Mapping[str, str]) -> Iterator[None]:
                 inside = "" if ours.startswith("messages") else param[len(ours) :]
                 raise error.about(theirs + inside) from None
         raise
-
-
-def sampler_fields() -> tuple[str, ...]:
-    """Return the fields that set an option of a sampler, of all samplers that are registered."""
-    return tuple(field for sampler in SAMPLERS.values() for field in sampler.request_fields)
 
 
 def with_sampler_fields(kind: type[RequestT]) -> type[RequestT]:

@@ -33,7 +33,6 @@ from mink_local.serve.request.fields import (
     Schema,
     ToolName,
 )
-from mink_local.serve.request.parsing import naming
 
 
 class TextFormat(AnswerFormat, frozen=True):
@@ -184,7 +183,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
                 item["type"] = "message"
 
     def chat(self) -> ChatRequest:
-        """Return the same request to chat completions. Raises ApiError."""
+        """Return the same request to chat completions. Raises ApiError; see `places`."""
         choice: Any = self.tool_choice
         if isinstance(choice, ChosenFunction):
             choice = NamedToolChoice(function=NamedFunction(name=choice.name))
@@ -192,17 +191,16 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
             FunctionDefinition(name=name, description=tool.description, parameters=tool.parameters)
             for name, _, tool, _ in self.named_tools()
         ]
-        with naming(self.places):
-            return chat_request(
-                self,
-                messages=[message for message, _ in self._messages()],
-                tools=[FunctionTool(function=function) for function in functions],
-                tool_choice=choice,
-                parallel_tool_calls=self.parallel_tool_calls,
-                reasoning=self.reasoning,
-                chat_template_kwargs=self.chat_template_kwargs,
-                response_format=self.text and self.text.format,
-            )
+        return chat_request(
+            self,
+            messages=[message for message, _ in self._messages()],
+            tools=[FunctionTool(function=function) for function in functions],
+            tool_choice=choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            reasoning=self.reasoning,
+            chat_template_kwargs=self.chat_template_kwargs,
+            response_format=self.text and self.text.format,
+        )
 
     @property
     def places(self) -> dict[str, str]:
