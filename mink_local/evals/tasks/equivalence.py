@@ -2,7 +2,7 @@
 
 math-verify runs in a child process, which runs this module too: a few characters (9^9^9^9) can send SymPy
 into an endless computation, and math-verify's own time limit works only in the main thread and cannot stop C
-code. Its "equal" is checked with more digits than it compares, because it rounds.
+code. Its "equal" is checked exactly, because it rounds.
 """
 
 import importlib.util
@@ -19,8 +19,6 @@ from mink_local.sandbox import GIB, Child, SandboxError, serve
 SECONDS = 5  # per comparison
 _LONGEST = 2000  # characters; no real answer is that long
 
-_DIGITS = 50  # to which what math-verify calls equal has to agree
-_POINTS = ("3/7", "-19/11", "23/5")  # values of the variables at which expressions have to agree
 _MOST_MEMBERS = 6  # of a set whose members are matched with another's in every order
 
 _SCALES = {
@@ -50,7 +48,7 @@ def same_maths(gold: str, answer: str) -> bool:
     gold, answer = (_SCALE.sub(lambda word: rf"\cdot {_SCALES[word[1]]} ", text) for text in (gold, answer))
     bases = based(gold), based(answer)
     if any(bases):
-        return _in_base_ten(gold, bases[0]) == _in_base_ten(answer, bases[1])
+        return (bases[0] or (_canonical(gold), "10")) == (bases[1] or (_canonical(answer), "10"))
     words = [re.sub(r"\\text\w*|[{}]", "", text).strip() for text in (gold, answer)]
     if all(map(_WORD.fullmatch, words)):
         return words[0].casefold() == words[1].casefold()
@@ -61,11 +59,6 @@ def same_maths(gold: str, answer: str) -> bool:
     if ("%" in gold) != ("%" in answer):  # 50 is 50%, and so is 0.5
         return values[0] == values[1] or exact(bare[0].rstrip("\\%")) == exact(bare[1].rstrip("\\%"))
     return same_quantity(values[0], gold, values[1], answer)
-
-
-def _in_base_ten(text: str, number: tuple[str, str] | None) -> tuple[str, str]:
-    digits, base = number or (_canonical(text), "10")
-    return digits, base
 
 
 def _bare(text: str) -> str:
@@ -121,7 +114,7 @@ def _differ(gold: Any, answer: Any) -> bool:
     """
     import sympy
 
-    gold, answer = _side(gold), _side(answer)
+    gold, answer = (_exactly(one) for one in (gold, answer))
     if isinstance(gold, sympy.FiniteSet | sympy.Union) and type(gold) is type(answer):
         members = list(gold.args)
         if len(members) != len(answer.args) or len(members) > _MOST_MEMBERS:
@@ -131,42 +124,20 @@ def _differ(gold: Any, answer: Any) -> bool:
         parts = [list(one) if isinstance(one, sympy.MatrixBase) else one.args for one in (gold, answer)]
         return any(map(_differ, *parts))
     if isinstance(gold, sympy.Rel) and isinstance(answer, sympy.Rel):  # equal up to a factor
-        ours, theirs = gold.lhs - gold.rhs, answer.lhs - answer.rhs
-        first, last = (_at(ours, theirs, point) for point in (_POINTS[0], _POINTS[-1]))
-        return _far_apart(first[0] * last[1], last[0] * first[1])
-    if not (isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)):
-        return False
-    return any(_far_apart(*_at(gold, answer, point)) for point in _POINTS)
+        ratio = sympy.simplify((gold.lhs - gold.rhs) / (answer.lhs - answer.rhs))
+        return bool(ratio.free_symbols)
+    both = isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)
+    return both and (gold - answer).equals(0) is False
 
 
-def _side(expression: Any) -> Any:
-    """Return 5 of x = 5, and any other expression as it is."""
+def _exactly(expression: Any) -> Any:
+    """Return 5 of x = 5, and decimals as fractions."""
     import sympy
 
-    is_named = isinstance(expression, sympy.Eq) and expression.lhs.is_Symbol
-    return expression.rhs if is_named else expression
-
-
-def _at(gold: Any, answer: Any, point: str) -> list[Any]:
-    """Return the values of two expressions where their variables are multiples of `point`."""
-    import sympy
-
-    variables = sorted(gold.free_symbols | answer.free_symbols, key=str)
-    places = {name: sympy.Rational(point) * number for number, name in enumerate(variables, start=1)}
-    values = []
-    for one in (gold, answer):
-        decimals = {number: sympy.Rational(str(number)) for number in one.atoms(sympy.Float)}
-        values.append(one.xreplace(decimals).subs(places).doit().evalf(_DIGITS))
-    return values
-
-
-def _far_apart(ours: Any, theirs: Any) -> bool:
-    """Return whether two values, of _DIGITS digits, are numbers and differ by more than rounding."""
-    import sympy
-
-    if not all(value.is_number and value.is_finite for value in (ours, theirs)):
-        return False
-    return bool(abs(ours - theirs) > max(abs(ours), abs(theirs)) * sympy.Float(10) ** (10 - _DIGITS))
+    if isinstance(expression, sympy.Eq) and expression.lhs.is_Symbol:
+        expression = expression.rhs
+    decimals = expression.atoms(sympy.Float) if isinstance(expression, sympy.Basic) else ()
+    return expression.xreplace({number: sympy.Rational(str(number)) for number in decimals})
 
 
 if __name__ == "__main__":

@@ -4,8 +4,11 @@ Floats and math-verify's rounding call numbers equal that are not, such as 1/2^9
 are rational, they are therefore compared as fractions.
 """
 
+import ast
 import math
+import operator
 import re
+from collections.abc import Callable
 from fractions import Fraction
 
 _LONGEST = 2000  # characters; no real number is that long
@@ -16,14 +19,23 @@ _STYLE = re.compile(
     r"\\[,;:!]|\\(?:left|right|displaystyle|limits|q?quad)(?![a-zA-Z])|[$~\u00a0\u2000-\u200b\u202f]"
 )
 _SEPARATOR = re.compile(r"(?<=\d)(?:,|\{,\})(?=(?:\d{2},)*\d{3}(?!\d))")  # 1,450,000 and 14,50,000
-_NUMBER = re.compile(r"(\d*)\.?(\d*)(?:\\overline\s*\{(\d+)\})?(?:e([-+]?\d{1,5})(?![\da-z]))?")
-_FRAC = re.compile(r"\\[dtc]?frac(?![a-zA-Z])")
-_MIXED = re.compile(r"(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])")
-_TIMES = re.compile(r"\\(?:times|cdot)(?![a-zA-Z])|[*×·]")
-_OVER = re.compile(r"\\div(?![a-zA-Z])|[/÷∕⁄]")
-_MINUS = re.compile(r"[-−]")
-_PLUS = re.compile(r"\+")
-_OPENS = {"(": ")", "{": "}"}
+_FRACTION = r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))"
+_PYTHON = (  # pattern, how Python writes it
+    (r"\\(?:times|cdot)(?![a-zA-Z])|[×·]", "*"),
+    (r"\\div(?![a-zA-Z])|[÷∕⁄]", "/"),
+    ("−", "-"),
+    (r"\\?%", "*decimal('.01','')"),
+    (rf"(\d+)\s*{_FRACTION}", r"(\1+(\2\3)/(\4\5))"),  # 2\frac{1}{2}
+    (_FRACTION, r"((\1\2)/(\3\4))"),
+    (r"(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"(\1+\2/\3)"),  # 2 1/2
+    (r"(\d*)\.(\d*)\\overline\s*\{(\d+)\}", r"repeating('\1','\2','\3')"),
+    (r"(?<![\w.'])(\d*\.\d+|\d+\.?)(?:e([-+]?\d{1,5}))?(?![\w.'])", r"decimal('\1','\2')"),
+    (r"\^", "**"),
+    ("[{]", "("),
+    ("[}]", ")"),
+    (r"(decimal\([^()]*\)|(?<!\w)\([^()]*\))!(?!!)", r"factorial(\1)"),
+    (r"\)(?=\()", ")*"),  # 2(3)
+)
 
 
 def exact(text: str) -> Fraction | None:
@@ -33,120 +45,54 @@ def exact(text: str) -> Fraction | None:
     """
     if len(text) > _LONGEST or not re.search(r"\d", text):
         return None
-    reader = _Reader(_SEPARATOR.sub("", _STYLE.sub("", text)).strip().removesuffix("."))
+    code = _SEPARATOR.sub("", _STYLE.sub("", text)).strip().removesuffix(".")
+    for written, meant in _PYTHON:
+        code = re.sub(written, meant, code)
     try:
-        value = reader.sum()
-    except (ValueError, ZeroDivisionError, RecursionError):
+        return _value(ast.parse(code, mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
-    return value if reader.is_done() else None
 
 
-class _Reader:
-    """Reads an expression by recursive descent; raises ValueError for what is not a rational number."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._at = 0
-
-    def _take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """Return the match here, after blanks, and go behind it."""
-        blanks = len(self._text) - self._at - len(self._text[self._at :].lstrip())
-        found = pattern.match(self._text, self._at + blanks)
-        if found:
-            self._at = found.end()
-        return found
-
-    def _next(self) -> str:
-        return self._text[self._at :].lstrip()[:1]
-
-    def is_done(self) -> bool:
-        return not self._next()
-
-    def sum(self) -> Fraction:
-        value = self._product()
-        while True:
-            if self._take(_PLUS):
-                value += self._product()
-            elif self._take(_MINUS):
-                value -= self._product()
-            else:
-                return value
-
-    def _product(self) -> Fraction:
-        value = self._signed()
-        while True:
-            if self._take(_OVER):
-                value /= self._signed()
-            elif self._take(_TIMES):
-                value *= self._signed()
-            elif self._text.startswith("(", self._at):  # 2(3), but not 2 (3)
-                value *= self._power()
-            else:
-                return value
-
-    def _signed(self) -> Fraction:
-        if self._take(_MINUS):
-            return -self._signed()
-        self._take(_PLUS)
-        return self._power()
-
-    def _power(self) -> Fraction:
-        base = self._atom()
-        while self._take(re.compile(r"!(?!!)")):
-            if base.denominator != 1 or not 0 <= base <= _LARGEST_FACTORIAL:
-                raise ValueError
-            base = Fraction(math.factorial(int(base)))
-        if self._take(re.compile(r"\^|\*\*")):
-            base = _raised(base, self._signed())
-        return base / 100 if self._take(re.compile(r"\\?%")) else base
-
-    def _atom(self) -> Fraction:
-        if mixed := self._take(_MIXED):
-            return int(mixed[1]) + Fraction(int(mixed[2]), int(mixed[3]))
-        if self._take(_FRAC):
-            return self._argument() / self._argument()
-        if self._next() in _OPENS:
-            return self._group()
-        number = self._take(_NUMBER)
-        if number is None or not number[1] + number[2]:
-            raise ValueError
-        value = _decimal(*number.groups())
-        if "." not in number[0] and self._take(_FRAC):  # 2\frac{1}{2}
-            value += self._argument() / self._argument()
-        return value
-
-    def _argument(self) -> Fraction:
-        """Return an argument of \\frac: a group, or a digit."""
-        if self._next() == "{":
-            return self._group()
-        digit = self._take(re.compile(r"\d"))
-        if digit is None:
-            raise ValueError
-        return Fraction(int(digit[0]))
-
-    def _group(self) -> Fraction:
-        closing = _OPENS[self._next()]
-        self._take(re.compile("[({]"))
-        value = self.sum()
-        if not self._take(re.compile(re.escape(closing))):
-            raise ValueError
-        return value
+def _value(node: ast.expr) -> Fraction:
+    match node:
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand)
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return _value(operand)
+        case ast.BinOp(left, op, right) if type(op) in _OPERATIONS:
+            return _OPERATIONS[type(op)](_value(left), _value(right))
+        case ast.Call(ast.Name("factorial"), [number]):
+            return _factorial(_value(number))
+        case ast.Call(ast.Name("decimal"), [ast.Constant(str(digits)), ast.Constant(str(exponent))]):
+            return Fraction(f"{digits.removesuffix('.')}e{exponent or 0}")
+        case ast.Call(
+            ast.Name("repeating"), [ast.Constant(str(w)), ast.Constant(str(d)), ast.Constant(str(r))]
+        ):
+            return Fraction(f"{w or 0}.{d}0") + Fraction(int(r), (10 ** len(r) - 1) * 10 ** len(d))
+    raise ValueError
 
 
-def _decimal(whole: str, digits: str, repeated: str | None, exponent: str | None) -> Fraction:
-    value = Fraction(int(f"0{whole}{digits}"), 10 ** len(digits))
-    if repeated:
-        value += Fraction(int(repeated), (10 ** len(repeated) - 1) * 10 ** len(digits))
-    return value * Fraction(10) ** int(exponent or 0)
+def _factorial(number: Fraction) -> Fraction:
+    if number.denominator != 1 or not 0 <= number <= _LARGEST_FACTORIAL:
+        raise ValueError
+    return Fraction(math.factorial(int(number)))
 
 
-def _raised(base: Fraction, exponent: Fraction) -> Fraction:
+def _power(base: Fraction, exponent: Fraction) -> Fraction:
     bits = max(base.numerator.bit_length(), base.denominator.bit_length())
     if exponent.denominator != 1 or bits * abs(exponent) > _MOST_BITS:
         raise ValueError
     return base ** int(exponent)
 
 
+_OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: _power,
+}
 _BASED = re.compile(r"(-?[\dA-Fa-f.]+)_(?:\{?(?:\\text\{)?(?:base )?(\d{1,2})\}*)")
 """Digits in a base, such as 52_8 or 4210_{5}."""
 
