@@ -704,30 +704,6 @@ def diff_sampling(logits, options, work, ids):
         wanted *= 4
 
 
-@helper
-def _above_first_gap(logits, gap, largest, n_gaps, edges):
-    """Return the smallest logit before the first gap of more than `gap` in the sorted logits.
-
-    Without sorting: no such gap lies between two logits of the same multiple of `gap` below the largest.
-    `edges`, float32, is scratch for the largest and smallest logit of each of the `n_gaps` multiples.
-    """
-    highest, lowest = edges[:n_gaps], edges[n_gaps : 2 * n_gaps]
-    highest[:] = -np.inf
-    for j in range(logits.size):
-        if logits[j] > -np.inf:
-            logit = min(logits[j], _LARGEST)
-            b = np.int64((largest - logit) / gap)
-            lowest[b] = min(logit, lowest[b]) if highest[b] > -np.inf else logit
-            highest[b] = max(logit, highest[b])
-    edge = lowest[0]
-    for b in range(1, n_gaps):
-        if highest[b] > -np.inf:
-            if np.float64(edge) - highest[b] > gap:
-                break
-            edge = lowest[b]
-    return edge
-
-
 @compiled
 def p_step(logits, options, work, ids):
     """Keep the tokens before the first one with `p_{i+1} < step * p_i`, sorted; all if there is none.
@@ -738,18 +714,18 @@ def p_step(logits, options, work, ids):
     if n <= 0:
         return n
     gap = -math.log(options[0]) if options[0] > 0.0 else math.inf
-    entries, block_max = _parts(work, logits.size)
     if largest - smallest <= gap:
         return keep_from(-math.inf, largest, logits, work, ids)
-    if largest - smallest < gap * (logits.size - 1):
-        n_gaps = np.int64((largest - smallest) / gap) + 1
-        edge = _above_first_gap(logits, gap, largest, n_gaps, entries.view(np.float32))
-        return keep_from(edge, largest, logits, work, ids)
-    _collect(logits, -_LARGEST, block_max, entries)  # a tiny gap
-    entries[:n].sort()
-    k = 1
-    while k < n and _entry_logit(entries[k - 1]) - _entry_logit(entries[k]) <= gap:
-        k += 1
+    entries, block_max = _parts(work, logits.size)
+    k = m = 0
+    for wanted in (_FIRST_LOOK, n):  # rows without a step among the largest are sorted whole
+        m = _collect(logits, _threshold_of_largest(wanted, block_max, entries), block_max, entries)
+        entries[:m].sort()
+        k = 1
+        while k < m and _entry_logit(entries[k - 1]) - _entry_logit(entries[k]) <= gap:
+            k += 1
+        if k < m:
+            break
     for i in range(k):
         ids[i] = _token(entries[i])
     return k

@@ -118,7 +118,7 @@ class ScorerError(MinkError):
     """A user's scorer failed on a response."""
 
 
-class Scorer(ABC):
+class Scorer:
     """Extracts and compares answers of one kind, such as numbers.
 
     Args:
@@ -136,7 +136,7 @@ class Scorer(ABC):
     def strict(self, response: str, question: Question) -> Verdict:
         """Score the last match of the pattern."""
         found = self._pattern.findall(response)
-        return Verdict(found[-1], self._is_any(found[-1], question)) if found else NO_ANSWER
+        return Verdict(found[-1], self.is_same(found[-1], question.gold)) if found else NO_ANSWER
 
     def flexible(self, response: str, question: Question) -> Verdict:
         """Score the stated answer as a person would read it."""
@@ -146,9 +146,9 @@ class Scorer(ABC):
                 return Verdict(answer, self.is_right(answer, question))
         return NO_ANSWER
 
-    @abstractmethod
     def read(self, statement: Statement, question: Question) -> str | None:
         """Return the answer in a statement; None or "" if it is uncertain."""
+        raise NotImplementedError
 
     def is_same(self, answer: str, gold: str) -> bool:
         """Return whether an answer matched by the pattern is the gold answer."""
@@ -156,10 +156,7 @@ class Scorer(ABC):
 
     def is_right(self, answer: str, question: Question) -> bool:
         """Return whether an answer found by `read` is right."""
-        return self._is_any(answer, question)
-
-    def _is_any(self, answer: str, question: Question) -> bool:
-        return any(self.is_same(answer, gold) for gold in question.golds)
+        return self.is_same(answer, question.gold)
 
 
 @dataclass(frozen=True)
@@ -366,16 +363,27 @@ def json_rows(path: Path, kind: type[Row]) -> Iterator[tuple[str, Row]]:
 
 
 def score(task: Task, question: Question, response: str, finish_reason: str) -> tuple[Verdict, Verdict]:
-    """Return the strict and flexible verdicts on a response.
+    """Return the strict and flexible verdicts on a response: the best by any of the accepted answers.
 
     A response cut off by the token limit ("length") is wrong, even if it has the right answer.
     """
-    text, scorer = without_reasoning(response), task.scorer_of(question)
-    strict = scorer.strict(text, question)
-    flexible = strict if scorer.is_own else scorer.flexible(text, question)
+    text = without_reasoning(response)
+    strict, flexible = zip(*(_verdicts(task, question, gold, text) for gold in question.golds), strict=True)
+    best = max(strict, key=_rank), max(flexible, key=_rank)
     if finish_reason == "length":
-        return replace(strict, correct=False), replace(flexible, correct=False)
-    return strict, flexible
+        return replace(best[0], correct=False), replace(best[1], correct=False)
+    return best
+
+
+def _verdicts(task: Task, question: Question, gold: str, text: str) -> tuple[Verdict, Verdict]:
+    question = msgspec.structs.replace(question, gold=gold, others=())
+    scorer = task.scorer_of(question)
+    strict = scorer.strict(text, question)
+    return strict, strict if scorer.is_own else scorer.flexible(text, question)
+
+
+def _rank(verdict: Verdict) -> tuple[bool, bool]:
+    return verdict.correct, verdict.answer is not None
 
 
 def without_reasoning(response: str) -> str:

@@ -5,17 +5,13 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 
-from msgspec.structs import replace
-
 from mink_local.errors import DataError
-from mink_local.evals.tasks.base import NO_ANSWER, Question, Scorer, ScorerError, Verdict
+from mink_local.evals.tasks.base import Question, Scorer, ScorerError, Verdict
 from mink_local.evals.tasks.datasets import Gsm8k, Math500
 from mink_local.evals.tasks.exact import exact
 from mink_local.evals.tasks.scoring import LETTER_SCORER, TEXT_SCORER, normal_text
-from mink_local.evals.tasks.statements import Statement
 
 OwnFunction = Callable[[str, Question], object]
 """A user's scorer of a response, without its reasoning, to a question; returns True, False or a Verdict."""
@@ -42,9 +38,12 @@ def chosen_scorer(name: str) -> Scorer:
     if kind != "regex":
         return FunctionScorer(name, _function(kind, rest))
     try:
-        return RegexScorer(rest)
+        n_groups = re.compile(rest).groups
     except re.error as error:
         raise DataError(f"{rest!r} is no regular expression ({error})") from None
+    if n_groups > 1:
+        raise DataError(f"{rest!r} has {n_groups} groups: leave one, and write the others as (?:…)")
+    return RegexScorer(rest)
 
 
 def _function(module: str, name: str) -> OwnFunction:
@@ -63,20 +62,9 @@ def _function(module: str, name: str) -> OwnFunction:
 
 
 class RegexScorer(Scorer):
-    """Scores the first group, or all, of the pattern's last match: as a number if both are, or as a text."""
+    """Scores the group, or all, of the pattern's last match: as a number if both are, or else as a text."""
 
-    def strict(self, response: str, question: Question) -> Verdict:
-        matches = list(self._pattern.finditer(response))
-        if not matches:
-            return NO_ANSWER
-        answer = matches[-1][min(1, self._pattern.groups)] or ""
-        return Verdict(answer, self.is_right(answer, question))
-
-    def flexible(self, response: str, question: Question) -> Verdict:
-        return self.strict(response, question)
-
-    def read(self, statement: Statement, question: Question) -> str | None:
-        return self.strict(statement.text, question).answer
+    flexible = Scorer.strict
 
     def is_same(self, answer: str, gold: str) -> bool:
         values = exact(answer), exact(gold)
@@ -105,30 +93,3 @@ class FunctionScorer(Scorer):
                 return Verdict(None, found)
             reason = f"it returned {found!r:.40}, and neither True, False nor a Verdict"
         raise ScorerError(f"{self._name} cannot score question {question.id} of {question.task}: {reason}")
-
-    def read(self, statement: Statement, question: Question) -> str | None:
-        return self.strict(statement.text, question).answer
-
-
-@dataclass(frozen=True)
-class EitherScorer(Scorer):
-    """Scores answers of several kinds: each right answer by its own scorer, and the best verdict counts."""
-
-    scorers: tuple[Scorer, ...]
-
-    def strict(self, response: str, question: Question) -> Verdict:
-        return self._best([one.strict(response, asked) for one, asked in self._each(question)])
-
-    def flexible(self, response: str, question: Question) -> Verdict:
-        return self._best([one.flexible(response, asked) for one, asked in self._each(question)])
-
-    def read(self, statement: Statement, question: Question) -> str | None:
-        return self.scorers[0].read(statement, question)
-
-    def _each(self, question: Question) -> list[tuple[Scorer, Question]]:
-        alone = [replace(question, gold=gold, others=()) for gold in question.golds]
-        return list(zip(self.scorers, alone, strict=True))
-
-    @staticmethod
-    def _best(verdicts: list[Verdict]) -> Verdict:
-        return max(verdicts, key=lambda verdict: (verdict.correct, verdict.answer is not None))

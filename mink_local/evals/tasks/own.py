@@ -1,4 +1,4 @@
-"""Questions from the user's own file: JSON Lines, a list in JSON, CSV, TSV or Parquet.
+"""Questions from the user's own file: JSON Lines, a list in JSON, CSV or TSV.
 
 A row has a question and may have an answer or a list of accepted ones, choices (2 to 10 options, or columns
 A, B, …), an id, a worked solution, a category, a system message, and beside another name of the question an
@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from mink_local.errors import DataError
 from mink_local.evals.tasks.base import OnDisk, Question, Scorer, Task, worked
-from mink_local.evals.tasks.chosen import EitherScorer, chosen_scorer
+from mink_local.evals.tasks.chosen import chosen_scorer
 from mink_local.evals.tasks.datasets import Gsm8k, Math500, gsm8k_number, gsm8k_solution
 from mink_local.evals.tasks.rows import (
     LETTERS,
@@ -66,8 +66,9 @@ class OwnTask(Task):
             return chosen_scorer(self.scorer_name)
         if question.choices:
             return LETTER_SCORER
-        kinds = list(dict.fromkeys(map(_scorer_for, question.golds)))
-        return kinds[0] if len(kinds) == 1 else EitherScorer(tuple(map(_scorer_for, question.golds)))
+        if as_number(question.gold) == question.gold:
+            return Gsm8k.scorer
+        return Math500.scorer if as_formula(question.gold) == question.gold else TEXT_SCORER
 
     def rows(self, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         return rows(path)
@@ -144,12 +145,6 @@ class OwnTask(Task):
         prompt = self.prompt(text, choices, text_of(fields, "instruction") or instruction)
         steps = worked(text_of(fields, "solution"), ending) or ending
         return Question(name, prompt, gold, choices, worked=steps, others=tuple(others))
-
-
-def _scorer_for(gold: str) -> Scorer:
-    if as_number(gold) == gold:
-        return Gsm8k.scorer
-    return Math500.scorer if as_formula(gold) == gold else TEXT_SCORER
 
 
 def own_task(path: Path, scorer: str = "") -> OwnTask:

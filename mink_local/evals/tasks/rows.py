@@ -1,4 +1,4 @@
-"""Rows of the user's own files (JSON Lines, a list in JSON, CSV, TSV or Parquet) and their fields' names."""
+"""Rows of the user's own files (JSON Lines, a list in JSON, CSV or TSV) and their fields' names."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,12 +7,10 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
-import msgspec
-
 from mink_local.errors import DataError
 from mink_local.evals.tasks.base import csv_rows, json_rows
 
-SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+SUFFIXES = (".jsonl", ".json", ".csv", ".tsv")
 LETTERS = tuple(ascii_uppercase[:10])
 
 SPELLINGS = {
@@ -53,29 +51,11 @@ def rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _rows_as_written(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        yield from _parquet_rows(path)
-    elif suffix in (".csv", ".tsv"):
-        for where, row in csv_rows(path):
-            yield where, {name: _cell(name, text) for name, text in row.items()}
-    else:
+    if path.suffix.lower() not in (".csv", ".tsv"):
         yield from json_rows(path, dict[str, Any])
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    import pandas as pd  # late, as it takes long to import
-
-    try:
-        text = pd.read_parquet(path).to_json(orient="records")
-    except ImportError:
-        raise DataError(
-            f"{path}: reading Parquet needs pyarrow: type  python -m pip install pyarrow  or save it as JSON"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} is no Parquet file that can be read ({error})") from None
-    for number, row in enumerate(msgspec.json.decode(text, type=list[dict[str, Any]]), start=1):
-        yield f"row {number}", row
+        return
+    for where, row in csv_rows(path):
+        yield where, {name: _cell(name, text) for name, text in row.items()}
 
 
 def _cell(column: str, text: str) -> str | int:

@@ -113,9 +113,9 @@ class NumberScorer(Scorer):
         )
 
     def read(self, statement: Statement, question: Question) -> str | None:
-        has_unit = any(map(unit_of, question.golds))
+        has_unit = unit_of(question.gold) is not None
         text = _spelled(_CURRENCY.sub(_in_currency, statement.text) if has_unit else statement.text)
-        if any(map(_COMMA.fullmatch, question.golds)):
+        if _COMMA.fullmatch(question.gold):
             text = _with_point(text)
         if _SEVERAL.search(text) or (statement.terse and not _TERSE.match(text)):
             return None
@@ -233,7 +233,7 @@ class ChoiceScorer(Scorer):
 
     def is_right(self, answer: str, question: Question) -> bool:
         options = _options(question)
-        return any(options[answer] == options[gold] for gold in question.golds)
+        return options[answer] == options[question.gold]
 
 
 LETTER_SCORER = ChoiceScorer(r"The answer is\s*\(?([A-J])\b\)?")
@@ -287,7 +287,7 @@ class TextScorer(Scorer):
     def read(self, statement: Statement, question: Question) -> str | None:
         answer = plain(statement.text).translate(_UNSHIELDED)
         head = _TEXT_TAIL.sub("", answer)
-        if any(self.is_same(head, gold) for gold in question.golds):
+        if self.is_same(head, question.gold):
             return head
         return answer if normal_text(answer) else None
 
@@ -352,7 +352,7 @@ class MathScorer(Scorer):
     def is_right(self, answer: str, question: Question) -> bool:
         is_bracketed = answer.startswith("(") and answer.endswith(")")
         readings = [answer, answer[1:-1].strip()] if is_bracketed else [answer]
-        return any(same_maths(gold, one) for gold in question.golds for one in readings)
+        return any(same_maths(question.gold, one) for one in readings)
 
 
 def _with_unit(text: str, piece: re.Match[str]) -> str:

@@ -278,17 +278,6 @@ def test_labels_of_aquas_options_are_not_shown_twice(write: Write) -> None:
     assert read(write(row | {"correct": "B)24"}))[1] == [question]
 
 
-def test_parquet_is_read_if_pandas_can(write: Write) -> None:
-    pd = pytest.importorskip("pandas")
-    pytest.importorskip("pyarrow")
-    path = write(name="mine.parquet")
-    pd.DataFrame([ROW, {"question": "Up?", "answer": None}]).to_parquet(path)
-    assert read(path)[1] == read(write(ROW))[1]
-    path.write_bytes(b"no parquet")
-    with pytest.raises(DataError, match="no Parquet file"):
-        read(path)
-
-
 def test_without_answers_a_task_is_open_ended(write: Write) -> None:
     task, questions = read(write({"prompt": "Tell me a story.", "answer": None}, {"prompt": "A poem."}))
     assert task.open_ended
