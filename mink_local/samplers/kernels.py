@@ -653,37 +653,12 @@ def p_less(logits, options, work, ids):
     return keep_from(largest + temperature * math.log(squares / total), largest, logits, work, ids)
 
 
-@helper
-def _steepest(heap, m, largest, wanted, least, ids):
-    """Find the largest drop of e = exp(logit - largest) to the next of the m largest logits, in a heap.
-
-    A drop counts once the sum of e before it reaches `wanted`, and if it ends at `least` or below. Writes the
-    ids in order; returns the drop's position k, and whether it holds regardless of the smaller logits. If the
-    m logits are all there are, the last drop is that to 0.
-    """
-    k = m
-    steepest = -1.0
-    mass = previous = 0.0
-    for i in range(m):
-        entry = _pop(heap, m - i)
-        ids[i] = _token(entry)
-        e = math.exp(_entry_logit(entry) - largest)
-        if i > 0 and mass >= wanted and e <= least and previous - e > steepest:
-            steepest = previous - e
-            k = i
-        if steepest >= e:  # no later drop starts above e
-            return k, True
-        mass += e
-        previous = e
-    return m, False  # a drop to 0 from `previous`, which is above `steepest`
-
-
 @compiled
 def diff_sampling(logits, options, work, ids):
     """Keep the tokens before the largest drop of the sorted probabilities. Options: p, min_p.
 
     That is the largest one after tokens whose probability reaches p, and after all tokens with more than
-    min_p times the largest, if it is not 0.
+    min_p times the largest, if it is not 0. The last one is that to 0.
     """
     p, min_p = options[0], options[1]
     n, _, largest = survey(logits, work)
@@ -691,17 +666,32 @@ def diff_sampling(logits, options, work, ids):
         return n
     if p == 1.0:
         return keep_from(-math.inf, largest, logits, work, ids)
-    total = _exp_sums(logits, largest, _LOG2_E)[0] if p > 0.0 else 0.0
+    needed = p * _exp_sums(logits, largest, _LOG2_E)[0] if p > 0.0 else 0.0
     least = min_p if min_p > 0.0 else 1.0
     entries, block_max = _parts(work, logits.size)
     wanted = _FIRST_LOOK
     while True:
         m = _collect(logits, _threshold_of_largest(wanted, block_max, entries), block_max, entries)
-        _heapify(entries, m)
-        k, decided = _steepest(entries, m, largest, p * total, least, ids)
-        if decided or m == n:
-            return k
+        entries[:m].sort()
+        steepest = -1.0
+        k = 0
+        mass = e = 0.0
+        for i in range(m):
+            previous, e = e, math.exp(_entry_logit(entries[i]) - largest)
+            if i > 0 and mass >= needed and e <= least and previous - e > steepest:
+                steepest = previous - e
+                k = i
+            if steepest >= e:  # no later drop starts above e
+                break
+            mass += e
+        if steepest < e:  # the drop to 0 would be larger
+            k = m
+        if steepest >= e or m == n:
+            break
         wanted *= 4
+    for i in range(k):
+        ids[i] = _token(entries[i])
+    return k
 
 
 @compiled

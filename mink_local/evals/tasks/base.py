@@ -6,9 +6,7 @@ import io
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -36,7 +34,6 @@ _MARKS = {  # in this order: that of UTF-32 begins with that of UTF-16
     codecs.BOM_UTF16_BE: "UTF-16",
 }
 _PLACE = re.compile(r"\{(question|choices)\}")
-_SOME = 10  # rows of CSV that show what separates cells
 _REASONING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 
 
@@ -301,10 +298,11 @@ def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
 def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the place of every row, such as "line 3", and its cells by column. Raises DataError.
 
-    Cells may be separated by commas, semicolons or tabs: by what gives the first rows as many as line 1.
+    Cells are separated by tabs in TSV, and elsewhere by commas, semicolons or tabs: what line 1 has most of.
     """
     lines = [text for _, text in decoded_lines(path)]
-    separator = _separator(lines)
+    tabs = path.suffix.lower() == ".tsv"
+    separator = "\t" if tabs else max(",;\t", key="".join(lines[:1]).count)
     reader = csv.reader(lines, strict=True, delimiter=separator)
     try:
         columns = [name.strip() for name in next(reader, [])]
@@ -319,18 +317,6 @@ def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
                 yield place, {name: cell.strip() for name, cell in zip(columns, cells, strict=False)}
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: this is not CSV ({error})") from None
-
-
-def _separator(lines: list[str]) -> str:
-    def fit(separator: str) -> tuple[bool, int]:
-        with suppress(csv.Error):
-            widths = [len(cells) for cells in islice(csv.reader(lines, delimiter=separator), _SOME) if cells]
-            if len(set(widths)) == 1 and widths[0] > 1:
-                return True, 0
-            return False, max(widths[:1], default=0)
-        return False, 0
-
-    return max("\t;,", key=fit)  # of several that fit, the one that texts have least
 
 
 def json_rows(path: Path, kind: type[Row]) -> Iterator[tuple[str, Row]]:

@@ -28,7 +28,6 @@ _PYTHON = (  # pattern, how Python writes it
     (rf"(\d+)\s*{_FRACTION}", r"(\1+(\2\3)/(\4\5))"),  # 2\frac{1}{2}
     (_FRACTION, r"((\1\2)/(\3\4))"),
     (r"(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"(\1+\2/\3)"),  # 2 1/2
-    (r"(\d*)\.(\d*)\\overline\s*\{(\d+)\}", r"repeating('\1','\2','\3')"),
     (r"(?<![\w.'])(\d*\.\d+|\d+\.?)(?:e([-+]?\d{1,5}))?(?![\w.'])", r"decimal('\1','\2')"),
     (r"\^", "**"),
     ("[{]", "("),
@@ -66,10 +65,6 @@ def _value(node: ast.expr) -> Fraction:
             return _factorial(_value(number))
         case ast.Call(ast.Name("decimal"), [ast.Constant(str(digits)), ast.Constant(str(exponent))]):
             return Fraction(f"{digits.removesuffix('.')}e{exponent or 0}")
-        case ast.Call(
-            ast.Name("repeating"), [ast.Constant(str(w)), ast.Constant(str(d)), ast.Constant(str(r))]
-        ):
-            return Fraction(f"{w or 0}.{d}0") + Fraction(int(r), (10 ** len(r) - 1) * 10 ** len(d))
     raise ValueError
 
 

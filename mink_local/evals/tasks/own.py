@@ -36,7 +36,6 @@ from mink_local.evals.tasks.rows import (
     fields_of,
     rows,
     text_of,
-    unknown_names,
 )
 from mink_local.evals.tasks.scoring import LETTER_SCORER, TEXT_SCORER, as_formula, as_number
 
@@ -77,8 +76,9 @@ class OwnTask(Task):
         names: dict[str, None] = {}
         unanswered = 0
         for _, row in rows(path):
-            names |= dict.fromkeys(unknown_names(row))
-            unanswered += "answer" not in fields_of(row)
+            fields = fields_of(row)
+            names |= dict.fromkeys(fields["unknown"])
+            unanswered += "answer" not in fields
         ignored = [f"{path}: ignored {', '.join(map(repr, names))}."] if names else []
         if unanswered and not self.open_ended:
             left_out = "1 question" if unanswered == 1 else f"{unanswered:,} questions"

@@ -32,6 +32,7 @@ _UNUSED = {
     *("comment", "dataset", "difficulty", "generator", "language", "license", "notes", "source", "split"),
     *("subset", "task", "topic", "type", "url"),
 }
+_KNOWN = {*_FIELDS, *_CATEGORIES, *_UNUSED, "unnamed: 0"}  # the index of a pandas frame
 _NEAR = 0.8  # similarity from which a name is a known one, misspelt
 _MOST_DIGITS = 18  # of a number in CSV that may be an index
 _NO_ANSWERS = ("nan", "NaN", "<NA>")  # what pandas writes for a missing one
@@ -68,60 +69,46 @@ def _cell(column: str, text: str) -> str | int:
 
 
 def fields_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row's fields under our names, without empty and unknown ones.
+    """Return a row's fields under our names, without empty ones; "unknown" has the names that are ignored.
 
     Raises DataError for what is nearly a known name, and for two names of one field.
     """
-    found: dict[str, tuple[str, Any]] = {}
-    options: dict[str, Any] = {}
     given = {name.strip(): value for name, value in row.items() if value not in (None, "", [])}
+    options = {name: value for name, value in given.items() if name in LETTERS}
     n_questions = sum(_FIELDS.get(name.casefold()) == "question" for name in given)
-    for name, value in given.items():
-        if name in LETTERS:
-            options[name] = value
-            continue
+    found: dict[str, str] = {}
+    for name in given.keys() - options.keys():
         field = _FIELDS.get(name.casefold())
         if name.casefold() == "instruction" and n_questions > 1:
             field = "instruction"
-        if field is None:
-            _refuse_near_miss(name)
-        elif field in found:
-            raise DataError(f"{found[field][0]!r} and {name!r} both give the {field}: keep one")
-        else:
-            found[field] = name, value
-    fields = {field: value for field, (_, value) in found.items()}
+        if field and field in found:
+            first, second = sorted((found[field], name), key=list(given).index)
+            raise DataError(f"{first!r} and {second!r} both give the {field}: keep one")
+        if field:
+            found[field] = name
+    fields: dict[str, Any] = {field: given[name] for field, name in found.items()}
     if options:
         if "choices" in fields:
-            raise DataError(
-                f"{found['choices'][0]!r} and '{min(options)}' both give choices: keep one of them"
-            )
+            raise DataError(f"{found['choices']!r} and '{min(options)}' both give choices: keep one of them")
         if tuple(sorted(options)) != LETTERS[: len(options)]:
             raise DataError(f"choices {', '.join(sorted(options))}: name them A, B, … without a gap")
         fields["choices"] = [options[letter] for letter in sorted(options)]
-    return fields | _category(given)
-
-
-def _category(row: Mapping[str, Any]) -> dict[str, str]:
-    by_name = {name.casefold(): value for name, value in row.items()}
+    by_name = {name.casefold(): value for name, value in given.items()}
     named = [by_name[name] for name in _CATEGORIES if isinstance(by_name.get(name), str | int)]
-    return {"category": " ".join(str(named[0]).split())} if named else {}
+    category = {"category": " ".join(str(named[0]).split())} if named else {}
+    return {**fields, **category, "unknown": [name for name in given if _is_unknown(name)]}
 
 
-def unknown_names(row: Mapping[str, Any]) -> list[str]:
-    """Return the names of a row's fields that are ignored, but for those that are always."""
-    known = {*_FIELDS, *_CATEGORIES, *_UNUSED, "", "unnamed: 0", "instruction"}  # the index of a pandas frame
-    names = [name.strip() for name in row]
-    return [one for one in names if one not in LETTERS and one[:1] != "_" and one.casefold() not in known]
-
-
-def _refuse_near_miss(name: str) -> None:
-    if unknown_names({name: None}):
-        known = [spelling for names in SPELLINGS.values() for spelling in names]
-        near = get_close_matches(name.casefold(), [*known, *_CATEGORIES], n=1, cutoff=_NEAR)
-        if near:
-            raise DataError(
-                f"unknown field {name!r}: did you mean {near[0]!r}? (A name that begins with _ is ignored.)"
-            )
+def _is_unknown(name: str) -> bool:
+    """Return whether a column has no meaning here. Raises DataError if it nearly has one."""
+    if name in LETTERS or name[:1] in ("", "_") or name.casefold() in _KNOWN:
+        return False
+    near = get_close_matches(name.casefold(), [*_FIELDS, *_CATEGORIES], n=1, cutoff=_NEAR)
+    if near:
+        raise DataError(
+            f"unknown field {name!r}: did you mean {near[0]!r}? (A name that begins with _ is ignored.)"
+        )
+    return True
 
 
 def either(names: Sequence[str]) -> str:
