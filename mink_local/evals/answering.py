@@ -9,16 +9,44 @@ import json
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import date
 from functools import cached_property
 from itertools import groupby, takewhile
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from mink_local.errors import MinkError, RunError
-from mink_local.evals.inputs import DATE, file_sha256, template_sha256
+from mink_local.files import sha256_of
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
 from mink_local.generation.request import Prompt, Request, SamplingParams
 from mink_local.models.catalog import resolve
+from mink_local.models.gguf import shards
+
+# The date given to chat templates that use one, so that prompts are the same tomorrow: the default in
+# LLaMA-3's template.
+DATE = date(2024, 7, 26)
+
+
+def file_sha256(path: Path) -> str:
+    """Return a file's SHA-256; for a split GGUF model, that of all parts' SHA-256. Raises RunError."""
+    return joint_sha256(shards(path))
+
+
+def joint_sha256(paths: Iterable[Path]) -> str:
+    """Return the SHA-256 of a file, or that of several files' SHA-256. Raises RunError."""
+    try:
+        sums = [sha256_of(path) for path in paths]
+    except OSError as error:
+        raise RunError(f"{error.filename} cannot be read: {error.strerror or error}") from None
+    return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
+
+
+def template_sha256(options: Mapping[str, Any]) -> str | None:
+    """Return the SHA-256 of the chat template among options of `load_model`; None for the model's own."""
+    template = options.get("chat_template")
+    return None if template is None else hashlib.sha256(template.encode()).hexdigest()
+
 
 NO_TEMPLATE = hashlib.sha256(b"").hexdigest()  # the `template_sha256` of a model without a chat template
 _ON_CPU = 8  # answers at a time: about as fast as 32 there, and an interrupt loses fewer

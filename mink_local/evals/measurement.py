@@ -171,9 +171,6 @@ class Measurement(ABC, Generic[R]):
         rows.read(folder / cls.file, cls.row_type)
         return rows
 
-    def upgrade(self, manifest: dict[str, Any]) -> None:
-        """Update an earlier version's manifest in place."""
-
 
 def carry_out(measurement: Measurement[Any], folder: Path, *, quiet: bool = False) -> None:
     """Measure the rows that a folder lacks, then report on all of them; see `fill`."""
@@ -196,7 +193,6 @@ def fill(measurement: Measurement[Any], folder: Path, *, quiet: bool = False) ->
         measurement.settings,
         revision=measurement.revision,
         rows=measurement.file,
-        upgrade=measurement.upgrade,
     ) as store:
         measurement.prepare(store)
         store.read(measurement.recorded)

@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from mink_local.errors import DataError, GenerationError
-from mink_local.evals.inputs import DATE, file_sha256, template_sha256
+from mink_local.evals.answering import DATE, file_sha256, template_sha256
 from mink_local.evals.measurement import Measurement, Results
 from mink_local.evals.report.report import Report, Section
 from mink_local.evals.store import R, Store, public

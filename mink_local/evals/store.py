@@ -172,7 +172,6 @@ class Store(Generic[R]):
         settings: What the rows depend on, as nested dicts: keys may be added, values may not change.
         revision: Revision of the measurement's numbers; see `Measurement`.
         rows: Name of the file that holds the rows.
-        upgrade: Updates an earlier version's manifest in place.
 
     Attributes:
         manifest: Content of the manifest, which is on disk after `save`.
@@ -191,7 +190,6 @@ class Store(Generic[R]):
         *,
         revision: int = 1,
         rows: str = ROWS,
-        upgrade: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> None:
         self.folder, self.found = folder, Rows[R]()
         self._path = folder / rows
@@ -208,11 +206,9 @@ class Store(Generic[R]):
                 ) from None
             self.manifest = self._read_manifest(measures)
             try:
-                upgrade(self.manifest)
                 if self.manifest["measures"] != measures:
                     other = self.manifest["measures"]
                     raise RunError(f"{folder} contains results of mink-eval {other}: choose another --out")
-                self.manifest.setdefault("revision", 1)
                 is_new = not (folder / MANIFEST).exists()
                 self.agree({"revision": revision, **settings}, learned=is_new)
             except (KeyError, TypeError, AttributeError):

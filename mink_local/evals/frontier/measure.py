@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from mink_local.errors import DataError, ModelError
+from mink_local.evals.answering import file_sha256
 from mink_local.evals.frontier.report import report
 from mink_local.evals.frontier.sums import PositionFigures
-from mink_local.evals.inputs import file_sha256
 from mink_local.evals.run.records import read_run
 from mink_local.evals.settings import SamplerSetting, SettingsMeasurement, sweep
 from mink_local.evals.store import Store

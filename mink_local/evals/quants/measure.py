@@ -11,8 +11,8 @@ import numpy as np
 from llama_cpp import llama_cpp as C
 
 from mink_local.errors import RunError
+from mink_local.evals.answering import joint_sha256
 from mink_local.evals.frontier.measure import common_vocabulary
-from mink_local.evals.inputs import joint_sha256
 from mink_local.evals.measurement import Results, report_on
 from mink_local.evals.quants.divergence import (
     CandidateSets,

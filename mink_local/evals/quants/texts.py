@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mink_local.errors import DataError, MinkError
-from mink_local.evals.inputs import DATE
+from mink_local.evals.answering import DATE
 from mink_local.evals.tasks.base import decoded_lines
 from mink_local.generation.template import ChatTemplate
 from mink_local.llama.weights import Weights

@@ -17,8 +17,7 @@ from subprocess import list2cmdline
 from typing import TYPE_CHECKING, Any, Literal
 
 from mink_local.errors import RunError
-from mink_local.evals.answering import NO_TEMPLATE, Answerer, FileAnswerer, Prepared
-from mink_local.evals.inputs import file_sha256
+from mink_local.evals.answering import NO_TEMPLATE, Answerer, FileAnswerer, Prepared, file_sha256
 from mink_local.evals.measurement import Measurement, Results, duration
 from mink_local.evals.run.pace import Pace
 from mink_local.evals.run.questions import AskedTask, ask, locate
@@ -163,15 +162,6 @@ class Run(Measurement[Response]):
         self._pace, self._n_new, self._n_tokens = Pace(), 0, 0
         self._lost: list[int] = []
         self._began = time.monotonic()
-
-    def upgrade(self, manifest: dict[str, Any]) -> None:
-        if "measures" not in manifest:  # written before 0.2
-            manifest |= {"measures": "run", "stop": manifest.get("stop", [])}
-            for task in manifest["tasks"].values():
-                task.setdefault("shots", 0)
-                task.setdefault("shots_sha256", None)
-                if task.get("rule", "open") != "open":  # one rule for all questions of a user's own file
-                    task["rule"] = "question"
 
     def prepare(self, store: Store[Response]) -> None:
         """Note the questions and the wanted responses, against which a report counts."""

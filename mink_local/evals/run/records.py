@@ -8,7 +8,7 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import product
@@ -138,38 +138,33 @@ def known_parts(manifest: Mapping[str, Any]) -> RunManifest | None:
         return None
 
 
-class RecordCheck:
-    """Tells why a response does not belong to a run: `check(response)` returns a text or None.
+def misfit(
+    response: Response, manifest: RunManifest | None, prompts: Mapping[tuple[str, str], str]
+) -> str | None:
+    """Return why a response does not belong to a run, or None.
 
     Args:
-        manifest: The run's manifest; if missing or damaged, only the prompts are compared.
-        questions: The run's questions.
+        manifest: The known parts of the run's manifest; if None, only the prompts are compared.
+        prompts: The SHA-256 of every question's prompt, by the question's key.
     """
-
-    def __init__(self, manifest: Mapping[str, Any], questions: Iterable[Question]) -> None:
-        self._prompts = {question.key: prompt_sha256(question.prompt) for question in questions}
-        self._manifest = known_parts(manifest)
-
-    def __call__(self, response: Response) -> str | None:
-        prompt = self._prompts.get((response.task, response.question_id))
-        if prompt is None:
-            return f"question {response.question_id} of {response.task} is not in {QUESTIONS}"
-        if response.prompt_sha256 not in ("", prompt):
-            return f"question {response.question_id} of {response.task} has a different prompt in {QUESTIONS}"
-        return self._misfit(response, self._manifest) if self._manifest else None
-
-    def _misfit(self, response: Response, manifest: RunManifest) -> str | None:
-        if response.model not in manifest.models:
-            return f"model {response.model} is not in {MANIFEST}"
-        if response.task not in manifest.tasks:
-            return f"task {response.task} is not in {MANIFEST}"
-        wanted = seed_of(manifest.seed, response.task, response.question_id, response.repeat)
-        if response.seed and response.seed != wanted:  # records need not have a seed
-            return f"seed differs from that of the run's --seed ({manifest.seed})"
-        limit = manifest.tasks[response.task].max_tokens
-        if response.n_tokens > limit:
-            return f"longer than the run's --max-tokens ({limit})"
+    prompt = prompts.get(response.question)
+    if prompt is None:
+        return f"question {response.question_id} of {response.task} is not in {QUESTIONS}"
+    if response.prompt_sha256 not in ("", prompt):
+        return f"question {response.question_id} of {response.task} has a different prompt in {QUESTIONS}"
+    if manifest is None:
         return None
+    if response.model not in manifest.models:
+        return f"model {response.model} is not in {MANIFEST}"
+    if response.task not in manifest.tasks:
+        return f"task {response.task} is not in {MANIFEST}"
+    wanted = seed_of(manifest.seed, response.task, response.question_id, response.repeat)
+    if response.seed and response.seed != wanted:  # records need not have a seed
+        return f"seed differs from that of the run's --seed ({manifest.seed})"
+    limit = manifest.tasks[response.task].max_tokens
+    if response.n_tokens > limit:
+        return f"longer than the run's --max-tokens ({limit})"
+    return None
 
 
 def methods(
@@ -257,9 +252,10 @@ def read_responses(folder: Path, manifest: Mapping[str, Any]) -> Rows[Response]:
     """
     questions = read_questions(folder)
     found = Rows[Response](problems=questions.problems)
-    check = RecordCheck(manifest, questions.by_key.values())
+    prompts = {question.key: prompt_sha256(question.prompt) for question in questions.by_key.values()}
+    known = known_parts(manifest)
     for file in record_files(folder):
-        found.read(file, Response, check)
+        found.read(file, Response, lambda response: misfit(response, known, prompts))
     return found
 
 
@@ -280,7 +276,7 @@ def read_run(folder: Path) -> RecordedRun:
         notes.append(f"{QUESTIONS} was modified after the run: its answers may have changed.")
     questions: Mapping[Any, Question] = read_questions(folder).by_key
     described = public(manifest) if known_parts(manifest) else {}
-    served = [name for name, model in described.get("models", {}).items() if not model.get("sha256")]
+    served = [name for name, model in described.get("models", {}).items() if "address" in model]
     if served:
         notes.append(
             f"Answered by a server: {listed(served)}. Its file and k are not recorded, nor, unless it is "

@@ -11,8 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from mink_local.errors import GenerationError, MinkError, RunError
-from mink_local.evals.answering import Answered, Answerer, FileAnswerer, Prepared
-from mink_local.evals.inputs import file_sha256
+from mink_local.evals.answering import Answered, Answerer, FileAnswerer, Prepared, file_sha256
 from mink_local.evals.run.questions import AskedTask
 from mink_local.evals.run.records import (
     Response,

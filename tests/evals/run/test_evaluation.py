@@ -13,7 +13,6 @@ import pytest
 from mink_local.evals.answering import FileAnswerer
 from mink_local.evals.run.records import RECORDS, seed_of
 from mink_local.evals.stats import what_can_be_found
-from mink_local.version import __version__
 from tests.support.mink_eval import MINK_EVAL, MinkEval, count_lines, read_responses, responses
 from tests.support.python import Finished
 
@@ -221,22 +220,6 @@ def test_an_option_given_later_or_left_out_is_refused(
         mink_eval.run(*command(*first, out=out))
         mink_eval("run", "gsm8k", *command(*then, out=out)).refused(1, "not given")
         mink_eval.run(*command(*first, out=out))
-
-
-def test_a_run_of_0_1_is_read_and_continued(
-    tmp_path: Path, here: list[object], mink_eval: MinkEval, caplog: pytest.LogCaptureFixture
-) -> None:
-    out = tmp_path / "run"
-    shutil.copytree(Path(__file__).with_name("of_0_1"), out)
-    assert mink_eval("report", out).status == 0
-    records = (out / RECORDS).read_bytes()
-    mink_eval.run(*here, "-n", 4, "--limit", 3, "-t", 5, "--out", out)
-    assert (out / RECORDS).read_bytes().startswith(records)
-    assert len(responses(out)) == 6
-    assert any(len(response.k) == response.n_tokens + 1 for response in read_responses(out)), "an end's k"
-    assert [record.args for record in caplog.records] == [(out, "mink-local", "0.1.0", __version__)]
-    other = mink_eval("run", "gsm8k", *here, "-n", 4, "--limit", 3, "--shots", 1, "--out", out)
-    other.refused(1, "gsm8k shots")
 
 
 def test_another_question_or_template_is_refused(

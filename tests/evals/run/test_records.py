@@ -9,9 +9,10 @@ import pytest
 
 from mink_local.evals.run.records import (
     RECORDS,
-    RecordCheck,
     Response,
+    known_parts,
     methods,
+    misfit,
     prompt_sha256,
     record_files,
     seed_of,
@@ -118,12 +119,13 @@ FITS = replace(RESPONSE, seed=seed_of(7, "gsm8k", "7", 0), prompt_sha256=prompt_
 def test_responses_of_another_run_are_told(changes: dict[str, Any], why: str | None) -> None:
     question = Question("7", PROMPT, "2", task="gsm8k")
     response = replace(FITS, **changes)
-    said = RecordCheck(MANIFEST, [question])(response)
+    prompts = {question.key: prompt_sha256(PROMPT)}
+    said = misfit(response, known_parts(MANIFEST), prompts)
     assert (said is None) == (why is None)
     assert (why or "") in (said or "")
     for unknown in ({}, {"seed": "7"}):  # without a manifest, no more is known than the question
         known = "prompt_sha256" in changes or "question_id" in changes or "task" in changes
-        assert bool(RecordCheck(unknown, [question])(response)) == bool(known and why)
+        assert bool(misfit(response, known_parts(unknown), prompts)) == bool(known and why)
 
 
 def test_seeds() -> None:
