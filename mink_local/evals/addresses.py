@@ -88,7 +88,7 @@ class AddressAnswerer:
             raise ServerError(f"{self._base} has these models: {offers}; choose one with {self._base}#MODEL")
         model = self._wanted or own[0]
         is_mink = bool(listed) and all(getattr(one, "owned_by", None) == _MINK for one in listed)
-        return _Served(model, is_mink, is_mink and model not in own)
+        return _Served(model, is_mink, is_mink and model in {*names}.difference(own))
 
     @property
     def name(self) -> str:

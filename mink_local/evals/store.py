@@ -211,7 +211,7 @@ class Store(Generic[R]):
                     raise RunError(f"{folder} contains results of mink-eval {other}: choose another --out")
                 is_new = not (folder / MANIFEST).exists()
                 self.agree({"revision": revision, **settings}, learned=is_new)
-            except (KeyError, TypeError, AttributeError):
+            except (KeyError, TypeError, AttributeError, ValueError):
                 raise RunError(f"{folder / MANIFEST} is damaged: choose another --out") from None
             self._opened = opened.pop_all()
 

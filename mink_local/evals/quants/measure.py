@@ -152,7 +152,11 @@ class Quants(RowMeasurement[ChunkRow]):
         for name, file in self._files.items():
             trust.check(file)
             facts[name] = file_facts(read_metadata(file.path))
-            self._n_common[name] = common_vocabulary(vocabulary, Weights(file.path, vocab_only=True))
+            self._n_common[name] = (
+                vocabulary.n_vocab
+                if file.path == self._base.path
+                else common_vocabulary(vocabulary, Weights(file.path, vocab_only=True))
+            )
         store.note(facts=store.manifest.get("facts", {}) | facts)
         self._chunks = chunks_of(self._texts, vocabulary, self._chunk, self._positions)
 

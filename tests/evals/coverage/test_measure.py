@@ -158,14 +158,11 @@ def test_prompts_may_have_another_chat_template(
     coverage("-t", 1, "--limit", 1, "--out", tmp_path / "1").refused(1, "template")  # going on without it
 
 
-def test_prompts_are_added_to_a_folder_of_an_earlier_version(coverage: Coverage, tmp_path: Path) -> None:
+def test_a_manifest_of_another_shape_is_refused(coverage: Coverage, tmp_path: Path) -> None:
     assert coverage("-t", 1, "--limit", 1).status == 0
     path = tmp_path / "out" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["prompts"] = {key: prompt["sha256"] for key, prompt in manifest["prompts"].items()}
-    path.write_text(json.dumps(manifest))
-    coverage("-t", 1, "--limit", 2).succeeded()
-    assert {row["prompt"] for row in rows(tmp_path / "out")} == {prompt["id"] for prompt in PROMPTS[:2]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"prompts": {"coin": "heads"}}))
+    coverage("-t", 1, "--limit", 2).refused(1, "damaged")
 
 
 @pytest.mark.parametrize(
