@@ -257,17 +257,10 @@ class Engine:
         """End a step: sample the tokens that its batch yields; return those told now, like `step`."""
         if self._batch is None:
             return []
-        told = self._collected(self._batch.outputs)
-        seconds = time.perf_counter() - self._began
-        self._budget.note(seconds, self._batch.n_growing, self._batch.n_prompt)
-        return told
-
-    def _collected(self, outputs: Sequence[tuple[Slot[Group], int]]) -> Step:
-        if not outputs:
-            return []
-        rows = self.context.rows
-        sampled = self._sample_compiled(rows, outputs)
         told: Step = []
+        outputs = self._batch.outputs
+        rows = self.context.rows if outputs else np.empty((0, 0), np.float32)
+        sampled = self._sample_compiled(rows, outputs)
         for row, (slot, position) in zip(rows, outputs, strict=True):
             if not slot.job:  # an earlier output has ended its answers
                 continue
@@ -277,6 +270,8 @@ class Engine:
                 self._go_on(slot, *sampled[slot.job[0]])
             else:
                 told += self._sample(slot, row, sampled)
+        seconds = time.perf_counter() - self._began
+        self._budget.note(seconds, self._batch.n_growing, self._batch.n_prompt)
         return told
 
     def _sample_compiled(

@@ -3,8 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from llama_cpp import llama_cpp as C
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from mink_local.llama.guide import fill_masks
 from mink_local.llama.token_data import ARRAY, TASK, TOKEN_DATA, sample_rows
 from mink_local.llama.token_sampler import TokenSampler
-from mink_local.samplers.rows import Program, Scratch
+from mink_local.samplers.rows import Program, scratch_arrays
 
 _APPLY = np.uint64(ctypes.cast(C._lib.llama_sampler_apply, ctypes.c_void_p).value or 0)
 _MOST_THREADS = 8
@@ -32,6 +31,7 @@ class RowSampler:
     def __init__(self, n_vocab: int, n_threads: int) -> None:
         self._n_vocab = n_vocab
         self._n_threads = min(n_threads, _MOST_THREADS)
+        self._pool = ThreadPoolExecutor(self._n_threads, "sample")  # without threads until it is used
         self._buffers: list[_Buffers] = []
         self._samplers: list[TokenSampler] = []
         self._edits = np.empty(0, np.int32)
@@ -41,12 +41,13 @@ class RowSampler:
 
     def fill_masks(self, samplers: Sequence[TokenSampler]) -> None:
         """Begin to compute the masks of samplers with a guide, for the next call: in other threads."""
+        self._wait()  # for those of a batch that was given up
         guides = {sampler: sampler.guide for sampler in samplers if sampler.guide}
         self._guided = {sampler: i for i, sampler in enumerate(guides)}
         if len(guides) > len(self._masks):
             self._masks = np.zeros((len(guides), self._masks.shape[1]), np.uint32)
         if guides:
-            self._filling = self._filler.submit(fill_masks, list(guides.values()), self._masks)
+            self._filling = self._pool.submit(fill_masks, list(guides.values()), self._masks)
 
     def __call__(
         self, logits: NDArray[np.float32], rows: Sequence[int], samplers: list[TokenSampler]
@@ -60,9 +61,7 @@ class RowSampler:
         Returns:
             The tokens, and the numbers of candidates; where that is not positive, it is a kernel's error.
         """
-        if self._filling is not None:
-            self._filling.result()
-            self._filling = None
+        self._wait()
         if samplers != self._samplers:
             self._plan(samplers)
         tasks = self._tasks
@@ -97,15 +96,12 @@ class RowSampler:
 
     def _edit(self) -> None:
         """Tell the tasks about their samplers' bans, penalties and masks."""
-        parts: list[NDArray[np.int32]] = []
-        end = 0
-        for i in self._edited:
-            sampler = self._samplers[i]
-            banned, changed = sampler.edits()
-            parts += (banned, changed)
-            change, start, end = end + banned.size, end, end + banned.size + changed.size
-            mask = self._guided.get(sampler, -1)
-            self._tasks[["ban", "change", "change_end", "mask"]][i] = start, change, end, mask
+        tasks, samplers = self._tasks, [self._samplers[i] for i in self._edited]
+        parts = [part for sampler in samplers for part in sampler.edits()]
+        ends = np.cumsum([0, *(part.size for part in parts)])
+        tasks["ban"][self._edited], tasks["change"][self._edited] = ends[:-1:2], ends[1::2]
+        tasks["change_end"][self._edited] = ends[2::2]
+        tasks["mask"][self._edited] = [self._guided.get(sampler, -1) for sampler in samplers]
         self._edits = np.concatenate(parts)
 
     def _run(self, logits: NDArray[np.float32]) -> None:
@@ -119,21 +115,15 @@ class RowSampler:
             each.result()
 
     def _sample(self, logits: NDArray[np.float32], tasks: NDArray[np.void], buffers: "_Buffers") -> None:
-        self._compiled(
+        sample_rows(
             _APPLY, logits, tasks, self._cuts, self._options, self._edits, self._masks, *buffers.arrays
         )
 
-    @cached_property
-    def _compiled(self) -> Any:
-        return sample_rows.dispatcher  # saves a Python call
-
-    @cached_property
-    def _filler(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(1, "masks")
-
-    @cached_property
-    def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self._n_threads - 1, "sample")
+    def _wait(self) -> None:
+        """Wait for the masks."""
+        if self._filling is not None:
+            self._filling.result()
+        self._filling = None
 
 
 class _Buffers:
@@ -142,4 +132,4 @@ class _Buffers:
     def __init__(self, n_vocab: int) -> None:
         records, array = np.empty(n_vocab, TOKEN_DATA), np.zeros(1, ARRAY)
         array["data"] = records.ctypes.data
-        self.arrays = (Scratch(n_vocab).arrays, np.zeros(n_vocab, np.bool_), records, array)
+        self.arrays = (scratch_arrays(n_vocab), np.zeros(n_vocab, np.bool_), records, array)

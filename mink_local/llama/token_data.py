@@ -140,7 +140,7 @@ def sample_rows(apply, logits, tasks, cuts, options, edits, masks, scratch, seen
         cuts, options: See `select`.
         edits: Token ids, int32.
         masks: uint32 (masks, V / 32).
-        scratch: See `Scratch`.
+        scratch: See `scratch_arrays`.
         seen: False (V,), of which nothing is left.
         records, array: Of type TOKEN_DATA (V,), and ARRAY (1,) with the address of the former.
     """

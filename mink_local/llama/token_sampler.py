@@ -123,10 +123,6 @@ class TokenSampler:
     def _select(self) -> Selector:
         return self._selector()  # waits for Numba, so not before the prompt has been evaluated
 
-    @cached_property
-    def _write(self) -> Any:
-        return write_token_data.dispatcher
-
     def __call__(self, logits: NDArray[np.float32], step: int) -> int:
         """Sample one token from raw logits, contiguous float32 (V,); error messages name `step`.
 
@@ -142,7 +138,7 @@ class TokenSampler:
             if k == kernels.NO_FINITE_LOGIT and np.isfinite(logits).any():
                 raise NoTokenLeftError(f"grammar, logit bias and penalties leave no token at step {step}")
             raise GenerationError(broken(k, step))
-        self._write(row, self._candidates, k, self._records)
+        write_token_data(row, self._candidates, k, self._records)
         array = self._array
         array.size, array.selected, array.sorted = k, -1, False
         C.llama_sampler_apply(self._chain, self._array_pointer)

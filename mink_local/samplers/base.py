@@ -21,6 +21,7 @@ Order = Literal["temperature-first", "temperature-last"]
 
 _TEMPERATURES = Range(0, low_open=True)
 _LARGEST = np.finfo(np.float32).max
+_CHANCE = Random()  # for processors without a seed
 
 
 class Cut(NamedTuple):
@@ -284,7 +285,7 @@ class Sampler:
                 f"{self.members[-1].name} is llama.cpp's own: pass its option to llama-cpp-python"
             )
         _require_temperature(temperature)
-        random = random_of(seed)
+        random = _CHANCE if seed is None else random_of(seed)  # seeding takes longer than a cut
 
         def process(input_ids: Any, scores: NDArray[np.float32]) -> NDArray[np.float32]:  # noqa: ARG001
             row = _as_row(scores)

@@ -326,8 +326,8 @@ class DelegatedSampler(Sampler):
 class DynamicTemperature(DelegatedSampler):
     """Vary the temperature with the candidates' entropy, using llama.cpp's own sampler.
 
-    The temperature is `T - range + 2 range (H / log k)**exponent`, at least 0, where H is the entropy of the
-    k candidates. Temperature-first cuts see the probabilities at T.
+    The temperature is `low + (T + range - low) (H / log k)**exponent`, with `low = max(0, T - range)`, where
+    H is the entropy of the k candidates. Temperature-first cuts see the probabilities at T.
 
     Args:
         range: >= 0; 0 leaves the temperature unchanged.

@@ -93,13 +93,13 @@ def _run(cut, logits, options, work, ids):
 
 @helper
 def select(logits, mask, cuts, options, scratch):
-    """Find a row's candidates, those that all cuts keep: their ids, sorted, are in `scratch.ids`.
+    """Find a row's candidates, those that all cuts keep: their ids are in `scratch[1]`.
 
     Args:
         mask: Bits of the allowed tokens, uint32 (V / 32,); empty if all are.
         cuts: Of type CUT; each sees what those before it have left.
         options: Those of all cuts, float64.
-        scratch: See `Scratch`.
+        scratch: See `scratch_arrays`.
 
     Returns:
         k, or a kernel's error; and the number of cuts that were needed.
@@ -163,10 +163,7 @@ def _owner(kind: type, name: str) -> type:
     return next(each for each in kind.__mro__ if name in vars(each))
 
 
-class Scratch:
-    """Arrays that `select` overwrites, for rows of `n_vocab` logits: one for each thread that calls it."""
-
-    def __init__(self, n_vocab: int) -> None:
-        whole, part = Workspace(n_vocab), Workspace(n_vocab)
-        left, row = whole.left, np.empty(n_vocab, np.float32)
-        self.arrays = (whole.work, whole.ids, left, part.work, part.ids, row)
+def scratch_arrays(n_vocab: int) -> tuple[NDArray[Any], ...]:
+    """Return what `select` overwrites, for rows of `n_vocab` logits: for each thread that calls it."""
+    whole, part = Workspace(n_vocab), Workspace(n_vocab)
+    return whole.work, whole.ids, whole.left, part.work, part.ids, np.empty(n_vocab, np.float32)
