@@ -1,4 +1,7 @@
-"""Use Min-k with llama-cpp-python: `python logits_processor.py MODEL.gguf`."""
+"""Use Min-k with llama-cpp-python: `python logits_processor.py MODEL.gguf`.
+
+Not with a grammar or response_format, which llama-cpp-python applies after the processor: use native_sampler.
+"""
 
 import sys
 

@@ -23,11 +23,13 @@ from mink_local.version import __version__
 
 if TYPE_CHECKING:
     from mink_local.generation.answer import Answer, Piece
+    from mink_local.generation.answers import Answers
     from mink_local.generation.loading import load_model
     from mink_local.generation.model import Model
     from mink_local.generation.reply import Reply
     from mink_local.generation.request import Request, SamplingParams
     from mink_local.llama.constraints import Constraints
+    from mink_local.models.placement import PlacementOptions
     from mink_local.native import native_sampler
     from mink_local.samplers import (
         AdaptiveP,
@@ -53,19 +55,21 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "AdaptiveP", "Answer", "CatalogError", "Chain", "Constraints", "ContextOverflowError",
+    "AdaptiveP", "Answer", "Answers", "CatalogError", "Chain", "Constraints", "ContextOverflowError",
     "DiffSampling", "DownloadError", "DynamicTemperature", "Eta", "GenerationError", "Greedy", "LlamaDefault",
     "MinK", "MinP", "MinkError", "Mirostat", "Model", "ModelError", "ModelNotFoundError", "PLess", "PStep",
-    "Piece", "Reply",
+    "Piece", "PlacementOptions", "Reply",
     "Request", "Sampler", "SamplingParams", "TopA", "TopK", "TopNSigma", "TopP", "Typical", "Xtc",
     "__version__", "load_model", "native_sampler", "parse",
 ]  # fmt: skip
 
 _HOMES = {
     "Answer": "generation.answer",
+    "Answers": "generation.answers",
     "Constraints": "llama.constraints",
     "Model": "generation.model",
     "Piece": "generation.answer",
+    "PlacementOptions": "models.placement",
     "Reply": "generation.reply",
     "Request": "generation.request",
     "SamplingParams": "generation.request",

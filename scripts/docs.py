@@ -38,16 +38,16 @@ PROGRAMS = {
     "mink-serve": serve,
     "mink-bench": bench,
 }
-MAIN = ("load_model", "Model", "Reply", "Answer", "Piece", "SamplingParams", "Constraints", "Request", "MinK")
+MAIN = (
+    "load_model", "PlacementOptions", "Model", "Reply", "Answers", "Answer", "Piece", "SamplingParams",
+    "Constraints", "Request", "MinK",
+)  # fmt: skip
 MODEL_METHODS = [
     "chat", "complete", "generate", "tokenize", "detokenize", "close",
-    "answer_all", "apply_chat_template", "count_tokens", "logits", "logprobs", "interrupt",
+    "answer_all", "reply", "apply_chat_template", "prompt_tokens", "count_tokens", "token_texts", "logits",
+    "logprobs", "interrupt", "reserve", "forget", "save_cache", "load_cache",
 ]  # fmt: skip
-FOR_PROGRAMS = (
-    "advance",
-    "unread_tokens",
-    "watch",
-)  # used by this package's programs only
+FOR_PROGRAMS = ("advance",)  # used by this package's programs only
 HELP = "<!-- help: written by scripts/docs.py, do not edit below -->"
 GENERATED = "<!-- Written by scripts/docs.py: do not edit. -->\n\n"
 

@@ -1,14 +1,19 @@
 """The programs of examples/ run and print what they promise."""
 
+import csv
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from mink_local import MinK, TopP, parse
 from tests.support.python import run_python
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-TESTED = {"asynchronous", "chat", "logits_processor", "logprobs", "many_prompts"}
+TESTED = {
+    "asynchronous", "blind_pairs", "chat", "k_over_steps", "logits_processor", "logprobs", "many_prompts",
+}  # fmt: skip
 
 
 def run(name: str, *arguments: object) -> str:
@@ -20,7 +25,7 @@ def run(name: str, *arguments: object) -> str:
 def test_every_example_is_short_and_tested() -> None:
     lines = {path.stem: path.read_text(encoding="utf-8").count("\n") for path in EXAMPLES.glob("*.py")}
     assert set(lines) == TESTED
-    assert max(lines.values()) < 30
+    assert max(lines.values()) <= 40
 
 
 @pytest.mark.slow
@@ -59,6 +64,39 @@ def test_logprobs_are_probabilities() -> None:
         probability, *most_probable = map(float, re.findall(r"['\"] (\d\.\d+)", line))
         assert 0 < probability <= most_probable[0] <= 1
         assert most_probable == sorted(most_probable, reverse=True)
+
+
+def test_k_over_steps(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(
+        "Once upon a time there was a robot who liked to paint.", encoding="utf-8"
+    )
+    rows = list(csv.DictReader(run("k_over_steps", tmp_path / "text.txt").splitlines()))
+    assert [row["temperature"] for row in rows] == ["1.0", "2.0", "5.0"]
+    assert all(1 <= float(row["mean k"]) <= float(row["largest k"]) for row in rows)
+
+
+def test_blind_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key says whose is whose; a sampler is named as in a program."""
+    monkeypatch.chdir(tmp_path)
+    questions = [{"task": "gsm8k", "question_id": str(i), "prompt": f"What is {i}?"} for i in range(9)]
+    records = [
+        {
+            "model": "m", "task": "gsm8k", "sampler": str(sampler), "temperature": 5.0, "repeat": 0,
+            "question_id": str(i), "response": f"{sampler.name} says {i}",
+        }
+        for i in range(8) for sampler in (MinK(), TopP())
+    ]  # fmt: skip
+    for name, rows in (("questions", questions), ("records", records)):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    assert run("blind_pairs", tmp_path, "min-k", "top-p", "5").startswith("8 pairs ")
+    pairs, key = (
+        list(csv.DictReader(Path(f"{name}.csv").read_text("utf-8").splitlines())) for name in ("pairs", "key")
+    )
+    for pair, row in zip(pairs, key, strict=True):
+        assert pair["question"] == f"What is {row['question']}?"
+        for side in ("response 1", "response 2"):
+            assert pair[side] == f"{parse(row[side]).name} says {row['question']}"
+    assert len({row["response 1"] for row in key}) == 2
 
 
 @pytest.mark.slow

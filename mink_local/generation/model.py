@@ -61,8 +61,6 @@ class Model:
         can_reason: Whether the chat template supports reasoning, `<think>…</think>` before an answer.
         has_thinking_switch: Whether the chat template can turn reasoning on and off (`enable_thinking`).
         supports_tools: Whether the chat template describes tools to the model.
-        engine: Generates the answers.
-        thread: Runs the engine; for programs that want an answer's events in a callback.
     """
 
     def __init__(
@@ -83,6 +81,7 @@ class Model:
         self.can_reason = template.can_reason
         self.has_thinking_switch = template.has_thinking_switch
         self.supports_tools = template.supports_tools
+        # For this package's programs, which also want an answer's events in a callback.
         self.engine = Engine(context, weights, template)
         self.thread = EngineThread(self.engine)
         self._end = weakref.finalize(self, self.thread.end, str(closed(name)))
@@ -163,7 +162,7 @@ class Model:
         return self._template.tokens(read_prompt(prompt), enable_thinking, tools, template_kwargs)
 
     def count_tokens(self, prompt: Prompt) -> int:
-        """Return the number of tokens in a prompt."""
+        """Return the number of tokens in a prompt; a text is raw, as in `complete`."""
         return len(self.prompt_tokens(prompt))
 
     def tokenize(self, text: str) -> list[int]:
@@ -212,12 +211,12 @@ class Model:
         watch: Callable[[NDArray[np.float32]], None] | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Reply:
-        """Answer a conversation: an iterator over pieces of text.
+        """Answer a conversation. The reply is an iterator over pieces of text.
 
-        It is generated whether it is read or not, unless it is closed or nobody refers to it any more.
+        Generation runs whether or not you read the reply, until it is closed or garbage-collected.
         The KV cache is kept between calls, so only the new end of a conversation is evaluated. A seed gives
         the same text in any process on the same machine and build, as long as the same part of the prompt is
-        in the KV cache: the last bits of llama.cpp's sums depend on what is evaluated together.
+        in the KV cache: rounding in llama.cpp depends on which tokens share a batch.
 
         Args:
             messages: The user's message, or a conversation: dicts with "role" and "content". If the last one
@@ -353,11 +352,9 @@ class Model:
         """
         if isinstance(requests, Request):
             raise TypeError("answer_all takes several requests: put a single one in a list")
-        return self._answers(requests, ordered)
+        return self._answers(requests, ordered, isinstance(requests, Sized))
 
-    def _answers(self, requests: Iterable[Request], ordered: bool, is_finite: bool | None = None) -> Answers:
-        if is_finite is None:
-            is_finite = isinstance(requests, Sized)
+    def _answers(self, requests: Iterable[Request], ordered: bool, is_finite: bool) -> Answers:
         self._require_open()
         before = self._n_interrupts
         return Answers(

@@ -47,7 +47,7 @@ class Constraints:
         repeat_penalty: Above 0. Divides positive and multiplies negative logits of tokens that occur in the
             last `penalty_last_n`, including the prompt (as in llama.cpp's server).
         frequency_penalty: Subtracted from the logits of these tokens once per occurrence.
-        presence_penalty: Subtracted from the logits of these tokens once.
+        presence_penalty: Subtracted once from the logit of each token seen in the last `penalty_last_n`.
         penalty_last_n: Number of tokens to look back; -1 for all.
         dry_multiplier: At least 0. DRY subtracts `multiplier * base ** (length - allowed_length)` from the
             logit of a token that would continue a repetition of `length` tokens.
@@ -61,7 +61,7 @@ class Constraints:
         grammar: GBNF with the start rule `root`, or Lark with the start rule `start`. Trust a Lark grammar
             that you use: one such as `start: /x+/ /x+/` keeps llguidance busy for ever.
 
-    At most one of the last four. The answer ends where it is complete, and comes after any reasoning.
+    Give at most one of the last four. It applies after any reasoning, and ends the answer once satisfied.
 
     Raises:
         ValueError: An option is out of range.
