@@ -15,7 +15,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -25,11 +25,9 @@ from platformdirs import user_data_path
 
 from mink_local.cli import command_line_text
 from mink_local.errors import MinkError
-from mink_local.files import private_file, private_folder
+from mink_local.files import locked, private_file, private_folder
 
 if TYPE_CHECKING:
-    from filelock import BaseFileLock
-
     from mink_local.generation.answer import Answer
 
 log = logging.getLogger("mink_local")
@@ -283,7 +281,7 @@ class ConversationStore:
         self._path = path
         self._db: sqlite3.Connection | None = None
         self._has_failed = False
-        self._claim: BaseFileLock | None = None  # of the answer that is being written
+        self._claim = ExitStack()  # the lock of the answer that is being written
 
     @property
     def is_on_disk(self) -> bool:
@@ -297,7 +295,7 @@ class ConversationStore:
 
     def close(self) -> None:
         """Close the file; another call opens it again."""
-        self._release()
+        self._claim.close()
         if self._db:
             self._db.close()
             self._db = None
@@ -360,7 +358,7 @@ class ConversationStore:
         for message, parent, number in zip(branch, ids, ids[1:], strict=False):
             message.id, message.parent, message.is_kept = number or 0, parent, True
         if not branch or branch[-1].finish_reason is not None:
-            self._release()
+            self._claim.close()
         return conversation
 
     def _keep(
@@ -379,8 +377,11 @@ class ConversationStore:
         )
         number = db.execute(insert, row).lastrowid or 0
         if self._path and (message.is_unfinished or message.role == "user"):
-            self._release()
-            self._claim = _claimed(_lock_path(self._path, number))
+            self._claim.close()
+            private_folder((lock := _lock_path(self._path, number)).parent)
+            with suppress(OSError):  # SQLite reuses the number of a deleted message
+                self._claim.enter_context(locked(lock, timeout=0))
+                self._claim.callback(lock.unlink, missing_ok=True)
         return number
 
     def append(self, conversation: int, message: StoredMessage, reasoning: str, content: str) -> None:
@@ -398,26 +399,16 @@ class ConversationStore:
         """Return whether a running program is writing an answer, or is about to answer a message."""
         if not (self._path and message.finish_reason is None and message.id):
             return False
-        from filelock import FileLock, Timeout
-
         path = _lock_path(self._path, message.id)
         try:
             if path.exists():
-                with FileLock(path, blocking=False):
+                with locked(path, timeout=0):
                     path.unlink(missing_ok=True)
-        except Timeout:
+        except TimeoutError:
             return True
         except OSError:  # of a folder that this user cannot write to
             pass
         return False
-
-    def _release(self) -> None:
-        """Note that no answer is being written any more."""
-        if self._claim:
-            self._claim.release()
-            with suppress(OSError):
-                Path(self._claim.lock_file).unlink(missing_ok=True)
-            self._claim = None
 
     def rename(self, conversation: int, name: str) -> None:
         """Name a conversation. Raises MinkError if another one has the name."""
@@ -504,17 +495,6 @@ class ConversationStore:
 def _lock_path(path: Path, message: int) -> Path:
     """Return the file that the program holds that is writing an answer; the system frees it at its end."""
     return path.parent / "writing" / f"{message}.lock"
-
-
-def _claimed(path: Path) -> "BaseFileLock":
-    """Return a lock that this program holds, unless another one does."""
-    from filelock import FileLock  # slow to import, and needed for answers only
-
-    private_folder(path.parent)
-    lock = FileLock(path)
-    with suppress(OSError):  # SQLite reuses the number of a deleted message
-        lock.acquire(blocking=False)
-    return lock
 
 
 def _open(path: Path | None, patience: int) -> sqlite3.Connection:

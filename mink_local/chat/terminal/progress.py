@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from mink_local.chat.conversation.export import answer_as_json
-from mink_local.chat.terminal.screen import Screen, TextWriter, counted, joined_line_ends
+from mink_local.chat.terminal.screen import Screen, counted, joined_line_ends
 from mink_local.chat.terminal.theme import COLOURLESS, Theme
 from mink_local.cli import INTERRUPTED
 from mink_local.llama.devices import n_cores
@@ -87,55 +87,32 @@ def show_answer(
         )
         for is_reasoning, run in groupby(texts, itemgetter(0)):
             screen.progress()
-            view: _ReasoningView | TextWriter
-            if is_reasoning:
-                view = _ReasoningView(screen, on_reasoning)
-            else:
-                view = screen.writer()
-                if continued:
-                    view.recall(continued)
+            parts = joined_line_ends(text for _, text in run)
+            if is_reasoning and not (screen.shows_reasoning and screen.is_terminal):
+                _count_words(screen, parts, on_reasoning)
+                continue
+            writer = screen.writer("dim italic" if is_reasoning else "")
+            if is_reasoning and screen.is_plain:
+                screen.note("reasoning")
+            elif continued and not is_reasoning:
+                writer.recall(continued)
             try:
-                for text in joined_line_ends(text for _, text in run):
-                    view.feed(text)
+                for text in parts:
+                    writer.feed(text)
             finally:
-                view.end()
+                writer.feed("\n\n" if is_reasoning else "")
+                writer.end()
     finally:
         screen.progress()
 
 
-class _ReasoningView:
-    """Shows reasoning, dim, or a line that counts its words.
-
-    Reasoning is not part of the answer: it is not written to a file or a pipe.
-    """
-
-    def __init__(self, screen: Screen, hint: str) -> None:
-        self._screen = screen
-        self._hint = hint
-        self._text = ""
-        self._writer: TextWriter | None = None
-        if screen.shows_reasoning and screen.is_terminal:
-            self._writer = screen.writer("dim italic")
-            if screen.is_plain:
-                screen.note("reasoning")
-
-    def feed(self, text: str) -> None:
-        self._text += text
-        if self._writer:
-            self._writer.feed(text)
-        else:
-            self._screen.progress(f"(reasoning: {self._words})")
-
-    def end(self) -> None:
-        if self._writer:
-            self._writer.feed("\n\n")
-            self._writer.end()
-        else:
-            self._screen.note(f"reasoning: {self._words}{self._hint}")
-
-    @property
-    def _words(self) -> str:
-        return counted(len(self._text.split()), "word")
+def _count_words(screen: Screen, reasoning: Iterable[str], hint: str) -> None:
+    """Show how many words reasoning has, which is not written to a file or a pipe."""
+    text = ""
+    for part in reasoning:
+        text += part
+        screen.progress(f"reasoning: {counted(len(text.split()), 'word')}")
+    screen.note(f"reasoning: {counted(len(text.split()), 'word')}{hint}")
 
 
 def note_end(
