@@ -33,7 +33,8 @@ Examples:
 
 \b
 Settings: every option except those under "What to do" is also an environment
-variable (MINK_MAX_TOKENS for --max-tokens) and a key of the table [chat] in
+variable (MINK_MAX_TOKENS for --max-tokens; MINK_CONFIG is --config) and a key
+of the table [chat] in
   {config}
 The command line overrides the environment, the environment overrides the
 file. While chatting, /set changes a setting and /show says where each value

@@ -182,6 +182,7 @@ def resolve(model: str) -> ModelFile:
     if entry := find(model):
         return ModelFile(entry.name, locate(entry), entry.sha256)
     path = user_path(model)
+    chosen = " (chosen with mink-models default)" if model == chosen_model() else ""
     if os.path.isdir(path):  # False, rather than an error, for a name that is too long
         raise ModelNotFoundError(f"{model} is a folder: name the .gguf file in it")
     if os.path.exists(path):
@@ -189,10 +190,10 @@ def resolve(model: str) -> ModelFile:
             raise ModelNotFoundError(f"{model} is not a regular file: name a .gguf file")
         return ModelFile(re.sub(f"[{NO_TEXT}]", "\ufffd", path.stem), path.absolute())
     if path.suffix == ".gguf" or len(path.parts) > 1:
-        raise ModelNotFoundError(f"there is no file {model}")
+        raise ModelNotFoundError(f"there is no file {model}{chosen}")
     nearest = did_you_mean(model, names_here()) or did_you_mean(model, read_catalog())
     advice = nearest or ": name a .gguf file, or a model of  mink-models list"
-    raise ModelNotFoundError(f"unknown model {model!r}{advice}")
+    raise ModelNotFoundError(f"unknown model {model!r}{chosen}{advice}")
 
 
 def locate(entry: CatalogEntry) -> Path:

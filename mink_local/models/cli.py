@@ -155,6 +155,11 @@ def rm(model: str, yes: bool) -> None:
     if own:
         catalog.remove(own.name)
         click.echo(f"removed {own.name} from {catalog.user_catalog_path()}", err=True)
+    try:
+        catalog.resolve(default := catalog.default_model())
+    except ModelNotFoundError:
+        catalog.choose_model(catalog.EMBEDDED)
+        click.echo(f"{default} was the default: it is {catalog.EMBEDDED} again", err=True)
 
 
 @cli.command()

@@ -174,6 +174,9 @@ def test_rm(mink: Mink, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [path.name for path in snapshot.parent.glob("*/*")] == ["m-Q4_K_M.gguf"]
     assert (snapshot / "m-Q4_K_M.gguf").read_bytes() == b"GGUF" * 1000
     assert len(list(snapshot.parents[1].glob("blobs/*"))) == 1
+    catalog.choose_model("hf:me/parrot:Q4_K_M")
+    assert catalog.EMBEDDED in mink("rm", "hf:me/parrot:Q4_K_M", "--yes").stderr
+    assert catalog.chosen_model() == catalog.EMBEDDED
     mink("rm", "smollm2-135m", "--yes").refused(2, "smollm2-135m")
     assert catalog.resolve("smollm2-135m").path.exists()
 
