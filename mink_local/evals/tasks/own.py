@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from mink_local.errors import DataError
 from mink_local.evals.tasks.base import OnDisk, Question, Scorer, Task, worked
 from mink_local.evals.tasks.chosen import chosen_scorer
-from mink_local.evals.tasks.datasets import Gsm8k, Math500, gsm8k_number, gsm8k_solution
+from mink_local.evals.tasks.datasets import Gsm8k, Math500, gsm8k_solution
 from mink_local.evals.tasks.rows import (
     LETTERS,
     SPELLINGS,
@@ -107,11 +107,12 @@ class OwnTask(Task):
     def _answered(self, name: str, text: str, fields: Mapping[str, Any]) -> Question:
         """Return a question with an answer, or several."""
         first, *others = (as_text(answer, "answer") for answer in _listed(fields["answer"]))
-        _, hashes, last = first.rpartition("####")
-        gold = gsm8k_number(first) or (last.strip() if hashes and "\n" not in last.strip() else first)
-        golds = tuple(dict.fromkeys(map(self._gold, (gold, *others))))
+        solution, _, last = first.rpartition("####")  # as in GSM8K
+        is_solved = "####" in first and last.strip() and "\n" not in last.strip()
+        golds = tuple(dict.fromkeys(map(self._gold, (last.strip() if is_solved else first, *others))))
         ending = f"The final answer is {golds[0]}."
-        steps = gsm8k_solution(first, golds[0]) if hashes else worked(text_of(fields, "solution"), ending)
+        given = text_of(fields, "solution")
+        steps = gsm8k_solution(solution, golds[0]) if is_solved else worked(given, ending)
         prompt = self.prompt(text, (), text_of(fields, "instruction") or None)
         return Question(name, prompt, golds[0], others=golds[1:], worked=steps or ending)
 

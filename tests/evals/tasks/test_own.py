@@ -31,6 +31,7 @@ def test_numbers_are_scored_as_those_of_gsm8k(write: Write) -> None:
     )
     assert task.name == "mine"
     assert [(q.id, q.gold) for q in questions] == [("0", "18"), ("people", "1450"), ("7", "-2.5")]
+    assert questions[2].worked == "He has 2.\nThe final answer is -2.5."
     assert questions[0].prompt == '3 * 6?\n\nYour response must end with "The final answer is (answer)".'
     assert score(task, questions[0], "The final answer is 18.", "stop") == (
         Verdict("18.", True),
