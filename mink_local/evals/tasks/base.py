@@ -354,11 +354,13 @@ def score(task: Task, question: Question, response: str, finish_reason: str) -> 
     A response cut off by the token limit ("length") is wrong, even if it has the right answer.
     """
     text = without_reasoning(response)
-    strict, flexible = zip(*(_verdicts(task, question, gold, text) for gold in question.golds), strict=True)
-    best = max(strict, key=_rank), max(flexible, key=_rank)
+    columns = zip(*(_verdicts(task, question, gold, text) for gold in question.golds), strict=True)
+    strict, flexible = (
+        max(one, key=lambda verdict: (verdict.correct, bool(verdict.answer))) for one in columns
+    )
     if finish_reason == "length":
-        return replace(best[0], correct=False), replace(best[1], correct=False)
-    return best
+        return replace(strict, correct=False), replace(flexible, correct=False)
+    return strict, flexible
 
 
 def _verdicts(task: Task, question: Question, gold: str, text: str) -> tuple[Verdict, Verdict]:
@@ -366,10 +368,6 @@ def _verdicts(task: Task, question: Question, gold: str, text: str) -> tuple[Ver
     scorer = task.scorer_of(question)
     strict = scorer.strict(text, question)
     return strict, strict if scorer.is_own else scorer.flexible(text, question)
-
-
-def _rank(verdict: Verdict) -> tuple[bool, bool]:
-    return verdict.correct, verdict.answer is not None
 
 
 def without_reasoning(response: str) -> str:

@@ -111,8 +111,8 @@ class OwnTask(Task):
         is_solved = "####" in first and last.strip() and "\n" not in last.strip()
         golds = tuple(dict.fromkeys(map(self._gold, (last.strip() if is_solved else first, *others))))
         ending = f"The final answer is {golds[0]}."
-        given = text_of(fields, "solution")
-        steps = gsm8k_solution(solution, golds[0]) if is_solved else worked(given, ending)
+        own = worked(text_of(fields, "solution"), ending)
+        steps = gsm8k_solution(solution, golds[0]) if is_solved else own
         prompt = self.prompt(text, (), text_of(fields, "instruction") or None)
         return Question(name, prompt, golds[0], others=golds[1:], worked=steps or ending)
 
