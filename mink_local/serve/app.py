@@ -156,6 +156,7 @@ def serve(
     chat_template: str | None,
     template_kwargs: Mapping[str, Any] | None,
     keys: Keys,
+    reload: Reload,
     allowed_host: Sequence[str],
     allowed_origin: Sequence[str],
     drain: float,
@@ -208,7 +209,7 @@ def serve(
         stall_seconds=watchdog,
         n_kept=0 if no_history else SIZE,
     )
-    server = _Server(guarded(make_app(service)), service, keys, drain, _ready(service, bound))
+    server = _Server(guarded(make_app(service)), service, reload, drain, _ready(service, bound))
     gc.freeze()  # without this a full collection takes 70 ms, in which no client gets a token
     server.run(sockets=[bound])
     if service.failure is not None:
@@ -259,13 +260,13 @@ class _Server(uvicorn.Server):
     Args:
         app: The application.
         service: Its service.
-        keys: Its keys, which SIGHUP has read again.
+        reload: Has its keys read again.
         drain: Time for running answers to end, in seconds.
         ready: What it says.
     """
 
     def __init__(
-        self, app: Guard, service: Service, keys: Keys, drain: float, ready: Mapping[str, object]
+        self, app: Guard, service: Service, reload: Reload, drain: float, ready: Mapping[str, object]
     ) -> None:
         # The seconds are for clients to read the end of their answers.
         super().__init__(uvicorn.Config(app, **UVICORN, timeout_graceful_shutdown=5, lifespan="on"))
@@ -273,7 +274,7 @@ class _Server(uvicorn.Server):
         self._drain = drain
         self._ready = ready
         self._drained_at = math.inf
-        self._reload = Reload(keys, self.stop)
+        self._reload = reload
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -281,7 +282,7 @@ class _Server(uvicorn.Server):
             request_log.say("ready: press Ctrl-C to stop the server", **self._ready)
 
     async def on_tick(self, counter: int) -> bool:
-        self._reload.look()
+        self._reload.look(self.stop)
         service = self._service
         is_drained = service.is_draining and service.n_present == 0
         is_over = is_drained or time.monotonic() >= self._drained_at or service.failure is not None
@@ -293,7 +294,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        with on_interrupt(self.stop, terminate=True), self._reload.on_hang_up():
+        with on_interrupt(self.stop, terminate=True):
             yield
 
     def stop(self) -> None:

@@ -86,12 +86,10 @@ class Reload:
 
     Args:
         keys: The keys.
-        end: Ends the program.
     """
 
-    def __init__(self, keys: Keys, end: Callable[[], object]) -> None:
+    def __init__(self, keys: Keys) -> None:
         self._keys = keys
-        self._end = end
         self._had_terminal = _has_terminal()
         self._is_asked = False
         self._changed = self._file_time()
@@ -105,8 +103,8 @@ class Reload:
         with handled(signals, lambda *_: setattr(self, "_is_asked", True)):
             yield
 
-    def look(self) -> None:
-        """Do what was asked for; called now and then."""
+    def look(self, end: Callable[[], object]) -> None:
+        """Do what was asked for, which may be to call `end`; called now and then."""
         if not hasattr(signal, "SIGHUP"):
             before, self._changed = self._changed, self._file_time()
             self._is_asked = self._changed not in (before, 0)
@@ -114,7 +112,7 @@ class Reload:
             return
         self._is_asked = False
         if self._keys.path is None or (self._had_terminal and not _has_terminal()):
-            self._end()
+            end()
             return
         try:
             self._keys.reload()

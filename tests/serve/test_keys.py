@@ -56,13 +56,13 @@ def test_without_hang_ups_a_changed_file_is_read_again(
     path = tmp_path / "keys"
     path.write_text("k1")
     keys = Keys((), path)
-    reload = Reload(keys, pytest.fail)
+    reload = Reload(keys)
     with reload.on_hang_up():
         for text, key in (("k2", "k2"), ("two words", "k2"), ("k3", "k3")):
             path.write_text(text)
             os.utime(path, ns=(0, path.stat().st_mtime_ns + 10**9 * (1 + len(text))))
-            reload.look()
-            reload.look()
+            reload.look(pytest.fail)
+            reload.look(pytest.fail)
             assert keys.name_of(key)
             assert keys.name_of("k1") is None
 
