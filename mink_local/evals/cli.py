@@ -1,8 +1,8 @@
 """`mink-eval`: run GGUF models on tasks with every sampler and temperature, compare them, and report."""
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from pkgutil import resolve_name
@@ -472,18 +472,11 @@ def report_command(folder: Path, against: tuple[str, Any] | None) -> None:
         raise click.UsageError(f"--against is for a run: {folder} contains results of mink-eval {measures}.")
     report_on(Results(folder, _measurement(measures), against))
     for name in ("judge", "judge-noise"):
-        with _only_warned_of():
+        try:
             if (folder / name).is_dir():
                 report_on(Results(folder / name, _measurement(name)))
-
-
-@contextmanager
-def _only_warned_of() -> Iterator[None]:
-    """Log a ReportError: what lies beside a run may be unfinished or damaged, and its report is there."""
-    try:
-        yield
-    except ReportError as error:
-        log.warning("%s", error)
+        except ReportError as error:  # it may be unfinished or damaged, and the run's report is there
+            log.warning("%s", error)
 
 
 def _measurement(measures: str) -> "type[Measurement[Any]]":

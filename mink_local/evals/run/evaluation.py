@@ -185,17 +185,14 @@ class Run(Measurement[Response]):
             asked=grids if self._grid in grids else [*grids, self._grid],
         )
         store.keep(QUESTIONS, lines)
-        self._say_what_can_be_found()
-
-    @classmethod
-    def recorded(cls, folder: Path, manifest: Mapping[str, Any]) -> Rows[Response]:
-        return read_responses(folder, manifest)
-
-    def _say_what_can_be_found(self) -> None:
         for name, asked in self._tasks.items():
             n = sum(question.gold != "" for question in asked.questions.values())
             if n and self._n_comparisons:
                 print(f"{name}: {what_can_be_found(n, self._n_comparisons)}")
+
+    @classmethod
+    def recorded(cls, folder: Path, manifest: Mapping[str, Any]) -> Rows[Response]:
+        return read_responses(folder, manifest)
 
     def plan(self) -> Sequence[ResponseKey]:
         return list(self._wanted)

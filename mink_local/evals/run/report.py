@@ -67,6 +67,7 @@ HOW_TO_READ = (
     "for a number of questions chosen beforehand: extending a run until a difference is significant finds "
     "one too often.",
 )
+_NOT_IN_NAMES = re.compile(r"[^\w.+=-]+")  # of folders
 _KINDS = {
     "sampler": ("method", "at the same temperature"),
     "model": ("model", "by the same method at the same temperature"),
@@ -101,13 +102,9 @@ def run_report(run: RecordedRun, chosen: tuple[str, Any] | None = None) -> Repor
         {"made_with": [row for table in settings for row in table.frame.to_numpy().tolist()]},
         frames,
         csv=frames,
-        folder="report" if chosen is None else f"report-against-{_file_name(summary.baselines[0])}",
+        folder=f"report-against-{_NOT_IN_NAMES.sub('-', str(summary.baselines[0]))}" if chosen else "report",
         responses=pack(run, against),
     )
-
-
-def _file_name(baseline: Baseline) -> str:
-    return re.sub(r"[^\w.+=-]+", "-", str(baseline))
 
 
 def run_sections(run: RecordedRun, summary: Summary) -> list[Section]:
@@ -125,7 +122,11 @@ def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str
     drawn = pictures(part, number, title)
     comparisons = part.comparisons
     is_variant = comparisons["sampler"].map(default_options) == comparisons["against"]
-    n = attempts["k"].max()
+    n, categories = attempts["k"].max(), part.categories.sort_values("category", kind="stable")
+    if categories["category"].nunique() < 2:
+        categories = categories[:0]
+    names = categories["category"] + categories["questions"].map(" ({}) · ".format)
+    names += categories["sampler"].map(label)
     parts = [
         _accuracies(of, part),
         *(picture for subject, picture in drawn.items() if subject not in ("accuracy", "k")),
@@ -135,7 +136,11 @@ def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str
             comparisons[(comparisons["kind"] == "default") | is_variant],
             lambda row: of_interval(row, "difference", points),
         ),
-        *_by_category(of, part.categories),
+        _grid(
+            f"{of} accuracy by category, %",
+            categories.assign(method=names),
+            lambda row: of_interval(row, "accuracy", percent),
+        ),
         _grid(
             f"{of} tokens; cut off at the token limit, %",
             cells,
@@ -236,21 +241,6 @@ def _compared(of: str, comparisons: pd.DataFrame) -> Iterator[Table]:
         return
     for (kind, against), rows in comparisons.groupby(["kind", "against"], sort=False):
         yield _comparison_table(f"{of} against {against} {_KINDS[kind][1]}, points", rows, *columns)
-
-
-def _by_category(of: str, categories: pd.DataFrame) -> Iterator[Table]:
-    """Yield a table of accuracies per temperature: a row per category, and a column per method."""
-    if categories["category"].nunique() < 2:
-        return
-    for temperature, rows in categories.groupby("temperature"):
-        shown = rows.assign(
-            cell=[of_interval(row, "accuracy", percent) for row in rows.itertuples()],
-            method=rows["sampler"].map(label),
-        )
-        wide = shown.pivot(index=["category", "questions"], columns="method", values="cell")
-        wide = wide[list(shown["method"].unique())].reset_index()
-        at = f"T = {temperature_name(temperature)}"
-        yield Table(f"{of} accuracy by category, {at}, %", wide.astype(object).where(wide.notna(), None), 2)
 
 
 def _comparison_table(title: str, rows: pd.DataFrame, *columns: str) -> Table:

@@ -91,9 +91,10 @@ def test_categories_are_rows(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path, **SMALL | {"n_questions": 4}))
     for key, question in run.questions.items():
         run.questions[key] = structs.replace(question, category="odd" if int(question.id) % 2 else "even")
-    table = table_of(run_report(run), "by category, T = 10")
-    assert table.columns == ["category", "questions", MIN_K, SIGMA]
-    assert [[cell.text for cell in row[:2]] for row in table.rows] == [["even", "2"], ["odd", "2"]]
+    table = table_of(run_report(run), "by category")
+    assert table.columns == ["method", "T = 1", "T = 10"]
+    names = [f"{category} (2) · {sampler}" for category in ("even", "odd") for sampler in (MIN_K, SIGMA)]
+    assert [row[0].text for row in table.rows] == names
 
 
 def test_models_are_side_by_side_with_their_difference(tmp_path: Path) -> None:
