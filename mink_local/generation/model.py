@@ -222,7 +222,7 @@ class Model:
             messages: The user's message, or a conversation: dicts with "role" and "content". If the last one
                 is the assistant's, the answer continues it.
             params: How to sample the answer.
-            tools: Tools that the model may call; see `supports_tools` and `Answer.tool_calls`.
+            tools: Tools that the model may call; see `Answer.tool_calls`.
             enable_thinking, template_kwargs: See `Request`.
             prefix: Token ids that the answer begins with; it continues from there.
             watch: See `Request`.
