@@ -65,17 +65,17 @@ _NUMBER_HEDGES = re.compile(  # where # is the only number
     "|".join(
         (
             r"\b(?:not|never|neither|nor|either|or|between|than|wrong|incorrect)\b|n['’]t\b|不|或",
-            rf"\b{BOUND}\s+#|[<>≤≥≠]|#\s*\+|不到|至少|至多|超过",  # at least 18
+            rf"\b{BOUND}\s+#|[<>≤≥≠]|#\s*\+|不到|至少|至多|超过|以上|以下",  # at least 18
             rf"#\s*{_WORDS}[(,]?\s*(?:{_AT_LEAST}|plus\b)",  # 18 at most
             rf"#\s*{_WORDS}and (?:more|less|fewer|over|under|above|below|up|older|younger|an?|one)\b",
             r"\b(?:twice|thrice|half|double|triple|quadruple|treble|multiple|sum|squared|cubed|dozens?)\b",
-            r"\b(?:opposite|inverse|reciprocal|root|square|cube|factorial|logarithm) of\b",
+            r"\bbelow zero\b|\b(?:opposite|inverse|reciprocal|root|square|cube|factorial|logarithm) of\b",
             rf"\b{_PARTS} of (?:(?:the|these|those|them|all|his|her|their|its|our|my) )*#",  # a third of 18
             r"\btimes\s+#|#\s+times\s+(?:as|more|less|the|his|her|their|that|what|larger|bigger)\b|#\s*-?fold\b",
             r"#\s*-?(?:third|fourth|fifth|sixth|seventh|eighth|ninth|tenth)s?\b",
             r"#\s*-?\w*(?:hundred|thousand|million)ths?\b|\b(?:hundred|thousand|million)\s+(?:and\s+)?#",
             r"[A-Za-z)]\s*[-+*/^×·÷]\s*#|#\s*[-+*×·÷]\s*\(?[a-z]\b|-\s*[(\[|]\s*#",  # x + 5, 5 + x, -(5)
-            r"√|#\s?[⁰¹²³⁴-⁹ⁿ(±^√π]|#\s*\(?(?:[xyzn]|pi|i)\b|#[abrqvBT]\b",  # 18², 3x
+            r"√|#\s?[⁰¹²³⁴-⁹ⁿ(±^√π!]|#\s*\(?(?:[xyzn]|pi|i)\b|#[abrqvBT]\b",  # 18², 3x
             r"#\s*\\(?!circ|degree|d?l?dots|checkmark|square|pounds|euro)[a-z]",  # 3\pi
             r"\b(?:because|by|from|after|in|on|to|with|step)\b[^#]*#",  # found by adding 3
         )
@@ -86,12 +86,15 @@ _NUMBER_TAIL = re.compile(  # what follows a number and explains it, but is no b
     rf"(?<=\d)([^\d=≈]*?)(?!{_AT_LEAST})"
     rf"(?:(?<![-+*/^×·÷]) \((?!\s*(?:{_AT_LEAST}|or\b|and (?:up|above|over|more)|not (?:more|less)))"
     r"|\b(?:because|since|as(?! (?:many|much|\w+ as))|which|and not|rather)\b|, not\b"
-    rf"|(?:, (?=[a-z])(?!{_AT_LEAST}|or\b)|[;:]\s|\b(?:in|for|per|from|after|on|at|with|over(?= \d))\b)"
-    r"(?=[^=≈]*$)|, or (?:about |around )?\d[\d.,]*(?!\1)(?= [a-z])).*",  # 90 minutes, or 1.5 hours
+    rf"|(?:, (?=[a-z])(?!{_AT_LEAST}|or\b)|[;:]\s"
+    r"|\b(?:in|for|per(?! cent)|from|after|on|at|with|over(?= \d))\b)"
+    r"(?=[^=≈]*$)|, or (?:about |around )?\d[\d.,]*(?!\1)(?= [a-z])).*",  # or 1.5 hours
     re.IGNORECASE | re.DOTALL,
 )
 _POWER = re.compile(r"(?<=[A-Za-z])[²³]")  # of a unit
-_SEVERAL = re.compile(r"[A-Za-z]\s*=[^=,;]*\d[^=]*?(?:[,;]|\band\b)\s*[A-Za-z]\w*\s*=")  # x = 5 and y = 7
+_SEVERAL = re.compile(
+    r"[A-Za-z]\s*=[^=,;]*\d[^=]*?(?:[,;]|\band\b)\s*[A-Za-z]\w*\s*=|\b(?:1 in|\d out of) \d"
+)  # x = 5 and y = 7
 _TERSE = re.compile(r"\W*\d[\d./ ]*(?:[\w%/]+\s*){0,4}\W*$")  # 18 dollars per day
 
 
@@ -312,7 +315,7 @@ _DELIMITER = re.compile(r"\\[()\[\]]|(?<!\\)\$")
 _ROOT = re.compile(r"√(\w+|\([^()]*\))")
 _PROSE = re.compile(r"^(?:not\b|answer$|(?:in)?correct\b)|(?<!\\)\b[A-Za-z]{2,}[ ,]+[A-Za-z]{2,}\b")
 _UNIT_WORDS = re.compile(
-    r"\A(?:(?:square|cubic|sq|cu)\.? )?[A-Za-z°%]+(?:[²³]|\^[23])?(?: (?:per|an?) [a-z]+)?"
+    r"\A(?:(?:square|cubic|sq|cu)\.? )?[A-Za-z°]+(?:[²³]|\^[23])?(?: (?:per|an?) [a-z]+)?"
 )
 _UNIT_AFTER = re.compile(r"(?<=[\d)}])\s*(?:\\[,;:! ])*\\(?:text\w*|mathrm|mbox)\s*\{[^{}]*\}[.\s]*$")
 _NOT_ALL = re.compile(
