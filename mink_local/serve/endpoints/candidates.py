@@ -95,7 +95,7 @@ class Candidate(Output, kw_only=True):
     ends: bool
 
 
-class Cut(Output, kw_only=True):
+class SamplerCut(Output, kw_only=True):
     """The cut of a sampler at each temperature.
 
     Attributes:
@@ -131,7 +131,7 @@ class StepCandidates(Output, kw_only=True):
     curve: list[tuple[int, float]]
     cliff: int
     entropy: float
-    cuts: list[Cut]
+    cuts: list[SamplerCut]
 
 
 async def find_candidates(service: Service, asked: CandidatesRequest) -> StepCandidates:
@@ -234,7 +234,7 @@ def step_candidates(
     )
 
 
-def _cut(step: SamplingStep, temperatures: list[float]) -> Cut:
+def _cut(step: SamplingStep, temperatures: list[float]) -> SamplerCut:
     """Return the cut of a step's sampler at each temperature."""
     steps = [step.at(temperature) for temperature in temperatures]
     weights = []
@@ -242,7 +242,7 @@ def _cut(step: SamplingStep, temperatures: list[float]) -> Cut:
         kept = one.logits[one.first : one.first + one.k]
         with np.errstate(over="ignore"):  # at temperatures near 0
             weights.append(float(np.exp((kept - one.logits[0]) / one.temperature).sum()))
-    return Cut(
+    return SamplerCut(
         sampler=str(step.sampler),
         first=[one.first + 1 for one in steps],
         k=[one.k for one in steps],
