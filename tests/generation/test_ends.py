@@ -1,0 +1,58 @@
+"""A program may end at any moment: beside llguidance's or Numba's start, in `atexit`, while answering."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import atexit, random, sys, threading, time
+choose = random.Random(int(sys.argv[1]))
+from mink_local import Constraints, load_model
+print("begun", flush=True)
+model = load_model(sys.argv[2], n_ctx=256, n_parallel=2, n_threads=1, trust=choose.random() < 0.5)
+
+def schema():
+    model.chat("Hi", constraints=Constraints(json_schema={"type": "object"}), max_tokens=40).read()
+
+def read():
+    model.chat("Hi", ignore_eos=True, temperature=5.0).read()
+
+uses = [schema, read, lambda: list(model.generate(["Hi"] * 9, max_tokens=3)), lambda: model.logits("Hi" * 99)]
+for use in choose.sample(uses, 2):
+    threading.Thread(target=use, daemon=True).start()
+kept = model.chat("Hi", ignore_eos=True)
+if choose.random() < 0.3:
+    atexit.register(model.close)
+if choose.random() < 0.3:
+    atexit.register(lambda: model.chat("Hi", max_tokens=1).read())
+time.sleep(choose.random())
+if choose.random() < 0.3:
+    model.close()
+if choose.random() < 0.3:
+    raise SystemExit(0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.posix
+def test_a_program_ends_at_any_moment(tiny_path: Path) -> None:
+    """By itself, or by Ctrl-C: never by a signal of its own. Nightly, a thousand times."""
+    times = 1000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 4
+    first = random.SystemRandom().randrange(2**32) if times > 4 else 0
+    for seed in range(first, first + times):
+        command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(seed), str(tiny_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"begun\n"
+            if seed % 2:
+                time.sleep(random.Random(seed).random())
+                child.send_signal(signal.SIGINT)
+            _, said = child.communicate(timeout=120)
+        assert child.returncode in (0, 1, -signal.SIGINT), (seed, child.returncode, said[-2000:])
+        assert b"Fatal" not in said, seed
