@@ -50,17 +50,13 @@ class Chat:
         self.leaving = False
         self.is_stopped = False
 
-    def note(self, text: str) -> None:
-        """Print something that is not part of an answer."""
-        self.screen.note(text)
-
     def stop(self) -> None:
         """Stop the answer that comes next, as Ctrl-C does before its first token."""
         self.is_stopped = True
 
     def confirm(self, question: str) -> None:
         """Raise MinkError unless a question is answered with yes."""
-        self.note(f"{question} [y/n]")
+        self.screen.note(f"{question} [y/n]")
         if self.line.answer().strip().casefold() not in ("y", "yes"):
             raise MinkError("nothing was changed")
 
@@ -86,7 +82,9 @@ class Chat:
         """Show an answer while it is generated, then its figures."""
         if answer.dropped:
             turns = counted(answer.dropped, "oldest turn")
-            self.note(f"the context is full: the model no longer sees your {turns}; /set ctx N enlarges it")
+            self.screen.note(
+                f"the context is full: the model no longer sees your {turns}; /set ctx N enlarges it"
+            )
         self.screen.show("")
         settings = self.session.settings
         conversation = self.session.conversation
@@ -108,7 +106,7 @@ class Chat:
             self.screen.show("")
         if conversation not in (None, self.session.conversation):
             kept = self.session.conversation
-            self.note(f"this conversation was deleted in another window: saved again as number {kept}")
+            self.screen.note(f"this conversation was deleted in another window: saved again as number {kept}")
 
     def _show_status(self, answer: StoredMessage) -> None:
         """Show the figures of an answer, and what tells it from other versions of it."""
@@ -116,4 +114,4 @@ class Chat:
         if answer.id and len(versions := self.session.versions()) > 1:
             self.screen.dim(f"version {len(versions)} · {answer.settings} · /pick lists them")
         if answer.n_new > 1 and speed(answer) < 1 and self.session.settings["n_threads"] != 1 and is_busy():
-            self.note("other programs use the cores: /set threads 1 may be faster")
+            self.screen.note("other programs use the cores: /set threads 1 may be faster")

@@ -198,7 +198,7 @@ def run(chat: Chat) -> None:
         while not chat.leaving:
             if (problem := chat.session.flush()) != told:
                 told = problem
-                chat.note(f"not saved yet: {problem}" if problem else "everything is saved again")
+                chat.screen.note(f"not saved yet: {problem}" if problem else "everything is saved again")
             offer = _offered(chat)
             try:
                 text = _read(chat, offer, NOT_KEPT if problem else PROMPT)
@@ -207,7 +207,7 @@ def run(chat: Chat) -> None:
                 return
             except KeyboardInterrupt:
                 chat.screen.show("")
-                chat.note("press Ctrl-D or type /exit to quit")
+                chat.screen.note("press Ctrl-D or type /exit to quit")
                 continue
             chat.is_stopped = False
             if text.strip():
@@ -227,12 +227,12 @@ def _read(chat: Chat, offer: Offer, prompt: str) -> str:
     """Return a line. If it cannot begin with what is offered, Enter alone sends that."""
     message = offer.message
     if message.files:
-        chat.note(f"its attached files, {counted(message.attached, 'character')}, are sent along")
+        chat.screen.note(f"its attached files, {counted(message.attached, 'character')}, are sent along")
     if not message.typed or chat.line.can_begin_with(message.typed):
         if offer.note:
-            chat.note(offer.note)
+            chat.screen.note(offer.note)
         return chat.line.read(message.typed, prompt)
-    chat.note(f"{offer.note or 'Enter sends it'}: {one_line(message.typed, chat.screen.width // 2)}")
+    chat.screen.note(f"{offer.note or 'Enter sends it'}: {one_line(message.typed, chat.screen.width // 2)}")
     return chat.line.read("", prompt) or message.typed
 
 
@@ -247,16 +247,18 @@ def _handle(chat: Chat, text: str, offer: Offer) -> None:
         else:
             chat.ask(text.strip(), offer.message.files, offer.replaces)
     except ContextOverflowError as error:
-        chat.note(
+        chat.screen.note(
             f"the message has {error.n_tokens} tokens with what comes before it, and the context holds only "
             f"{error.n_ctx}: shorten it, or /set ctx {1 << error.n_tokens.bit_length()}"
         )
     except (MinkError, OSError, click.ClickException) as error:
-        chat.note(str(error).removesuffix("."))
+        chat.screen.note(str(error).removesuffix("."))
     except (click.Abort, KeyboardInterrupt, EOFError):  # of a question that a command asks
-        chat.note("interrupted")
+        chat.screen.note("interrupted")
     except Exception as error:
-        chat.note(f"internal error: {type(error).__name__}: {error}. {_kept(error)}; you can keep chatting")
+        chat.screen.note(
+            f"internal error: {type(error).__name__}: {error}. {_kept(error)}; you can keep chatting"
+        )
 
 
 def _run_command(chat: Chat, text: str) -> None:

@@ -118,7 +118,7 @@ def test_what_is_taller_than_the_window_is_not_lost() -> None:
     code = "```python\n" + "".join(f"x = {i}\n" for i in range(100)) + "```\n"
     rows, out = rendered(list(code), 40, 10)
     assert rows == ["```python", *(f"x = {i}" for i in range(100)), "```"]
-    assert out.count("\x1b[94m99") == 1
+    assert out.count("\x1b[94;49m99") == 1
 
 
 def test_a_row_that_terminals_count_differently_is_not_replaced() -> None:

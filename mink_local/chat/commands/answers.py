@@ -80,7 +80,7 @@ def undo(chat: Chat, argument: str) -> None:
         raise MinkError(f"only {counted(n_there, 'message')} can be undone")
     for _ in range(n):
         message = chat.session.undo()
-    chat.note(f"undone: {one_line(message.typed, chat.screen.width - 30)}; /redo restores it")
+    chat.screen.note(f"undone: {one_line(message.typed, chat.screen.width - 30)}; /redo restores it")
 
 
 def redo(chat: Chat, _: str) -> None:
@@ -96,7 +96,7 @@ def edit(chat: Chat, _: str) -> None:
     chat.session.last_answer()
     chat.offered = Offer(chat.session.branch[-2], replaces=True)
     editor = ", Ctrl-X Ctrl-E opens an editor" if chat.screen.has_line_input else ""
-    chat.note(f"Enter sends the changed message{editor}, Ctrl-C leaves it as it was")
+    chat.screen.note(f"Enter sends the changed message{editor}, Ctrl-C leaves it as it was")
 
 
 def continue_(chat: Chat, _: str) -> None:
@@ -117,7 +117,9 @@ def file(chat: Chat, argument: str) -> None:
             raise MinkError(f"{again[0]} is attached already: /file - removes all files")
         chat.attached += dict.fromkeys(new)
     files = ", ".join(f"{one.name} ({counted(one.tokens, 'token')})" for one in chat.attached)
-    chat.note(f"with your next message: {files}; /file - removes them" if files else "no file attached")
+    chat.screen.note(
+        f"with your next message: {files}; /file - removes them" if files else "no file attached"
+    )
 
 
 def copy(chat: Chat, argument: str) -> None:
@@ -129,7 +131,7 @@ def copy(chat: Chat, argument: str) -> None:
     if argument:
         text = _code(text, argument)
     chat.screen.copy(text)
-    chat.note(f"copied {counted(len(text), 'character')}, if your terminal supports OSC 52")
+    chat.screen.note(f"copied {counted(len(text), 'character')}, if your terminal supports OSC 52")
 
 
 def _code(answer: str, argument: str) -> str:

@@ -151,10 +151,10 @@ def compare(chat: Chat, argument: str) -> None:
     comparison = Comparison(session, text, temperature, samplers)
     if not text:
         chat.screen.own(comparison.message)
-    chat.note(f"temperature {temperature:g}, seed {comparison.info.seed}, the same random numbers\n")
+    chat.screen.note(f"temperature {temperature:g}, seed {comparison.info.seed}, the same random numbers\n")
     _generate(chat, comparison)
     chat.comparison = comparison
-    chat.note("the conversation is unchanged: /compare take N continues with answer N")
+    chat.screen.note("the conversation is unchanged: /compare take N continues with answer N")
 
 
 def parsed(argument: str, temperature: float, own: Sampler) -> tuple[float, list[Sampler], str]:
@@ -249,7 +249,7 @@ def take(chat: Chat, number: int) -> None:
         raise MinkError("the comparison belongs to another conversation: /load goes back to it")
     comparison.take(number, session)
     chat.screen.text(session.last_answer().content)
-    chat.note(f"answer {number} is part of the conversation; /pick lists all answers to this message")
+    chat.screen.note(f"answer {number} is part of the conversation; /pick lists all answers to this message")
 
 
 def complete(chat: Chat, text: str) -> Completions:

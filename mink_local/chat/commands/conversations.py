@@ -26,7 +26,7 @@ def clear(chat: Chat, _: str) -> None:
     _leave(chat)
     chat.session.clear()
     chat.attached.clear()
-    chat.note(f"a new conversation · {chat.session.settings.summary}")
+    chat.screen.note(f"a new conversation · {chat.session.settings.summary}")
 
 
 def save(chat: Chat, argument: str) -> None:
@@ -41,7 +41,7 @@ def save(chat: Chat, argument: str) -> None:
         raise MinkError(f"{name} could be the number of a conversation: choose a name with a letter")
     session.store.rename(_current(chat).id, name)
     kept = "" if session.settings["store"] else ", until you leave: --no-store"
-    chat.note(f"this conversation is now {name}{kept}")
+    chat.screen.note(f"this conversation is now {name}{kept}")
 
 
 def load(chat: Chat, argument: str) -> None:
@@ -71,7 +71,7 @@ def delete(chat: Chat, argument: str) -> None:
         chat.session.clear()
     if chat.session.store.is_on_disk:
         cache.forget(conversation.id)
-    chat.note(f"{argument} is deleted")
+    chat.screen.note(f"{argument} is deleted")
 
 
 def export(chat: Chat, argument: str) -> None:
@@ -80,7 +80,7 @@ def export(chat: Chat, argument: str) -> None:
     if path.exists():
         chat.confirm(f"overwrite {path}?")
     write_export(chat.session.store, _current(chat), path)
-    chat.note(f"written to {path}")
+    chat.screen.note(f"written to {path}")
 
 
 def history(chat: Chat, argument: str) -> None:
@@ -98,9 +98,9 @@ def recall(chat: Chat) -> None:
     name = _current(chat).name or f"number {chat.session.conversation}"
     turns = sum(message.role == "user" for message in branch)
     more = ": /history shows them" if turns > 1 else ""
-    chat.note(f"conversation {name}, {counted(turns, 'message')}{more}")
+    chat.screen.note(f"conversation {name}, {counted(turns, 'message')}{more}")
     if restored := chat.session.settings.restored():
-        chat.note(f"its settings: {restored}")
+        chat.screen.note(f"its settings: {restored}")
 
 
 def show_conversations(
@@ -118,7 +118,7 @@ def show_conversations(
     conversations = found[:_SHOWN] if screen.is_terminal else found
     last = "found in" if text else "begins with"
     titles = [title for title, least in _COLUMNS.items() if screen.width >= least] + [last]
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, header_style=screen.theme.accent)
     for title in titles:
         justify: JustifyMethod = "right" if title == "turns" else "left"
         width = None if title == last else screen.width // 4  # the last column gives way
@@ -173,6 +173,6 @@ def _show_messages(chat: Chat, messages: Sequence[StoredMessage]) -> None:
             continue
         chat.screen.text(message.content)
         if message.is_unfinished and chat.session.store.is_being_written(message):
-            chat.note("another window is writing this answer")
+            chat.screen.note("another window is writing this answer")
         elif message.is_unfinished:
-            chat.note("the program ended during this answer: /continue completes it")
+            chat.screen.note("the program ended during this answer: /continue completes it")

@@ -56,10 +56,10 @@ def explain(chat: Chat, argument: str) -> None:
     if argument or not fits:
         _print_step(screen, steps, at)
         if can_show and not fits:
-            chat.note(f"/explain N prints token N; the full-screen view needs {_NEEDED}")
+            chat.screen.note(f"/explain N prints token N; the full-screen view needs {_NEEDED}")
     elif fork := view(Walk(steps, at, "the token with the most candidates"), screen.console):
         at, token = fork
-        chat.note(f"token {at + 1} is {steps.text(token)!r} instead of {steps.texts[at]!r}")
+        chat.screen.note(f"token {at + 1} is {steps.text(token)!r} instead of {steps.texts[at]!r}")
         chat.show(session.fork(at, token))
 
 

@@ -68,7 +68,7 @@ def change_setting(chat: Chat, key: str, text: str) -> None:
         value = f'"{value}"'
     if setting.key == "ctx" and (settings["ctx"] or model.n_ctx) < model.n_ctx:
         why = f"to which llama.cpp rounds {settings['ctx']} up"
-    chat.note(f"{setting.key} is {value}, {why}")
+    chat.screen.note(f"{setting.key} is {value}, {why}")
 
 
 def _change(chat: Chat, setting: Setting, text: str) -> None:
@@ -84,7 +84,7 @@ def _change(chat: Chat, setting: Setting, text: str) -> None:
     session.settings = settings
     if setting.reloads:
         session.changed_model()
-        chat.note(about_model(session.model))
+        chat.screen.note(about_model(session.model))
     session.go_to(session.branch)  # which keeps the settings with the conversation
     theme = THEMES.get(settings["theme"], chat.screen.theme)
     chat.screen = Screen(settings["plain"], settings["show_reasoning"], theme)
@@ -147,7 +147,7 @@ def show(chat: Chat, argument: str) -> None:
     if argument not in ("", "all"):
         setting = _setting(argument)
         screen.show(f"{setting.key} {_value(setting, settings, model)}")
-        chat.note(f"{settings.sources[setting.name]}. {with_sampler_names(setting.help or '')}")
+        chat.screen.note(f"{settings.sources[setting.name]}. {with_sampler_names(setting.help or '')}")
         return
     changed: list[Sequence[str]] = []
     groups: dict[str, list[tuple[str, str]]] = {}
@@ -162,7 +162,7 @@ def show(chat: Chat, argument: str) -> None:
         screen.table(changed, "changed", "value", "from")
     show_groups(screen, groups)
     if not argument:
-        chat.note("/show all lists the rest, /set changes one")
+        chat.screen.note("/show all lists the rest, /set changes one")
 
 
 def _value(setting: Setting, settings: Settings, model: Model) -> str:
