@@ -86,8 +86,7 @@ class Chat:
                 f"the context is full: the model no longer sees your {turns}; /set ctx N enlarges it"
             )
         self.screen.show("")
-        settings = self.session.settings
-        conversation = self.session.conversation
+        settings, conversation = self.session.settings, self.session.conversation
         try:
             with on_interrupt(answer.reply.interrupt):
                 if self.is_stopped:
@@ -98,14 +97,18 @@ class Chat:
         finally:
             hotter = max(2.0, 2 * answer.message.parts[-1].temperature)
             against_loops = f"/regen {hotter:g}, /set dry-multiplier 0.8 or /set loop-guard off"
-            to_go_on = "/continue goes on, /set max-tokens N changes the limit"
-            again = ": /regen 2 tries again"
-            note_end(self.screen, answer.message, settings["max_tokens"], against_loops, to_go_on, again)
+            note_end(
+                self.screen,
+                answer.message,
+                settings["max_tokens"],
+                against_loops,
+                "/continue goes on, /set max-tokens N changes the limit",
+                ": /regen 2 tries again",
+            )
             if answer.message.n_new and settings["status"]:
                 self._show_status(answer.message)
             self.screen.show("")
-        if conversation not in (None, self.session.conversation):
-            kept = self.session.conversation
+        if conversation not in (None, kept := self.session.conversation):
             self.screen.note(f"this conversation was deleted in another window: saved again as number {kept}")
 
     def _show_status(self, answer: StoredMessage) -> None:

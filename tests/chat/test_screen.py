@@ -85,7 +85,7 @@ def test_a_terminal_that_is_not_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
     screen.note("8 tokens · ▁▄█ …")
     screen.progress("日本")
     screen.show("◀ 日")
-    assert err.shown == "(8 tokens - _-# ~)\n\r??"
+    assert err.shown == "(8 tokens - _-# ~)\n\r??\r  \r"
     assert out.shown == "< ?\n"
 
 

@@ -605,14 +605,11 @@ def _message(row: sqlite3.Row, pieces: Sequence[sqlite3.Row]) -> StoredMessage:
     known = {**outcome, **dict(row), "content": texts[0], "reasoning": texts[1]}
     message = StoredMessage(**_fitting(StoredMessage, known))
     with suppress(TypeError, AttributeError):
-        message.parts = [_sampling_info(info) for info in infos]
+        # Versions before 0.3 stored whether the model was to reason under another name.
+        known_infos = ({"reasoning": info.get("thinking"), **info} for info in infos)
+        message.parts = [SamplingInfo(**_fitting(SamplingInfo, info)) for info in known_infos]
     message.is_kept = True
     return message
-
-
-def _sampling_info(stored: Mapping[str, object]) -> SamplingInfo:
-    """Return how an answer was sampled. Raises TypeError if that is damaged."""
-    return SamplingInfo(**_fitting(SamplingInfo, {"reasoning": stored.get("thinking"), **stored}))
 
 
 def _around(wanted: str, text: str) -> str:
