@@ -3,6 +3,7 @@
 \b
 .venv/bin/python scripts/bench.py decode --sampler min-k --rounds 21
 .venv/bin/python scripts/bench.py batch --parallel 1 --parallel 16
+.venv/bin/python scripts/bench.py host --parallel 64
 """
 
 import itertools
@@ -109,6 +110,38 @@ def batch(
     with load_model(model, n_ctx=tokens + 256, n_parallel=1, **placement) as loaded:
         speeds = time_batches(loaded, parallels, sampler, temp, tokens, rounds)
     report(speeds, output, f"{loaded.name} {loaded.placement}\n{sampler}, {tokens} tokens, {rounds} rounds")
+
+
+@cli.command()
+@model_option
+@click.option(
+    "--parallel",
+    "parallels",
+    multiple=True,
+    type=click.IntRange(min=1, max=N_SEQ_MAX),
+    default=(1, 16, 64),
+    show_default=True,
+    metavar="N",
+    help="Number of answers at a time; repeatable.",
+)
+@sampler_option
+@temperature_option
+@rounds_option(least=1, default=100)
+@placement_options
+@output_options
+def host(
+    model: str,
+    parallels: Sequence[int],
+    sampler: Sampler,
+    temp: float,
+    rounds: int,
+    output: str | None,
+    **placement: Any,
+) -> None:
+    """Time what a step takes besides llama_decode: CPU time of the engine's thread for each answer."""
+    with load_model(model, n_ctx=256, n_parallel=1, **placement) as loaded:
+        rows = [time_host(loaded, n, sampler, temp, rounds) for n in parallels]
+    report(rows, output, f"{loaded.name} {loaded.placement}\n{sampler}, {rounds} steps")
 
 
 def slowdown(values: Sequence[float], reference: Sequence[float]) -> tuple[float, float, float]:
@@ -324,6 +357,56 @@ def _batch(
         return n_tokens / seconds(function)
 
     return context.n_seq, lambda _: (speed(partial(generate, context)), speed(recorder.repeat))
+
+
+class _Timed:
+    """Samples rows as another object does, and adds up the CPU time of that."""
+
+    def __init__(self, sample: Any) -> None:
+        self._sample = sample
+        self.seconds = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sample, name)
+
+    def __call__(self, *arguments: Any) -> Any:
+        began = time.thread_time()
+        found = self._sample(*arguments)
+        self.seconds = time.thread_time() - began
+        return found
+
+
+def time_host(model: Model, n_parallel: int, sampler: Sampler, temperature: float, rounds: int) -> Row:
+    """Return the least CPU time of a step for each answer, in microseconds; llama_decode does nothing in it.
+
+    `critical` is what a GPU waits for, of which `sampling` is the compiled call with its arguments; `text`
+    is told while it computes.
+    """
+    context = make_context(model.weights, 256, n_parallel, n_threads=1)
+    engine = Engine(context, model.weights, ChatTemplate(model.weights))
+    engine.tells_late, engine._rows = True, _Timed(engine._rows)  # type: ignore[assignment]
+    for seed in range(n_parallel):
+        params = SamplingParams(sampler=sampler, temperature=temperature, seed=seed)
+        engine.enqueue(engine.prepare(Request([seed + 50], params)))
+    real = C.llama_decode
+    times: list[tuple[float, float, float]] = []
+    while engine.n_waiting or any(len(slot.tokens) < 3 for slot in engine.slots if slot.job):
+        engine.step()
+    C.llama_decode = lambda *_: 0
+    try:
+        while len(times) < rounds and engine.n_busy == n_parallel:  # until an answer ends
+            began = time.thread_time()
+            engine.launch()
+            launched = time.thread_time()
+            engine.tell()
+            told = time.thread_time()
+            engine.collect()
+            critical = time.thread_time() - told + launched - began
+            times.append((critical, engine._rows.seconds, told - launched))  # type: ignore[attr-defined]
+    finally:
+        C.llama_decode = real
+    critical, sampling, text = (1e6 * min(column) / n_parallel for column in zip(*times, strict=True))
+    return {"answers": n_parallel, "critical_us": critical, "sampling_us": sampling, "text_us": text}
 
 
 if __name__ == "__main__":
