@@ -213,7 +213,8 @@ class Engine:
             return
         self._began = time.perf_counter()
         growing = (decoding for slot in busy if slot.is_growing for decoding in slot.job or ())
-        self._rows.fill_masks([decoding.sampler for decoding in growing if decoding.is_compiled])
+        guided = [each.sampler for each in growing if not each.is_plain and each.is_compiled]
+        self._rows.fill_masks(guided)
         is_burst = self._is_burst(busy)
         try:
             self._batch = decode(self.context, busy, self._n_prompt(busy, is_burst), starts=not is_burst)
@@ -235,10 +236,12 @@ class Engine:
         answers would be generated together. Those whose prompt is read wait only for prompts that are not
         much longer, and for no more tokens than a few batches.
         """
-        reading = [len(slot.pending) for slot in busy if len(slot.pending) > 1]
-        ready = [slot for slot in busy if len(slot.pending) == 1]
-        if any(slot.is_generating for slot in busy) or len(reading) <= _FEW_PROMPTS:
+        if any(slot.is_generating for slot in busy):
             return False
+        reading = [len(slot.pending) for slot in busy if len(slot.pending) > 1]
+        if len(reading) <= _FEW_PROMPTS:
+            return False
+        ready = [slot for slot in busy if len(slot.pending) == 1]
         read = [each.answer.evaluated_tokens for slot in ready for each in slot.job or ()]
         waited = self.context.n_evaluated - min((slot.deadline for slot in ready), default=0)
         return not ready or (min(reading) <= _MUCH_LONGER * max(read) and waited <= _MOST_WAITED)

@@ -210,7 +210,7 @@ def decode(
             parts.append((slot, segment))
             n_tokens -= len(segment.tokens)
             n_outputs -= segment.n_outputs
-    if n_prompt and starts:
+    if n_prompt and starts and len(parts) < len(busy):
         parts += _between(busy, [slot.seq_id for slot, _ in parts], n_outputs)
     parts.sort(key=lambda part: part[1].seq_id)
     done = False
