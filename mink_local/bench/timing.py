@@ -99,7 +99,8 @@ def time_samplers(logits: Logits, samplers: Sequence[Sampler], temperature: floa
         name = str(sampler)
         contestants[name, "cut_us"] = _timed(sampler.selector(temperature, Workspace(n_vocab)))
         contestants[name, "step_us"] = _timed(partial(TokenSampler(sampler, temperature, 1, n_vocab), step=1))
-        contestants[name, "processor_us"] = _processor(sampler, temperature)
+        if not sampler.comes_last:
+            contestants[name, "processor_us"] = _processor(sampler, temperature)
         if (own := llama_cpp_chain(sampler)) is not None:
             contestants[name, "llama.cpp_us"] = _llama_cpp(own, n_vocab)
     contestants["np.sort", "cut_us"] = _timed(np.sort)

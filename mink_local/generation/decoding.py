@@ -16,7 +16,7 @@ from mink_local.generation.reasoning_budget import ReasoningBudget, before_answe
 from mink_local.generation.text import ReasoningSplitter, text_decoder
 from mink_local.generation.tool_calls import ToolParser
 from mink_local.llama.constants import RANDOM_SEED
-from mink_local.llama.constraints import NO_TOKENS, Constrainer
+from mink_local.llama.constraints import Constrainer
 from mink_local.llama.token_data import SamplingBuffers
 from mink_local.llama.token_sampler import TokenSampler
 from mink_local.llama.weights import Weights
@@ -93,11 +93,15 @@ class Decoding:
         # Whether no token has to come next: known from the last step, or always, if text forces none.
         self._is_free = self.is_plain = self._sampler.guide is None and self._budget is None
         self._needs_row = request.watch is not None or params.logprobs is not None
-        self._bans = params.ignore_eos or params.min_tokens > 0
-        if self._bans:
-            self._ends_of_model = np.array(sorted(weights.end_tokens), np.int32)
-            self._all_ends = np.array(sorted(weights.end_tokens | self._stop_tokens), np.int32)
-            self._sampler.banned = self._all_ends  # so that it is known to have some
+        self._bans: tuple[
+            NDArray[np.int32], ...
+        ] = ()  # until the answer has its least length, and from then on
+        if params.ignore_eos or params.min_tokens > 0:
+            ends = weights.end_tokens if params.ignore_eos else frozenset[int]()
+            self._bans = tuple(
+                np.array(list(each), np.int32) for each in (weights.end_tokens | self._stop_tokens, ends)
+            )
+            self._sampler.banned = self._bans[0]  # so that it is known to have some
         self._logprob: float | None = None
         self._top_logprobs: TopLogprobs = ()
 
@@ -179,14 +183,8 @@ class Decoding:
     def sampler(self) -> TokenSampler:
         """What samples the next token."""
         if self._bans:
-            self._sampler.banned = self._banned
+            self._sampler.banned = self._bans[self.answer.n_tokens >= self._params.min_tokens]
         return self._sampler
-
-    @property
-    def _banned(self) -> NDArray[np.int32]:
-        if self.answer.n_tokens < self._params.min_tokens:
-            return self._all_ends
-        return self._ends_of_model if self._params.ignore_eos else NO_TOKENS
 
     def is_last(self, token: int) -> bool:
         """Return whether the next token ends the answer, whatever its text."""

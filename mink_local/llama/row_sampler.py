@@ -91,8 +91,12 @@ class RowSampler:
         shift = np.repeat(starts, [len(program.cuts) for program in programs])
         self._cuts["start"] += shift
         self._cuts["stop"] += shift
-        self._edited = [i for i, sampler in enumerate(samplers) if sampler.is_edited]
-        self._random = [i for i, sampler in enumerate(samplers) if sampler.is_random]
+        self._edited = [
+            i for i, sampler in enumerate(samplers) if sampler.is_constrained or sampler.banned.size
+        ]
+        self._random = [
+            i for i, program in enumerate(programs) if program.chances.count(None) < len(program.chances)
+        ]
 
     def _edit(self) -> None:
         """Tell the tasks about their samplers' bans, penalties and masks."""

@@ -62,6 +62,7 @@ class TokenSampler:
         for handle in (_temperature(last, temperature), _choice(last, seed, n_vocab)):
             C.llama_sampler_chain_add(self._chain, handle)
         self._learns = isinstance(last, AdaptiveP)
+        self.is_constrained = constrainer is not None
         self.banned: NDArray[np.int32] = NO_TOKENS
         self.k = 0
 
@@ -85,16 +86,6 @@ class TokenSampler:
     def edits(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return the tokens to ban, and those whose logits the penalties may change."""
         return self.banned, self._constrainer.changed if self._constrainer is not None else NO_TOKENS
-
-    @property
-    def is_edited(self) -> bool:
-        """Whether a row is changed before the cuts."""
-        return self.banned.size > 0 or self._constrainer is not None
-
-    @property
-    def is_random(self) -> bool:
-        """Whether a cut is made at random."""
-        return self.program is not None and any(chance is not None for chance in self.program.chances)
 
     def draw(self) -> list[bool]:
         """Return which cuts are not made this time."""
