@@ -115,7 +115,7 @@ out_option = SharedOption(
 )
 
 
-class Command(click.Command):
+class EvalCommand(click.Command):
     """A command whose help has the options of placement in a section of their own, at the end."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -130,10 +130,10 @@ class Command(click.Command):
                     formatter.write_dl(found)
 
 
-class Program(click.Group):
+class EvalGroup(click.Group):
     """Command group that turns a missing library into an install hint."""
 
-    command_class = Command
+    command_class = EvalCommand
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -147,7 +147,7 @@ class Program(click.Group):
 
 
 @click.group(
-    cls=Program,
+    cls=EvalGroup,
     epilog=EXAMPLES,
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
@@ -643,7 +643,7 @@ def _limits(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> dict
     return limits
 
 
-class KvTypesCommand(Command):
+class KvTypesCommand(EvalCommand):
     """A command whose --kv-type takes several types at once."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
