@@ -232,7 +232,7 @@ def answer_steps(
         host = TokenSampler(sampler, temperature, seed, context.n_vocab)
 
         def sample() -> int:
-            return host(context.logits(), step=1)
+            return host(context.rows[-1], step=1)
 
     context.clear()
     position = len(prompt)

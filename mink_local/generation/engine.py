@@ -400,7 +400,7 @@ class Engine:
         if n_answers >= 2 * len(self.slots) - 1:
             return False
         for slot in self.slots:
-            if slot.job and _can_share(slot.job[0], decoding):
+            if slot.job and not slot.is_generating and _can_share(slot.job[0], decoding):
                 decoding.begin(0, self.context.n_ctx)
                 slot.job.append(decoding)
                 return True

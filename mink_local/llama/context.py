@@ -174,11 +174,6 @@ class Context:
             self._views[place] = view.reshape(self._n_rows, self.n_vocab)
         return self._views[place]
 
-    def logits(self) -> NDArray[np.float32]:
-        """Return the last of `rows`."""
-        row: NDArray[np.float32] = self.rows[-1]
-        return row
-
     def truncate(self, length: int, seq_id: int = 0) -> bool:
         """Remove all but a sequence's first `length` tokens; return False if the model cannot."""
         return bool(C.llama_memory_seq_rm(self._memory, seq_id, length, -1))

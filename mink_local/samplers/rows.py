@@ -15,7 +15,6 @@ from mink_local.samplers.compile import call_by_address, helper, is_compiling
 from mink_local.samplers.kernels import HAS_NAN, NO_FINITE_LOGIT, every_finite, narrow, take
 
 _SPARSE = 8  # with at most one allowed token in so many, copying those is faster than masking the row
-_NO_BITS = np.uint32(0)
 
 CUT = np.dtype([("kernel", np.uint64), ("start", np.int64), ("stop", np.int64), ("is_off", np.int64)])
 """A cut: the address of its kernel, the range of its options, and whether it keeps all tokens this time."""
@@ -62,7 +61,7 @@ def _allowed(mask, n_vocab, ids):
     k = 0
     for w in range(mask.size):
         word = mask[w]
-        if word == _NO_BITS:
+        if word == np.uint32(0):
             continue
         for j in range(32):
             if (word >> np.uint32(j)) & np.uint32(1) and 32 * w + j < n_vocab:
@@ -79,9 +78,13 @@ def masked(logits, mask, row):
     for w in range(mask.size):
         word = mask[w]
         start, stop = 32 * w, min(32 * w + 32, logits.size)
-        for j in range(start, stop):  # vectorised
-            is_set = (word >> np.uint32(j - start)) & np.uint32(1)
-            out[j] = bits[j] if is_set else banned
+        if word == np.uint32(0):  # whole words are most of a mask, and vectorised
+            out[start:stop] = banned
+        elif word == np.uint32(0xFFFFFFFF):
+            out[start:stop] = bits[start:stop]
+        else:
+            for j in range(start, stop):
+                out[j] = bits[j] if (word >> np.uint32(j - start)) & np.uint32(1) else banned
 
 
 @helper

@@ -46,8 +46,8 @@ def logits_alone(model: Model, tokens: Sequence[int], first: int) -> list[NDArra
     """The logits after each of `tokens` from number `first` on, token by token in another context."""
     context = Context(model.weights, 1024, 2)
     context.decode(Segment(tokens[: first + 1], 0))
-    rows = [context.logits().copy()]
+    rows = [context.rows[-1].copy()]
     for i in range(first + 1, len(tokens)):
         context.decode(Segment([tokens[i]], i))
-        rows.append(context.logits().copy())
+        rows.append(context.rows[-1].copy())
     return rows

@@ -42,7 +42,7 @@ def generate(weights: Weights) -> Generate:
         context.decode(Segment(prompt, 0))
         tokens: list[int] = []
         while len(tokens) < n_tokens:
-            token = sample(context.logits(), len(tokens) + 1)
+            token = sample(context.rows[-1], len(tokens) + 1)
             if token in weights.end_tokens:
                 break
             tokens.append(token)

@@ -28,7 +28,7 @@ def test_every_number_format_of_the_cache_answers(weights: Weights, kv_type: str
     tokens = weights.tokenize("The capital of France is", add_special=True, parse_special=False)
     context = Context(weights, 256, 1, kv_type=kv_type)
     context.decode(Segment(tokens, 0))
-    assert weights.piece(int(context.logits().argmax())) == b" Paris"
+    assert weights.piece(int(context.rows[-1].argmax())) == b" Paris"
 
 
 def test_flash_attention_changes_little(weights: Weights) -> None:
@@ -36,7 +36,7 @@ def test_flash_attention_changes_little(weights: Weights) -> None:
     for flash_attn in (False, True):
         context = Context(weights, 64, 1, flash_attn=flash_attn)
         context.decode(Segment(list(range(50, 70)), 0))
-        rows.append(context.logits().copy())
+        rows.append(context.rows[-1].copy())
     assert np.abs(rows[0] - rows[1]).max() < 2  # of logits with a range of 40
     assert rows[0].argmax() == rows[1].argmax()
     assert not np.array_equal(rows[0], rows[1])
