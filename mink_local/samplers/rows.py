@@ -15,6 +15,7 @@ from mink_local.samplers.compile import call_by_address, helper, is_compiling
 from mink_local.samplers.kernels import HAS_NAN, NO_FINITE_LOGIT, every_finite, narrow, take
 
 _SPARSE = 8  # with at most one allowed token in so many, copying those is faster than masking the row
+_BITS = np.left_shift(1, np.arange(32, dtype=np.uint32), dtype=np.uint32)
 
 CUT = np.dtype([("kernel", np.uint64), ("start", np.int64), ("stop", np.int64), ("is_off", np.int64)])
 """A cut: the address of its kernel, the range of its options, and whether it keeps all tokens this time."""
@@ -73,18 +74,10 @@ def _allowed(mask, n_vocab, ids):
 @helper
 def masked(logits, mask, row):
     """Write the logits of tokens whose bit is set in `mask` to `row`; others get -inf."""
-    bits, out = logits.view(np.int32), row.view(np.int32)
-    banned = np.int32(-0x800000)  # the bits of -inf
     for w in range(mask.size):
-        word = mask[w]
-        start, stop = 32 * w, min(32 * w + 32, logits.size)
-        if word == np.uint32(0):  # whole words are most of a mask, and vectorised
-            out[start:stop] = banned
-        elif word == np.uint32(0xFFFFFFFF):
-            out[start:stop] = bits[start:stop]
-        else:
-            for j in range(start, stop):
-                out[j] = bits[j] if (word >> np.uint32(j - start)) & np.uint32(1) else banned
+        word, part, kept = mask[w], logits[32 * w : 32 * w + 32], row[32 * w : 32 * w + 32]
+        for j in range(part.size):  # vectorised
+            kept[j] = part[j] if (word & _BITS[j]) != np.uint32(0) else np.float32(-np.inf)
 
 
 @helper
