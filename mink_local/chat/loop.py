@@ -216,10 +216,9 @@ def run(chat: Chat) -> None:
 
 def _offered(chat: Chat) -> Offer:
     """Return what the next line begins with: nothing, if that would be joined to what is typed already."""
-    offer = chat.offered or Offer()
-    if not offer.replaces and chat.line.keys_wait():
+    if chat.offered is None or (not chat.offered.replaces and chat.line.keys_wait()):
         return Offer()
-    chat.offered = None
+    offer, chat.offered = chat.offered, None
     return offer
 
 

@@ -130,18 +130,18 @@ class _History(FileHistory):
 
 def _late_answers() -> KeyBindings:
     """Return bindings that swallow what the terminal answers when nobody waits for it any more."""
-    bindings, last = KeyBindings(), {"key": ""}  # with which the answer ends that is being read
+    bindings, last = KeyBindings(), {"keys": ""}  # one of which ends the answer that is being read
 
-    for begin, end in ((("escape", "]", "1", "1", ";"), "c-g"), (("escape", "[", "?"), "c")):
+    for begin, end in ((("escape", "]", "1", "1", ";"), "c-g \\"), (("escape", "[", "?"), "c")):
 
         @bindings.add(*begin)
         def swallow(_: KeyPressEvent, end: str = end) -> None:
-            last["key"] = end
+            last["keys"] = end
 
-    @bindings.add(Keys.Any, filter=Condition(lambda: bool(last["key"])), eager=True)
+    @bindings.add(Keys.Any, filter=Condition(lambda: bool(last["keys"])), eager=True)
     def drop(event: KeyPressEvent) -> None:
-        if event.key_sequence[0].key in (last["key"], "escape"):
-            last["key"] = ""
+        if event.key_sequence[0].key in last["keys"].split():
+            last["keys"] = ""
 
     return bindings
 

@@ -169,7 +169,7 @@ class QuietTerminal:
             if not (piece := os.read(sys.stdin.fileno(), 65536)):
                 break
             data += piece
-        return data.decode(errors="replace").replace("\r", "\n")
+        return re.sub("[^\n]?[\b\x7f]", "", data.decode(errors="replace").replace("\r", "\n"))
 
     def _continue(self, *details: Any) -> None:
         """Go on after the program was stopped."""
