@@ -127,17 +127,21 @@ def _differ(gold: Any, answer: Any) -> bool:
         ratio = sympy.simplify((gold.lhs - gold.rhs) / (answer.lhs - answer.rhs))
         return bool(ratio.free_symbols)
     both = isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)
-    return both and (gold - answer).equals(0) is False
+    return both and (gold - answer).equals(0) is False and gold.doit() != answer.doit()  # oo - oo is nan
 
 
 def _exactly(expression: Any) -> Any:
-    """Return 5 of x = 5, and decimals as fractions."""
+    """Return 5 of x = 5, and decimals as fractions. What math-verify left a text stays one."""
     import sympy
 
     if isinstance(expression, sympy.Eq) and expression.lhs.is_Symbol:
         expression = expression.rhs
     decimals = expression.atoms(sympy.Float) if isinstance(expression, sympy.Basic) else ()
-    return expression.xreplace({number: sympy.Rational(str(number)) for number in decimals})
+    return (
+        expression.xreplace({number: sympy.Rational(str(number)) for number in decimals})
+        if decimals
+        else expression
+    )
 
 
 if __name__ == "__main__":

@@ -44,6 +44,16 @@ EQUAL = r"""
 \pm 3 = 3,-3
 y=2x+3 = 2x-y=-3
 \text{ellipse} = Ellipse
+(2,\infty) = (2,+\infty)
+(-\infty,\frac12] = (-\infty,0.5]
+(-\infty,2)\cup(3,\infty) = (3,+\infty)\cup(-\infty,2)
+(-\infty,2]\cup[3.5,\infty) = (-\infty,2]\cup[\frac72,\infty)
+x\in[2,\infty) = [2.0,\infty)
+\{1,\infty\} = \{\infty,1\}
+(1,0.5,\infty) = (1,\frac12,\infty)
+\begin{pmatrix}0.5\\\infty\end{pmatrix} = \begin{pmatrix}\frac12\\\infty\end{pmatrix}
+x=-\infty = -\infty
+\lim_{x\to\infty}x = \infty
 """
 DIFFERENT = r"""
 \frac{1}{2004!} = \frac{1}{2006!}
@@ -81,6 +91,18 @@ y=2x+3 = y=2x+3.00000001
 \text{even} = \text{odd}
 7!! = 7!
 -5 = 5
+\infty = -\infty
+x=\infty = x=-\infty
+x=\infty = x=\frac10
+\infty = 10^{99}
+\{1,\infty\} = \{1,-\infty\}
+(1,2,\infty) = (1,2,-\infty)
+(2,\infty) = [2,\infty)
+(2,\infty) = (-\infty,2)
+(2,\infty) = (2.0000000001,\infty)
+(-\infty,\frac13] = (-\infty,0.3333333333]
+(-\infty,2)\cup(3,\infty) = (-\infty,2]\cup(3,\infty)
+(-\infty,10^{-9})\cup(3,\infty) = (-\infty,10^{-10})\cup(3,\infty)
 """
 
 
