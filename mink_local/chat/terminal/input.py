@@ -110,6 +110,7 @@ class QuietTerminal:
         self._marks_pastes = marks_pastes
         self._mode: list[Any] | None = None  # of the terminal, as it was
         self._is_reading = False
+        self._before: Any = None  # what SIGCONT did
         self.typed_meanwhile = ""
         if sys.platform != "win32":  # there only what a line reads is shown
             with suppress(ImportError, OSError):
