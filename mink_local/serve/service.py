@@ -368,7 +368,7 @@ def _overflow(prompt: Prompt, n_tokens: int, n_ctx: int) -> ApiError:
     """Return the error for a prompt that does not fit; LiteLLM and LangChain look for its words."""
     return ApiError(
         400,
-        f"This model's maximum context length is {n_ctx} tokens, but the prompt has {n_tokens}: "
+        f"This model's maximum context length is {n_ctx} tokens; the prompt is too long, with {n_tokens}: "
         "shorten it, or start mink-serve with a larger --ctx",
         param="prompt" if isinstance(prompt, str) or is_token_ids(prompt) else "messages",
         code="context_length_exceeded",

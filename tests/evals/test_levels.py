@@ -210,5 +210,5 @@ def test_a_sampler_on_the_yardsticks_curve_gains_nothing(n: int) -> None:
     gains = []
     for _ in range(100):
         found = FrontierResults(texts_on_a_line(rng, n)).defaults(5.0).set_index("sampler")
-        gains.append(found.loc["min-k:tau=3", "gain"])
+        gains.append(Interval(*found.loc["min-k:tau=3", ["gain", "gain_low", "gain_high"]]))
     assert coverage(gains, 0.0) > 0.86

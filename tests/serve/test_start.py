@@ -137,7 +137,7 @@ def test_keys_presets_and_a_drain() -> None:
         assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
         assert server.process.wait(60) == 0
     log = list(map(json.loads, server.said))
-    assert [record["message"].split()[0] for record in log if "path" not in record] == ["ready:"]
+    assert [record["message"].split()[0] for record in log if "path" not in record] == ["loading", "ready:"]
     assert all(record["client"] == "alice" for record in log if record.get("status") == 200)
     denied, *_, answered = [record for record in log if "path" in record and record["path"] != "/ready"]
     assert (denied["path"], denied["status"], "API key" in denied["error"]) == ("/v1/models", 401, True)

@@ -276,7 +276,7 @@ def read_run(folder: Path) -> RecordedRun:
         notes.append(f"{QUESTIONS} was modified after the run: its answers may have changed.")
     questions: Mapping[Any, Question] = read_questions(folder).by_key
     described = public(manifest) if known_parts(manifest) else {}
-    served = [name for name, model in described.get("models", {}).items() if "address" in model]
+    served = [name for name, model in described.get("models", {}).items() if not model.get("sha256", True)]
     if served:
         notes.append(
             f"Answered by a server: {listed(served)}. Its file and k are not recorded, nor, unless it is "

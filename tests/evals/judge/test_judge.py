@@ -510,10 +510,11 @@ def test_closing_a_local_judge_frees_its_model(tiny_path: Path) -> None:
 
 
 def test_a_local_judge_may_have_another_chat_template(tiny_path: Path) -> None:
-    placement = {"n_threads": 1, "chat_template": "Judge!"}
+    template = "Judge!{% for message in messages %}{% endfor %}"
+    placement = {"n_threads": 1, "chat_template": template}
     with closing(FileAnswerer(str(tiny_path), placement=placement)) as judge:
         assert judge.model.apply_chat_template([{"role": "user", "content": "Hello"}]) == "Judge!"
-        assert judge.facts["template_sha256"] == hashlib.sha256(b"Judge!").hexdigest()
+        assert judge.facts["template_sha256"] == hashlib.sha256(template.encode()).hexdigest()
 
 
 def test_an_interrupt_loads_no_model(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
