@@ -13,11 +13,10 @@ from itertools import permutations
 from typing import Any
 
 from mink_local.errors import DataError
-from mink_local.evals.tasks.exact import based, exact, same_quantity, unit_of
+from mink_local.evals.tasks.exact import LONGEST, based, exact, same_quantity, unit_of
 from mink_local.sandbox import GIB, Child, SandboxError, serve
 
 SECONDS = 5  # per comparison
-_LONGEST = 2000  # characters; no real answer is that long
 
 _MOST_MEMBERS = 6  # of a set whose members are matched with another's in every order
 
@@ -81,7 +80,7 @@ def equivalent(gold: str, answer: str) -> bool:
     False if math-verify takes longer than SECONDS, or too much memory. Raises DataError if math-verify is not
     installed, and ChildStartError if its process does not start.
     """
-    if len(answer) > _LONGEST:
+    if len(answer) > LONGEST:
         return False
     if importlib.util.find_spec("math_verify") is None:
         raise DataError(

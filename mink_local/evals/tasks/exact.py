@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-_LONGEST = 2000  # characters; no real number is that long
+LONGEST = 2000  # characters; no real answer is that long
 _MOST_BITS = 200_000  # of a power, about 60,000 digits
 _LARGEST_FACTORIAL = 10_000
 
@@ -42,7 +42,7 @@ def exact(text: str) -> Fraction | None:
 
     None for anything else, and for numbers with too many digits to compute.
     """
-    if len(text) > _LONGEST or not re.search(r"\d", text):
+    if len(text) > LONGEST or not re.search(r"\d", text):
         return None
     code = _SEPARATOR.sub("", _STYLE.sub("", text)).strip().removesuffix(".")
     for written, meant in _PYTHON:

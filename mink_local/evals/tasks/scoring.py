@@ -348,7 +348,9 @@ class MathScorer(Scorer):
         elif _PROSE.search(_MATHS.sub("", _UNIT_AFTER.sub("", text))):
             return None
         text = _DELIMITER.sub("", text).lstrip(_AROUND_MATHS).rstrip(f"{_AROUND_MATHS}.")
-        if text.count("{") != text.count("}") or _PROSE.search(normalized(_UNIT_AFTER.sub("", text))):
+        # Names of commands are no words: (\sin x, \cos x) is no prose.
+        words = re.sub(r"\\(?!text|mbox|math|boxed)[A-Za-z]+", ".", _UNIT_AFTER.sub("", text))
+        if text.count("{") != text.count("}") or _PROSE.search(normalized(words)):
             return None
         return _ROOT.sub(r"\\sqrt{\1}", text).replace("π", "\\pi").replace("°", "^\\circ")
 

@@ -46,10 +46,14 @@ y=2x+3 = 2x-y=-3
 \text{ellipse} = Ellipse
 (2,\infty) = (2,+\infty)
 (-\infty,\frac12] = (-\infty,0.5]
+(-\infty,\infty) = (-\infty,+\infty)
 (-\infty,2)\cup(3,\infty) = (3,+\infty)\cup(-\infty,2)
 (-\infty,2]\cup[3.5,\infty) = (-\infty,2]\cup[\frac72,\infty)
 x\in[2,\infty) = [2.0,\infty)
 \{1,\infty\} = \{\infty,1\}
+(\sin x,\cos x) = (\sin{x},\cos{x})
+(-\pi,\pi) = (-\frac{2\pi}2,\pi)
+\{-\infty,\infty\} = \pm\infty
 (1,0.5,\infty) = (1,\frac12,\infty)
 \begin{pmatrix}0.5\\\infty\end{pmatrix} = \begin{pmatrix}\frac12\\\infty\end{pmatrix}
 x=-\infty = -\infty
