@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.posix]
 KILLS = 3 * FACTOR
 START_SECONDS, RUN_SECONDS = 60, 120
 N_QUESTIONS, REPEATS = 4, 4
-DOWNLOAD = random.Random(0).randbytes(20_000_000)
+DOWNLOAD = b"GGUF" + random.Random(0).randbytes(20_000_000)
 
 
 @dataclass

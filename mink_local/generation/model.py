@@ -270,7 +270,7 @@ class Model:
         decoding = self.engine.prepare(request)
         if decoding.answer.finish_reason == "overflow":
             raise ContextOverflowError(decoding.answer.prompt_tokens, self.n_ctx)
-        return Reply(decoding, self.thread)
+        return Reply(decoding, self.thread, self)
 
     def prepare(self, request: Request, answer: Answer | None = None) -> Decoding:
         """Make a request ready for `thread`; see `Engine.prepare`. Raises ModelError if closed."""

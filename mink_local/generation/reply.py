@@ -72,7 +72,8 @@ class Reply(_HasAnswer):
         answer: The `Answer`, which can be pickled, and does not end when the reply is dropped.
     """
 
-    def __init__(self, decoding: Decoding, thread: EngineThread) -> None:
+    def __init__(self, decoding: Decoding, thread: EngineThread, model: object) -> None:
+        self._model = model  # which would be closed if nobody referred to it
         # The engine has the answer but not the reply, so that a reply that nobody refers to ends.
         self.answer = decoding.answer
         self._thread = thread
