@@ -289,6 +289,7 @@ def test_a_random_command_line(tmp_path: Path, tiny_path: Path, seed: int) -> No
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
-    assert process.returncode in (0, 1, 2, 130)
+    # llama.cpp's RPC server is ended by the signal itself, which a shell calls 130, too.
+    assert process.returncode in (0, 1, 2, 130, -signal.SIGINT)
     assert b"Traceback" not in errors
     assert errors.strip() or process.returncode not in (1, 2)
