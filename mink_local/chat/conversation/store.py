@@ -380,8 +380,7 @@ class ConversationStore:
             self._claim.close()
             private_folder((lock := _lock_path(self._path, number)).parent)
             with suppress(OSError):  # SQLite reuses the number of a deleted message
-                self._claim.enter_context(locked(lock, timeout=0))
-                self._claim.callback(lock.unlink, missing_ok=True)
+                self._claim.enter_context(_claimed(lock))
         return number
 
     def append(self, conversation: int, message: StoredMessage, reasoning: str, content: str) -> None:
@@ -402,8 +401,8 @@ class ConversationStore:
         path = _lock_path(self._path, message.id)
         try:
             if path.exists():
-                with locked(path, timeout=0):
-                    path.unlink(missing_ok=True)
+                with _claimed(path):
+                    pass
         except TimeoutError:
             return True
         except OSError:  # of a folder that this user cannot write to
@@ -490,6 +489,15 @@ class ConversationStore:
     def _rows(self, query: str, arguments: Sequence[object] = ()) -> list[sqlite3.Row]:
         with self._transaction() as db:
             return db.execute(query, arguments).fetchall()
+
+
+@contextmanager
+def _claimed(path: Path) -> Iterator[None]:
+    """Hold the lock of a message, whose file is removed afterwards. Raises as `locked` does."""
+    with locked(path, timeout=0):
+        yield
+    with suppress(OSError):  # on Windows another program may look at it, and no open file can be removed
+        path.unlink(missing_ok=True)
 
 
 def _lock_path(path: Path, message: int) -> Path:
