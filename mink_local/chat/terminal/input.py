@@ -23,6 +23,7 @@ from mink_local.interrupts import interrupt_raises
 
 PROMPT, MORE = "> ", "  "
 NOT_KEPT = "> (not kept) "  # the prompt while messages cannot be stored
+_CONTINUED: int | None = getattr(signal, "SIGCONT", None)  # after Ctrl-Z; Windows has none
 _stops = 0
 _ANSWER_SECONDS = 1.0  # in which a terminal answers; most take a thousandth
 _QUOTES = '"""'
@@ -62,13 +63,13 @@ def n_stops() -> int:
 
 def count_stops() -> None:
     """Count from now on how often the program is stopped."""
-    if sys.platform != "win32" and signal.getsignal(signal.SIGCONT) == signal.SIG_DFL:
+    if _CONTINUED and signal.getsignal(_CONTINUED) == signal.SIG_DFL:
 
         def hear(*_: object) -> None:
             global _stops
             _stops += 1
 
-        signal.signal(signal.SIGCONT, hear)
+        signal.signal(_CONTINUED, hear)
 
 
 def fits_window(text: str) -> bool:
@@ -121,13 +122,13 @@ class QuietTerminal:
 
     def __enter__(self) -> "QuietTerminal":
         self._silence()
-        if self._mode and sys.platform != "win32":
-            self._before = signal.signal(signal.SIGCONT, self._continue)  # the shell has set its own mode
+        if self._mode and _CONTINUED:
+            self._before = signal.signal(_CONTINUED, self._continue)  # the shell has set its own mode
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._mode and sys.platform != "win32":
-            signal.signal(signal.SIGCONT, self._before or signal.SIG_DFL)
+        if self._mode and _CONTINUED:
+            signal.signal(_CONTINUED, self._before or signal.SIG_DFL)
         self.restore()
 
     def restore(self) -> None:
