@@ -21,7 +21,7 @@ from mink_local.chat.conversation.store import (
 )
 from mink_local.chat.settings import DEFAULT, Settings
 from mink_local.chat.terminal.input import PlainLine, QuietTerminal
-from mink_local.chat.terminal.screen import Screen
+from mink_local.chat.terminal.screen import Screen, ask_window_for_size
 from mink_local.chat.terminal.theme import DARK, THEMES, Theme, asked
 from mink_local.errors import MinkError, ModelNotFoundError
 from mink_local.files import size_in_words
@@ -56,6 +56,7 @@ class Startup:
         self._files = files
         self.settings = settings = Settings(ctx)
         settings.check(is_new=settings.given)
+        ask_window_for_size()
         self.screen = self._screen(THEMES.get(settings["theme"], DARK))
         is_kept = resumed is not None or (is_chat and settings["store"])
         self._store = ConversationStore(default_path() if is_kept else None)

@@ -211,7 +211,9 @@ def test_in_a_terminal(opened: Callable[..., Any]) -> None:
     walks("\x1b[C", "token 2 of 16: ")
     walks("\x1b[A", "T = 7 (sampled at 5)")
     walks("\r", "select another")
-    assert "2 versions of this turn" in terminal.press("\x1b[Z\r" if "▸ 2" in terminal.screen else "2\r")
+    shown = terminal.press("\x1b[Z\r" if "▸ 2" in terminal.screen else "2\r")
+    assert "version 2 · " in shown
+    assert shown.count("\nThere") == 1  # the rows of the answer while it grew are replaced
     assert terminal.say("/pick").count("\n") >= 2
     assert re.search(r"token 1 of \d+", terminal.say("/explain 1"))
     terminal.send("/explain\r")

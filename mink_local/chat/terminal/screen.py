@@ -6,6 +6,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import zip_longest
 from typing import IO, Any, Protocol
 
@@ -34,6 +35,18 @@ def _gated(text: str, stream: IO[str]) -> str:
     except UnicodeEncodeError:
         return text.translate(_ASCII).encode(encoding, "replace").decode(encoding)
     return text
+
+
+def ask_window_for_size() -> None:
+    """Have this program and those it starts take the size of the window, whatever COLUMNS and LINES say.
+
+    Another program may have set them for its own window, or before this one was resized: an answer whose
+    rows are counted wrong stays on the screen beside its rendering.
+    """
+    with suppress(OSError, ValueError):  # no terminal
+        if os.get_terminal_size(sys.stdout.fileno()).columns:
+            os.environ.pop("COLUMNS", None)
+            os.environ.pop("LINES", None)
 
 
 def one_line(text: str, width: int) -> str:
