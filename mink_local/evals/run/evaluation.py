@@ -243,7 +243,7 @@ class Run(Measurement[Response]):
                 for found in self._answering.answer(wanted):
                     if isinstance(found, Response):
                         self._note(found)
-                    else:
+                    elif timer.ident is None:  # the first that is ready: a thread starts once
                         self._pace = Pace()
                         timer.start()
             timer.cancel()
