@@ -264,13 +264,14 @@ class Engine:
         outputs = self._batch.outputs
         rows = self.context.rows if outputs else np.empty((0, 0), np.float32)
         sampled = self._sample_compiled(rows, outputs)
-        for row, (slot, position) in zip(rows, outputs, strict=True):
-            if not slot.job:  # an earlier output has ended its answers
+        jobs = [slot.job for slot, _ in outputs]
+        for row, (slot, position), job in zip(rows, outputs, jobs, strict=True):
+            if not job or slot.job is not job:  # its answers have ended, and others may have its slot
                 continue
-            if position < slot.job[0].answer.prompt_tokens:
+            if position < job[0].answer.prompt_tokens:
                 told += self._record(slot, row, position)
-            elif self.tells_late and len(slot.job) == 1 and slot.job[0] in sampled and slot.job[0].is_plain:
-                self._go_on(slot, *sampled[slot.job[0]])
+            elif self.tells_late and len(job) == 1 and job[0] in sampled and job[0].is_plain:
+                self._go_on(slot, *sampled[job[0]])
             else:
                 told += self._sample(slot, row, sampled)
         seconds = time.perf_counter() - self._began

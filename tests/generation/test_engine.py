@@ -36,6 +36,9 @@ QUESTIONS = [
     "Say hello.",
 ]
 
+SHARED = "Answer in one sentence. "
+PROMPTS = ["One, two,", SHARED + "Who?", SHARED + "Why?", SHARED * 3, "word " * 40]
+
 
 def ask(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
@@ -302,10 +305,39 @@ def test_an_interrupt_is_for_what_is_being_generated(model: Model) -> None:
         assert later.finish_reason == "length"
 
 
-# Requests that come and go in a random order
+@pytest.mark.parametrize("how", ["text", "cancel"])
+def test_a_slot_freed_during_a_step_does_not_pass_on_its_logits(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Answers that diverge in this step get the slot, but not the logits of the answer that has ended."""
+    greedy = SamplingParams(temperature=0.0, max_tokens=1)
+    with load_model(tiny_path, n_ctx=256, n_parallel=2, trust=True) as model:
+        engine = model.engine
+        monkeypatch.setattr(PromptBudget, "tokens", lambda *_: 100)
+        first = submit(engine, Request(PROMPTS[4], greedy))
+        run(engine)
+        forget(model)
+        engine.tells_late = how == "text"
+        stop = [first.text] if how == "text" else ()
+        submit(engine, Request(PROMPTS[0], greedy))  # has the first slot
+        ending = submit(engine, Request(PROMPTS[4], SamplingParams(temperature=0.0, stop=stop)))
+        while not (engine.slots[1].job and engine.slots[1].is_generating):
+            engine.step()
+        diverging = [
+            submit(engine, request(PROMPTS[2], temperature=10.0, max_tokens=3, seed=seed)) for seed in (1, 2)
+        ]
+        engine.launch()
+        engine.tell() if how == "text" else engine.cancel(ending)
+        assert ending.finish_reason == ("stop" if how == "text" else "interrupted")
+        engine.collect()
+        assert [answer.n_tokens for answer in diverging] == [1, 1]
+        assert all(slot.job for slot in engine.slots), "they diverge, into the slot that was freed"
+        run(engine)
+        for answer in diverging:
+            check_past(model, answer)
 
-SHARED = "Answer in one sentence. "
-PROMPTS = ["One, two,", SHARED + "Who?", SHARED + "Why?", SHARED * 3, "word " * 40]
+
+# Requests that come and go in a random order
 
 
 def random_request(choice: random.Random) -> Request:
@@ -328,26 +360,38 @@ def random_request(choice: random.Random) -> Request:
 def test_requests_that_come_and_go(model: Model, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """An answer may be cancelled at any point: waiting, in prefill, sharing a slot, diverged without one.
 
-    The others are unaffected.
+    The others are unaffected. On a GPU, one may have ended that has not been told so yet.
     """
     choice = random.Random(seed)
     engine = forget(model).engine
-    monkeypatch.setattr(engine, "tells_late", seed % 2 == 1)  # as on a GPU
+    is_late = seed % 2 == 1
+    monkeypatch.setattr(engine, "tells_late", is_late)  # as on a GPU
+    pace = random.Random(seed)  # instead of the machine's
+    monkeypatch.setattr(PromptBudget, "tokens", lambda *_: pace.choice([0, 1, 5, 16, 64]))
+    monkeypatch.setattr(PromptBudget, "tokens_alone", property(lambda _: pace.choice([16, 64, 512])))
     answers: list[Answer] = []
     cancelled: set[Answer] = set()
+    ends: list[Answer] = []  # told
     for _ in range(250):
         action = choice.random()
         if action < 0.4 and len(answers) < 60:
             answers.append(submit(engine, random_request(choice)))
         elif action < 0.55 and answers:
             answer = choice.choice(answers)
-            if answer.finish_reason is None:
-                cancelled.add(answer)
-            engine.cancel(answer)
+            was_running = answer.finish_reason is None
+            told = engine.cancel(answer)
+            ends += [each for each, piece in told if piece.finish_reason is not None]
+            if was_running:
+                [*_, last] = [piece for each, piece in told if each is answer]
+                assert last.finish_reason == answer.finish_reason
+                if last.token is None or not is_late:  # else this token has ended it
+                    cancelled.add(answer)
         else:
-            engine.step()
-    run(engine)
+            ends += [each for each, piece in engine.step() if piece.finish_reason is not None]
+    while not engine.idle:
+        ends += [each for each, piece in engine.step() if piece.finish_reason is not None]
     assert engine.n_busy == engine.n_waiting == 0
+    assert sorted(map(id, ends)) == sorted(map(id, answers)), "each end is told once"
     assert len(cancelled) > 2
     for answer in answers:
         assert answer.finish_reason in (("interrupted",) if answer in cancelled else ("length", "stop"))
