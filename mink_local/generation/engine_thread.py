@@ -164,7 +164,9 @@ class EngineThread:
         """Pass events on to the listeners of their answers."""
         told: dict[Listener, list[Event]] = {}
         for answer, piece in events:
-            listener = self._listeners[answer]
+            listener = self._listeners.get(answer)
+            if listener is None:  # it has failed
+                continue
             if piece.finish_reason is not None:
                 del self._listeners[answer]
             told.setdefault(listener, []).append((answer, piece))
@@ -178,7 +180,7 @@ class EngineThread:
         except BaseException as error:
             for answer in [answer for answer, its in self._listeners.items() if its is listener]:
                 del self._listeners[answer]
-                self._engine.cancel(answer, error)
+                self._tell(self._engine.cancel(answer, error))  # with what others were to be told
 
     def _cancel(self, answers: Sequence[Answer]) -> None:
         self._engine.context.interrupted = False

@@ -5,8 +5,9 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,6 +21,7 @@ from mink_local.errors import GenerationError, ModelError
 from mink_local.generation.events import Events
 from mink_local.generation.model import Model
 from mink_local.generation.reply import Reply
+from mink_local.generation.request import Request, SamplingParams
 from mink_local.interrupts import on_interrupt
 from tests.conftest import forget, held
 
@@ -105,6 +107,33 @@ def test_a_job_that_fails_is_only_its_callers_problem(model: Model) -> None:
         model.reserve(0)
     assert reply.read()
     assert (reply.finish_reason, model.n_parallel) == ("length", 4)
+
+
+@pytest.mark.parametrize("tells_late", [False, True])
+def test_a_listener_that_fails_costs_others_nothing(
+    model: Model, monkeypatch: pytest.MonkeyPatch, tells_late: bool
+) -> None:
+    """Neither text nor the end of an answer; its own answers end with its error."""
+    monkeypatch.setattr(model.engine, "tells_late", tells_late)
+    heard: list[Any] = []
+
+    def failing(n_calls: int) -> Callable[[object], object]:
+        calls = iter(range(n_calls))
+        return lambda _: next(calls, None) is None and 1 / 0
+
+    params = SamplingParams(max_tokens=6, **GREEDY)
+    good = [model.engine.prepare(Request(prompt, params)) for prompt in PROMPTS[:2]]
+    bad = [model.engine.prepare(Request("Who?", replace(params, logprobs=0))) for _ in range(10)]
+    with held(model):
+        for i in range(5):
+            model.thread.generate(bad[2 * i : 2 * i + 2], failing(i))
+        model.thread.generate(good, heard.extend)
+    model.forget()
+    for decoding in good:
+        pieces = [piece for answer, piece in heard if answer is decoding.answer]
+        assert "".join(pieces) == decoding.answer.text
+        assert [piece.finish_reason for piece in pieces] == [None] * 5 + ["length"]
+    assert {type(decoding.answer.error) for decoding in bad} == {ZeroDivisionError}
 
 
 def test_a_context_that_shrinks_ends_what_no_longer_fits(tiny_path: Path) -> None:
