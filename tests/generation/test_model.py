@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -136,16 +137,17 @@ def test_context_full(tiny: Callable[..., Path]) -> None:
 @pytest.mark.parametrize("n_batches", [0, 1])
 def test_interrupt_during_prefill(smollm2: Model, monkeypatch: pytest.MonkeyPatch, n_batches: int) -> None:
     """The next answer is right, however much of the prompt has been evaluated."""
-    reply = forget(smollm2).chat("one two three four five six seven " * 120, temperature=0.0)
-    decode, batches = Context.decode, count()
+    model, decode, batches, is_asked = forget(smollm2), Context.decode, count(), Event()
 
     def interrupting(self: Context, *parts: Segment) -> bool:
-        if next(batches) == n_batches:
+        if next(batches) == n_batches and is_asked.wait(60):
             reply.interrupt()
         return decode(self, *parts)
 
     with monkeypatch.context() as patch:
         patch.setattr(Context, "decode", interrupting)
+        reply = model.chat("one two three four five six seven " * 120, temperature=0.0)
+        is_asked.set()
         reply.read()
     assert reply.finish_reason == "interrupted"
     assert len(smollm2.engine.slots[0].tokens) < reply.prompt_tokens
