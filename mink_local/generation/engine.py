@@ -373,7 +373,7 @@ class Engine:
             The ends of answers that do not fit into the context: it may have changed since they were given.
         """
         while self._waiting and not isinstance(job := self._waiting[0], Decoding):
-            if self._groups():
+            if self._groups() or self._sampled:  # a last token that is not told yet
                 return []
             self._waiting.popleft()
             job()

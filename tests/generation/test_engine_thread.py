@@ -82,7 +82,11 @@ def test_ctrl_c_ends_an_answer_as_the_program_wants(model: Model) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_job_waits_for_the_answers_before_it_and_not_for_those_after(model: Model) -> None:
+@pytest.mark.parametrize("tells_late", [False, True])
+def test_a_job_waits_for_the_answers_before_it_and_not_for_those_after(
+    model: Model, tells_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model.engine, "tells_late", tells_late)
     before = model.chat("Hi", max_tokens=50, **GREEDY)
     with ThreadPoolExecutor(1) as other:
         job = other.submit(model.thread.call_when_idle, lambda: (before.finish_reason, model.engine.n_busy))
