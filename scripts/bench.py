@@ -30,13 +30,28 @@ from mink_local.generation.template import ChatTemplate
 from mink_local.llama.constants import N_SEQ_MAX
 from mink_local.llama.context import Context, Segment
 from mink_local.llama.token_sampler import TokenSampler
-from mink_local.models.options import max_tokens_option, model_option, placement_options, sampler_option
+from mink_local.models.options import (
+    SharedOption,
+    max_tokens_option,
+    model_option,
+    placement_options,
+    sampler_option,
+)
 from mink_local.samplers import Greedy, Sampler
 
 Form = Literal["host", "llama.cpp"]
 
 tokens_option = max_tokens_option.replace(
     "--tokens", "tokens", default=64, show_default=True, help="Tokens per answer."
+)
+
+parallels_option = SharedOption(
+    "--parallel",
+    "parallels",
+    multiple=True,
+    type=click.IntRange(min=1, max=N_SEQ_MAX),
+    metavar="N",
+    help="Number of answers at a time; repeatable.",
 )
 
 
@@ -80,16 +95,7 @@ def decode(
 
 @cli.command()
 @model_option
-@click.option(
-    "--parallel",
-    "parallels",
-    multiple=True,
-    type=click.IntRange(min=1, max=N_SEQ_MAX),
-    default=(1, 4, 16),
-    show_default=True,
-    metavar="N",
-    help="Number of answers at a time; repeatable.",
-)
+@parallels_option.replace(default=(1, 4, 16))
 @sampler_option
 @temperature_option
 @tokens_option
@@ -114,16 +120,7 @@ def batch(
 
 @cli.command()
 @model_option
-@click.option(
-    "--parallel",
-    "parallels",
-    multiple=True,
-    type=click.IntRange(min=1, max=N_SEQ_MAX),
-    default=(1, 16, 64),
-    show_default=True,
-    metavar="N",
-    help="Number of answers at a time; repeatable.",
-)
+@parallels_option.replace(default=(1, 16, 64))
 @sampler_option
 @temperature_option
 @rounds_option(least=1, default=100)
