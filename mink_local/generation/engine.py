@@ -43,9 +43,8 @@ from mink_local.llama.weights import Weights
 
 Step = list[tuple[Answer, Piece]]
 Group = list[Decoding]  # answers with the same prompt and the same tokens so far, in one slot
-_FEW_PROMPTS = 1  # of a burst, left to be read when its answers start
 _MUCH_LONGER = 2  # times as long
-_MOST_WAITED = 2048  # tokens
+_MOST_WAITED = 8192  # tokens
 
 Job = Callable[[], object]  # to be called while nothing is generated
 
@@ -226,20 +225,21 @@ class Engine:
         if not is_burst and any(slot.is_growing for slot in busy):
             return self._budget.tokens(len(busy))
         # A single slot can serve nobody else meanwhile.
-        n_tokens = self._budget.tokens_alone if len(self.slots) > 1 else self.context.n_batch
-        return tokens_of_whole_prompts(busy, n_tokens)
+        n_tokens = self._budget.longest if len(self.slots) > 1 else self.context.n_batch
+        return tokens_of_whole_prompts([slot for slot in busy if not slot.is_growing], n_tokens)
 
     def _is_burst(self, busy: Sequence[Slot[Group]]) -> bool:
-        """Return whether many prompts are read before an answer is started.
+        """Return whether prompts are read before an answer is started.
 
         Were each answer started at once, the others' prompts would be read in small parts beside it, and few
         answers would be generated together. Those whose prompt is read wait only for prompts that are not
-        much longer, and for no more tokens than a few batches.
+        much longer, and for no more tokens than a few batches. A single prompt may be the first of a burst
+        whose others come while it is read, if that takes long.
         """
-        if any(slot.is_generating for slot in busy):
+        if len(self.slots) == 1 or any(slot.is_generating for slot in busy):
             return False
         reading = [len(slot.pending) for slot in busy if len(slot.pending) > 1]
-        if len(reading) <= _FEW_PROMPTS:
+        if not reading or (len(busy) == 1 and reading[0] <= self._budget.unnoticed):
             return False
         ready = [slot for slot in busy if len(slot.pending) == 1]
         read = [each.answer.evaluated_tokens for slot in ready for each in slot.job or ()]

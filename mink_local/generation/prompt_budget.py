@@ -41,9 +41,14 @@ class PromptBudget:
         return max(1, min(wanted, int((_LONGEST - step) / token)))
 
     @property
-    def tokens_alone(self) -> int:
+    def longest(self) -> int:
         """The next step's budget without answers."""
-        return max(_LEAST, int(_LONGEST / self._per_token)) if self._per_token else _FIRST
+        return self._in(_LONGEST)
+
+    @property
+    def unnoticed(self) -> int:
+        """How many tokens of a prompt are read in a moment."""
+        return self._in(_UNNOTICED)
 
     def note(self, seconds: float, n_answers: int, n_prompt: int) -> None:
         """Learn from a step.
@@ -61,8 +66,12 @@ class PromptBudget:
                 seconds -= step
             else:
                 self._steps.setdefault(n_answers, deque(maxlen=_RECENT)).append(seconds)
-        if n_prompt and (self._steps or not n_answers):
+        # Without answers, what every step costs is part of it: much, if a step reads only a few tokens.
+        if n_prompt and (self._steps if n_answers else n_prompt >= _LEAST):
             self._tokens.append(max(0.0, seconds / n_prompt))
+
+    def _in(self, seconds: float) -> int:
+        return max(_LEAST, int(seconds / self._per_token)) if self._per_token else _FIRST
 
     @property
     def _per_token(self) -> float:

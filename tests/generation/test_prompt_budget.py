@@ -45,10 +45,18 @@ def test_one_slow_step_changes_little(at: int) -> None:
 def test_a_step_without_answers_lasts_a_second(token: float, tokens: int) -> None:
     """Known from other such steps, or from those beside answers."""
     alone, beside = PromptBudget(), PromptBudget()
-    alone.note(alone.tokens_alone * token, 0, alone.tokens_alone)
+    alone.note(alone.longest * token, 0, alone.longest)
     run(beside, 0.01, token)
-    assert alone.tokens_alone == pytest.approx(tokens, abs=1)
-    assert beside.tokens_alone == pytest.approx(tokens, abs=1)
+    assert alone.longest == pytest.approx(tokens, abs=1)
+    assert beside.longest == pytest.approx(tokens, abs=1)
+
+
+def test_steps_of_a_few_tokens_do_not_say_what_a_token_takes() -> None:
+    budget = PromptBudget()
+    budget.note(64 * 0.01, 0, 64)
+    for _ in range(5):
+        budget.note(0.04 + 0.01, 0, 1)
+    assert budget.longest == pytest.approx(100, abs=1)
 
 
 def test_first_answers_wait_for_the_others_as_long_as_all_will() -> None:
