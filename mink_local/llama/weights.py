@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 import os
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
 from functools import cached_property, partial
 from pathlib import Path
@@ -60,36 +60,12 @@ class Cancel:
             params.progress_callback_user_data = ctypes.addressof(self._goes_on)
 
 
-class _Lease:
-    """Memory of llama.cpp's that is freed when the last of its users gives it back.
+class _Loaded:
+    """llama.cpp's model and its vocabulary, whose memory is freed with the last reference to this."""
 
-    Without a lock: the last use may end in a finalizer, which may run anywhere.
-    """
-
-    def __init__(self, free: Callable[[Any], object], handle: Any, name: str) -> None:
-        self._free = weakref.finalize(self, free, handle)  # once
-        self._free.atexit = False
-        self._users = [None]  # the owner
-        self._is_closed = False
-        self._name = name
-
-    def take(self) -> None:
-        """Keep the memory until `give_back`. Raises ModelError if the owner has closed it."""
-        self._users.append(None)
-        if self._is_closed:
-            self.give_back()
-            raise closed(self._name)
-
-    def give_back(self) -> None:
-        self._users.pop()
-        if not self._users:
-            self._free()
-
-    def close(self) -> None:
-        """Give the owner's use back; idempotent."""
-        if not self._is_closed:
-            self._is_closed = True
-            self.give_back()
+    def __init__(self, handle: Any) -> None:
+        self.handle, self.vocab = handle, C.llama_model_get_vocab(handle)
+        weakref.finalize(self, C.llama_model_free, handle).atexit = False
 
 
 def closed(name: str) -> ModelError:
@@ -160,10 +136,9 @@ class Weights:
         handle = allocated(partial(C.llama_model_load_from_file, bytes(path), params), verbose)
         if not handle:
             raise ModelError(f"llama.cpp cannot load {path}: {reason()}")
-        self._lease = _Lease(C.llama_model_free, handle, path.stem)
-        # At the end of the program too, unless a thread still compiles a constraint.
-        self._close = weakref.finalize(self, self._lease.close)
-        self._handle, self._vocab = handle, C.llama_model_get_vocab(handle)
+        self._open = [_Loaded(handle)]
+        # At the end of the program too; a thread that still compiles a constraint keeps the memory.
+        self._close = weakref.finalize(self, self._open.clear)
         self.n_vocab: int = C.llama_vocab_n_tokens(self.vocab)
         self.n_layers: int = C.llama_model_n_layer(self.handle)
         self.n_ctx_train: int = C.llama_model_n_ctx_train(self.handle)
@@ -200,14 +175,18 @@ class Weights:
     @property
     def handle(self) -> Any:
         """llama.cpp's model. Raises ModelError if it is closed."""
-        if self.is_closed:
-            raise closed(self.path.stem)
-        return self._handle
+        return self._loaded.handle
 
     @property
     def vocab(self) -> Any:
         """llama.cpp's vocabulary. Raises ModelError if the model is closed."""
-        return self.handle and self._vocab
+        return self._loaded.vocab
+
+    @property
+    def _loaded(self) -> _Loaded:
+        for loaded in self._open:  # which another thread may empty
+            return loaded
+        raise closed(self.path.stem)
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[Any]:
@@ -215,16 +194,12 @@ class Weights:
 
         Raises ModelError if it is closed.
         """
-        self._lease.take()
-        try:
-            yield self._vocab
-        finally:
-            self._lease.give_back()
+        loaded = self._loaded
+        yield loaded.vocab
 
     def keep_for(self, user: object) -> None:
         """Keep the vocabulary as long as an object. Raises ModelError if the model is closed."""
-        self._lease.take()
-        weakref.finalize(user, self._lease.give_back)
+        weakref.finalize(user, id, self._loaded)  # holds its arguments until then
 
     @cached_property
     def control_tokens(self) -> tuple[str, ...]:
