@@ -4,15 +4,15 @@
 .venv/bin/python scripts/bench.py decode --sampler min-k --rounds 21
 .venv/bin/python scripts/bench.py batch --parallel 1 --parallel 16
 .venv/bin/python scripts/bench.py host --parallel 64
+.venv/bin/python scripts/bench.py options -m qwen2.5-coder-0.5b.gguf
 """
 
 import itertools
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import click
 import numpy as np
@@ -20,16 +20,19 @@ from llama_cpp import llama_cpp as C
 from scipy.stats import quantile_test
 
 from mink_local.bench.cli import output_options, report, rounds_option, samplers_option, temperature_option
-from mink_local.bench.timing import LLAMA_CPP, PROMPT, Row, in_turn, llama_cpp_chain, seconds
+from mink_local.bench.timing import PROMPT, Row, in_turn, logits_of_answer, seconds
 from mink_local.cli import run
+from mink_local.generation.decoding import log_probabilities
 from mink_local.generation.engine import Engine
 from mink_local.generation.loading import load_model, make_context
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.generation.template import ChatTemplate
 from mink_local.llama.constants import N_SEQ_MAX
+from mink_local.llama.constraints import Constrainer, Constraints
 from mink_local.llama.context import Context, Segment
-from mink_local.llama.token_sampler import TokenSampler
+from mink_local.llama.guide import Guide
+from mink_local.llama.token_sampler import RowSampler, TokenSampler
 from mink_local.models.options import (
     SharedOption,
     max_tokens_option,
@@ -37,9 +40,7 @@ from mink_local.models.options import (
     placement_options,
     sampler_option,
 )
-from mink_local.samplers import Greedy, Sampler
-
-Form = Literal["host", "llama.cpp"]
+from mink_local.samplers import Greedy, MinK, Sampler
 
 tokens_option = max_tokens_option.replace(
     "--tokens", "tokens", default=64, show_default=True, help="Tokens per answer."
@@ -66,15 +67,6 @@ def cli() -> None:
 @temperature_option
 @tokens_option
 @rounds_option(least=6, default=11)
-@click.option(
-    "--form",
-    "forms",
-    multiple=True,
-    type=click.Choice(["host", "llama.cpp"]),
-    default=("host",),
-    show_default=True,
-    help="Whose samplers: mink-local's, on the host, or llama.cpp's own; repeatable.",
-)
 @placement_options
 @output_options
 def decode(
@@ -83,13 +75,12 @@ def decode(
     temp: float,
     tokens: int,
     rounds: int,
-    forms: Sequence[Form],
     output: str | None,
     **placement: Any,
 ) -> None:
     """Time generation with each sampler, and compare it with greedy (the paper's latency table)."""
     with load_model(model, n_ctx=tokens + 256, **placement) as loaded:
-        speeds = time_decoding(loaded, samplers, forms, temp, tokens, rounds)
+        speeds = time_decoding(loaded, samplers, temp, tokens, rounds)
     report(speeds, output, f"{loaded.name} {loaded.placement}\n{tokens} tokens, {rounds} rounds")
 
 
@@ -141,6 +132,17 @@ def host(
     report(rows, output, f"{loaded.name} {loaded.placement}\n{sampler}, {rounds} steps")
 
 
+@cli.command()
+@model_option
+@rounds_option(least=1, default=100)
+@output_options
+def options(model: str, rounds: int, output: str | None) -> None:
+    """Time what options cost: CPU time of the engine's thread for a token, with 8 answers at a time."""
+    with load_model(model, n_ctx=512, n_parallel=1) as loaded:
+        rows = time_options(loaded, rounds)
+    report(rows, output, f"{loaded.name} {loaded.placement}\nmin-k, {rounds} steps")
+
+
 def slowdown(values: Sequence[float], reference: Sequence[float]) -> tuple[float, float, float]:
     """Return how much longer a contestant takes than the reference, in percent, with a 95% interval.
 
@@ -153,55 +155,40 @@ def slowdown(values: Sequence[float], reference: Sequence[float]) -> tuple[float
 
 
 def time_decoding(
-    model: Model,
-    samplers: Sequence[Sampler],
-    forms: Sequence[Form],
-    temperature: float,
-    tokens: int,
-    rounds: int,
+    model: Model, samplers: Sequence[Sampler], temperature: float, tokens: int, rounds: int
 ) -> list[Row]:
-    """Generate answers to one prompt with each sampler in turn; generation continues past end-of-sequence.
-
-    Each sampler uses the `forms` it has: "host" or "llama.cpp" (its own samplers). Greedy and llama.cpp's
-    greedy come first.
-    """
+    """Generate answers to one prompt with greedy and each sampler in turn, past end-of-sequence too."""
     prompt = model.prompt_tokens([{"role": "user", "content": PROMPT}])
     n_ctx = len(prompt) + tokens
     context = make_context(model.weights, n_ctx, 1, n_threads=model.engine.context.n_threads)
 
-    def answer(sampler: Sampler, form: Form, seed: int) -> tuple[float, float]:
+    def answer(sampler: Sampler, seed: int) -> tuple[float, float]:
         """Return the median seconds of an answer's steps, and of sampling in them."""
-        steps = answer_steps(context, prompt, sampler, form, temperature, seed)
+        steps = answer_steps(context, prompt, sampler, temperature, seed)
         times = [step[1:] for step in itertools.islice(steps, tokens)]
         whole, sampling = np.median(times, axis=0)
         return float(whole), float(sampling)
 
-    contestants = {("greedy", "llama.cpp"): partial(answer, Greedy(), "llama.cpp")}
-    for form in forms:
-        for sampler in (Greedy(), *samplers):
-            if form == "host" or all(type(one) in LLAMA_CPP for one in sampler.members):
-                contestants[str(sampler), form] = partial(answer, sampler, form)
+    contestants = {str(sampler): partial(answer, sampler) for sampler in (Greedy(), *samplers)}
     return compare_decoding(in_turn(contestants, rounds))
 
 
-def compare_decoding(steps: Mapping[tuple[str, str], Sequence[tuple[float, float]]]) -> list[Row]:
-    """Return a row per sampler and form: its speed, and how much longer its steps take than greedy's.
+def compare_decoding(steps: Mapping[str, Sequence[tuple[float, float]]]) -> list[Row]:
+    """Return a row per sampler: its speed, and how much longer its steps take than greedy's.
 
     Args:
-        steps: Seconds of a step and of its sampling, by sampler and form, one pair per round; each form
-            includes greedy.
+        steps: Seconds of a step and of its sampling, by sampler, one pair per round, including greedy's.
 
     Returns:
         Medians over rounds; the slowdown is in percent, with its 95% interval.
     """
     rows = []
-    for (method, form), times in steps.items():
+    for method, times in steps.items():
         step, sampling = zip(*times, strict=True)
-        percent, low, high = slowdown(step, [seconds for seconds, _ in steps["greedy", form]])
+        percent, low, high = slowdown(step, [seconds for seconds, _ in steps["greedy"]])
         rows.append(
             {
                 "method": method,
-                "form": form,
                 "tokens_per_s": 1 / median(step),
                 "ms_per_token": 1e3 * median(step),
                 "sampling_us": 1e6 * median(sampling),
@@ -214,43 +201,23 @@ def compare_decoding(steps: Mapping[tuple[str, str], Sequence[tuple[float, float
 
 
 def answer_steps(
-    context: Context, prompt: Sequence[int], sampler: Sampler, form: Form, temperature: float, seed: int
+    context: Context, prompt: Sequence[int], sampler: Sampler, temperature: float, seed: int
 ) -> Iterator[tuple[int, float, float]]:
     """Generate an endless answer in sequence 0 of a context.
-
-    "host" samples like `Engine`, "llama.cpp" in llama.cpp's order: the cut, then temperature.
 
     Yields:
         A token, the seconds of its step, and the seconds of sampling it.
     """
-    if form == "llama.cpp":
-        sample = _llama_cpp_chain(context, sampler, temperature, seed)
-    else:
-        host = TokenSampler(sampler, temperature, seed, context.n_vocab)
-
-        def sample() -> int:
-            return host(context.rows[-1], step=1)
-
+    sample = TokenSampler(sampler, temperature, seed, context.n_vocab)
     context.clear()
     position = len(prompt)
     _evaluate(context, prompt, 0)
     while True:
         began = time.perf_counter()
-        token, sampled = sample(), time.perf_counter()
+        token, sampled = sample(context.rows[-1], step=1), time.perf_counter()
         _evaluate(context, [token], position)
         position += 1
         yield token, time.perf_counter() - began, sampled - began
-
-
-def _llama_cpp_chain(context: Context, sampler: Sampler, temperature: float, seed: int) -> Callable[[], int]:
-    """Return a function that samples with llama.cpp's own samplers."""
-    chain = llama_cpp_chain(sampler)
-    if not isinstance(sampler, Greedy):
-        C.llama_sampler_chain_add(chain, C.llama_sampler_init_temp(temperature))
-        C.llama_sampler_chain_add(chain, C.llama_sampler_init_dist(seed))
-    sample = partial(C.llama_sampler_sample, chain, context.handle, -1)
-    weakref.finalize(sample, C.llama_sampler_free, chain)
-    return sample
 
 
 def _evaluate(context: Context, tokens: Sequence[int], position: int) -> None:
@@ -356,19 +323,14 @@ def _batch(
     return context.n_seq, lambda _: (speed(partial(generate, context)), speed(recorder.repeat))
 
 
-class _Timed:
-    """Samples rows as another object does, and adds up the CPU time of that."""
+class _Timed(RowSampler):
+    """Notes the CPU time of the last call."""
 
-    def __init__(self, sample: Any) -> None:
-        self._sample = sample
-        self.seconds = 0.0
+    seconds = 0.0
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sample, name)
-
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any) -> tuple[list[int], list[int]]:
         began = time.thread_time()
-        found = self._sample(*arguments)
+        found = super().__call__(*arguments)
         self.seconds = time.thread_time() - began
         return found
 
@@ -381,7 +343,8 @@ def time_host(model: Model, n_parallel: int, sampler: Sampler, temperature: floa
     """
     context = make_context(model.weights, 256, n_parallel, n_threads=1)
     engine = Engine(context, model.weights, ChatTemplate(model.weights))
-    engine.tells_late, engine._rows = True, _Timed(engine._rows)  # type: ignore[assignment]
+    engine.tells_late = True
+    engine._rows = rows = _Timed(context.n_vocab, n_threads=1)
     for seed in range(n_parallel):
         params = SamplingParams(sampler=sampler, temperature=temperature, seed=seed)
         engine.enqueue(engine.prepare(Request([seed + 50], params)))
@@ -399,11 +362,61 @@ def time_host(model: Model, n_parallel: int, sampler: Sampler, temperature: floa
             told = time.thread_time()
             engine.collect()
             critical = time.thread_time() - told + launched - began
-            times.append((critical, engine._rows.seconds, told - launched))  # type: ignore[attr-defined]
+            times.append((critical, rows.seconds, told - launched))
     finally:
         C.llama_decode = real
     critical, sampling, text = (1e6 * min(column) / n_parallel for column in zip(*times, strict=True))
     return {"answers": n_parallel, "critical_us": critical, "sampling_us": sampling, "text_us": text}
+
+
+_SCHEMA = {"type": "string", "maxLength": 60}
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "repeat_penalty": {"repeat_penalty": 1.1},
+    "a choice: few tokens allowed": {"choice": ["yes", "no", "maybe"]},
+    "a regex: most tokens allowed": {"regex": '[^"]*'},
+    "a schema with maxLength": {"json_schema": _SCHEMA},
+}
+
+
+def time_options(model: Model, rounds: int) -> list[Row]:
+    """Return the least CPU time of sampling a token under each option, and its ratio to that without any.
+
+    Masks are computed in another thread, behind llama_decode. Also returned are the log-probabilities of five
+    tokens, and the matcher of a schema that was compiled before.
+    """
+    weights, n = model.weights, 8
+    rows = np.ascontiguousarray(logits_of_answer(model, n))
+    sampling = _Timed(weights.n_vocab, n_threads=1)
+
+    def sampled(options: dict[str, Any]) -> float:
+        own = Constraints(**options)
+        samplers = [
+            TokenSampler(MinK(), 1.0, i, weights.n_vocab, Constrainer(own, weights, range(300)))
+            for i in range(n)
+        ]
+        times = []
+        for _ in range(rounds):
+            sampling.fill_masks(samplers)
+            sampling(rows, range(n), samplers)
+            times.append(sampling.seconds)
+        return min(times) / n
+
+    def called(function: Callable[[], object]) -> float:
+        return min(_cpu_seconds(function) for _ in range(rounds))
+
+    costs = {name: sampled(options) for name, options in _OPTIONS.items()}
+    costs["logprobs of 5"] = called(lambda: log_probabilities(rows[0], 5, 5))
+    costs["a schema again, once an answer"] = called(lambda: Guide("json_schema", _SCHEMA, weights))
+    return [
+        {"option": name, "us": 1e6 * cost, "times_none": cost / costs["none"]} for name, cost in costs.items()
+    ]
+
+
+def _cpu_seconds(function: Callable[[], object]) -> float:
+    began = time.thread_time()
+    function()
+    return time.thread_time() - began
 
 
 if __name__ == "__main__":

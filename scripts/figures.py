@@ -2,7 +2,6 @@
 
 \b
 .venv/bin/python scripts/figures.py --machine "2-core Intel Xeon virtual machine" [NAME…]
-.venv-cuda/bin/python scripts/figures.py --device cuda        writes docs/devices/cuda.md
 """
 
 import datetime
@@ -15,10 +14,9 @@ from pathlib import Path
 
 import click
 
-from mink_local.llama.devices import gpu_missing, gpus
-
 ROOT = Path(__file__).parents[1]
-PAGE, DEVICES = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "devices"
+PAGE = ROOT / "docs" / "benchmarks.md"
+NAMES = ["sampler", "decode", "batch", "host", "options", "load"]
 BLOCK = re.compile(
     r"(<!-- begin: ((?:mink-bench|scripts/bench\.py) (\w+)[^\n]*|scripts/(load)\.py[^\n]*) -->\n)"
     r".*?(?=<!-- end -->)",
@@ -38,28 +36,11 @@ def measured(command: str) -> str:
     return done.stdout.strip() + "\n"
 
 
-def write_device(device: str, today: str) -> None:
-    """Write a GPU's page: generation, batches and single steps."""
-    if missing := gpu_missing():
-        raise click.ClickException(f"nothing to measure: {missing}")
-    parts = [f"# {device}\n", f"{', '.join(gpu.name for gpu in gpus())}, {today}.\n"]
-    for command in ("scripts/bench.py decode", "scripts/bench.py batch", "mink-bench sampler"):
-        parts += [f"`{command}`\n", measured(command)]
-    DEVICES.mkdir(exist_ok=True)
-    (DEVICES / f"{device}.md").write_text("\n".join(parts), encoding="utf-8")
-
-
 @click.command(help=__doc__)
-@click.option("--machine", metavar="TEXT", help="Machine that the figures are measured on.")
-@click.option("--device", metavar="NAME", help="Write a page for this machine's GPU instead.")
-@click.argument("names", nargs=-1, type=click.Choice(["sampler", "decode", "batch", "load"]))
-def main(machine: str | None, device: str | None, names: Sequence[str]) -> None:
+@click.option("--machine", metavar="TEXT", required=True, help="Machine that the figures are measured on.")
+@click.argument("names", nargs=-1, type=click.Choice(NAMES))
+def main(machine: str, names: Sequence[str]) -> None:
     today = datetime.date.today().isoformat()
-    if device:
-        write_device(device, today)
-        return
-    if not machine:
-        raise click.UsageError("give the machine that the figures are measured on with --machine")
 
     def replaced(match: re.Match[str]) -> str:
         head, command, bench, load = match.groups()

@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,8 @@ from llama_cpp import llama_cpp as C
 
 from mink_local.cli import run
 from mink_local.generation.loading import load_model
-from mink_local.generation.model import Model
 from mink_local.samplers import Greedy, MinK, Mirostat
 from scripts.bench import (
-    answer_steps,
     cli,
     compare_batches,
     compare_decoding,
@@ -42,20 +39,11 @@ def test_slowdown_and_its_interval_are_order_statistics_of_the_rounds() -> None:
 
 
 def test_a_slower_method_is_told_from_noise() -> None:
-    """Each is compared with greedy of its form."""
     noise = [1.0, 1.3, 0.9, 1.1, 1.2, 0.8, 1.0, 1.4]
     greedy, slower = ([(seconds * n, seconds / 100) for n in noise] for seconds in (0.010, 0.011))
-    speeds = compare_decoding(
-        {
-            ("greedy", "host"): greedy,
-            ("slower", "host"): slower,
-            ("greedy", "llama.cpp"): slower,
-            ("slower", "llama.cpp"): slower,
-        }
-    )
-    percents = [(one["low"], one["slowdown_percent"], one["high"]) for one in speeds]
-    assert percents == [(0, 0, 0), pytest.approx((10, 10, 10)), (0, 0, 0), (0, 0, 0)]
-    assert speeds[1] == {"method": "slower", "form": "host"} | {
+    speeds = compare_decoding({"greedy": greedy, "slower": slower})
+    assert (speeds[0]["low"], speeds[0]["slowdown_percent"], speeds[0]["high"]) == (0, 0, 0)
+    assert speeds[1] == {"method": "slower"} | {
         name: pytest.approx(value)
         for name, value in {
             "tokens_per_s": 1000 / 11.55, "ms_per_token": 11.55, "sampling_us": 110,
@@ -83,21 +71,9 @@ def test_what_a_gpu_still_computes_is_not_sampling_time(
     synchronize = C.llama_synchronize
     monkeypatch.setattr(C, "llama_synchronize", late)
     with load_model(str(tiny_path), n_ctx=128) as model:
-        speeds = time_decoding(model, [], ["host", "llama.cpp"], 1.0, tokens=3, rounds=2)
-    assert len(speeds) == 2
-    for speed in speeds:
-        assert speed["ms_per_token"] > 40
-        assert speed["sampling_us"] < 40_000
-
-
-def test_both_forms_sample_the_same_tokens(tiny_path: Path) -> None:
-    def tokens(model: Model, form: Any) -> list[int]:
-        prompt = model.prompt_tokens("Once upon a time")
-        steps = answer_steps(model.engine.context, prompt, Greedy(), form, 1.0, 1)
-        return [token for token, *_ in islice(steps, 5)]
-
-    with load_model(str(tiny_path), n_ctx=64) as model:
-        assert tokens(model, "host") == tokens(model, "llama.cpp")
+        [speed] = time_decoding(model, [], 1.0, tokens=3, rounds=2)
+    assert speed["ms_per_token"] > 40
+    assert speed["sampling_us"] < 40_000
 
 
 def test_as_many_answers_are_generated_as_are_asked_for(tiny_path: Path) -> None:
@@ -110,15 +86,8 @@ def test_as_many_answers_are_generated_as_are_asked_for(tiny_path: Path) -> None
 
 def test_decoding_is_compared_with_greedy(bench: Callable[..., Finished], tiny_path: Path) -> None:
     arguments = ["decode", "--model", tiny_path, "--tokens", 3, "--rounds", 6, "--sampler", "min-k"]
-    forms = ["--sampler", "mirostat", "--form", "host", "--form", "llama.cpp", "--json"]
-    speeds = json.loads(bench(*arguments, *forms).succeeded().stdout)
-    greedy, min_k, mirostat = str(Greedy()), str(MinK()), str(Mirostat())
-    assert [(speed["method"], speed["form"]) for speed in speeds] == [
-        (greedy, "llama.cpp"),
-        (greedy, "host"),
-        (min_k, "host"),
-        (mirostat, "host"),
-    ]
+    speeds = json.loads(bench(*arguments, "--sampler", "mirostat", "--json").succeeded().stdout)
+    assert [speed["method"] for speed in speeds] == [*map(str, (Greedy(), MinK(), Mirostat()))]
     for speed in speeds:
         assert speed["low"] <= speed["slowdown_percent"] <= speed["high"]
         assert 0 < speed["sampling_us"] < 1000 * speed["ms_per_token"]
@@ -129,7 +98,6 @@ def test_decoding_is_compared_with_greedy(bench: Callable[..., Finished], tiny_p
     ("arguments", "complaint"),
     [
         (["decode", "--rounds", "1"], "--rounds"),
-        (["decode", "--form", "parrot"], "parrot"),
         (["batch", "--parallel", "257"], "--parallel"),
     ],
 )
