@@ -18,7 +18,7 @@ import numpy as np
 from llama_cpp import llama_cpp as C
 
 from mink_local.errors import GenerationError
-from mink_local.llama.token_data import TOKEN_DATA, read_token_data, write_token_data
+from mink_local.llama.token_data import TOKEN_DATA, write_token_data
 from mink_local.llama.token_sampler import broken
 from mink_local.samplers import Sampler, Workspace
 from mink_local.samplers.base import random_of
@@ -41,7 +41,12 @@ class _Selection:
         """Reduce a llama_token_data_array to the candidates, by token id; leave it unchanged on an error."""
         address = ctypes.cast(array.data, ctypes.c_void_p).value
         records = np.frombuffer((C.llama_token_data * array.size).from_address(address), TOKEN_DATA)
-        k = self._select(self._logits) if read_token_data(records, self._logits) else _UNKNOWN_TOKEN
+        ids = records["id"]
+        is_known = bool(np.all((ids >= 0) & (ids < self._logits.size)))
+        if is_known:
+            self._logits[:] = -np.inf
+            self._logits[ids] = records["logit"]
+        k = self._select(self._logits) if is_known else _UNKNOWN_TOKEN
         if k < 0:
             self.error = k
             return

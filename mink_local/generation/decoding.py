@@ -74,7 +74,7 @@ class Decoding:
         self._splitter = Splitter(reasoning, parser, reasoning_in_content=not request.split_reasoning)
         answer.prefix = self._splitter.feed(text_decoder().decode(begun))
         self._splitter.stop_at((*params.stop, *stop), self._may_end)
-        constrainer = None
+        self._constrainer = Constrainer()
         if params.constraints is not None:
             prefix, may_reason = request.prefix, request.enable_thinking is not False
             if state == "start" and (params.reasoning_budget == 0 or not may_reason):
@@ -82,16 +82,17 @@ class Decoding:
             else:
                 before = before_answer(params.constraints, state)
             given = prompt[: len(prompt) - len(prefix)]
-            constrainer = Constrainer(params.constraints, weights, given, buffers, prefix, before)
+            self._constrainer = Constrainer(params.constraints, weights, given, prefix, before)
+        sampler, temperature = params.effective_sampler, params.temperature
         self._sampler = TokenSampler(
-            params.effective_sampler, params.temperature, answer.seed, weights.n_vocab, constrainer, buffers
+            sampler, temperature, answer.seed, weights.n_vocab, self._constrainer, buffers
         )
         self._budget: ReasoningBudget | None = None
         if params.reasoning_budget is not None and params.limits_reasoning:
             self._budget = ReasoningBudget(params.reasoning_budget, state, weights, request.prefix)
         self._must_follow: deque[int] = deque()
         # Whether no token has to come next: known from the last step, or always, if text forces none.
-        self._is_free = self.is_plain = self._sampler.guide is None and self._budget is None
+        self._is_free = self.is_plain = self._constrainer.guide is None and self._budget is None
         self._needs_row = request.watch is not None or params.logprobs is not None
         self._bans: tuple[
             NDArray[np.int32], ...
@@ -194,11 +195,11 @@ class Decoding:
         """Return the token that must come next, if there is one, having told the sampler."""
         token = self._budget.forced if self._budget else None
         if token is None:
-            if not self._must_follow and (forced := self._sampler.forced()):
+            if not self._must_follow and (forced := self._constrainer.forced()):
                 self._must_follow.extend(takewhile(lambda token: token not in self._stop_tokens, forced))
             token = self._must_follow.popleft() if self._must_follow else None
         if token is not None:
-            self._sampler.accept(token)
+            self._constrainer.accept(token)
         return token
 
     def append(self, token: int, k: int) -> Piece:
@@ -219,7 +220,7 @@ class Decoding:
             answer.top_logprobs.append(self._top_logprobs)
         text = self._decoder.decode(self._texts.get(token) or self._weights.piece(token))
         reason: FinishReason | None = "length" if len(answer.tokens) == self._max_tokens else None
-        if self._sampler.is_over:
+        if self._constrainer.is_over:
             reason = "stop"
         piece = self._piece(text, token, k, reason)
         answer.n_reasoning += self._splitter.in_reasoning
@@ -236,12 +237,12 @@ class Decoding:
             return self._weights.ends_generation(token)
         if self._weights.piece(token) and not self._splitter.in_content:
             return False
-        return self._sampler.may_end(self.answer.text + self._splitter.waiting)
+        return self._constrainer.may_end(self.answer.text + self._splitter.waiting)
 
     def _may_end(self, text: str) -> bool:
         """Return whether a stop string may end the answer with a text that has yet to be added to it."""
         is_long_enough = len(self.answer.tokens) > self._params.min_tokens
-        return is_long_enough and self._sampler.may_end(self.answer.text + text)
+        return is_long_enough and self._constrainer.may_end(self.answer.text + text)
 
     def _piece(self, text: str, token: int | None, k: int, reason: FinishReason | None = None) -> Piece:
         answer = self.answer

@@ -37,8 +37,8 @@ from mink_local.generation.slots import Batch, Slot, decode, find_free, reserve,
 from mink_local.generation.template import ChatTemplate
 from mink_local.generation.tool_calls import ToolParser
 from mink_local.llama.context import Context
-from mink_local.llama.row_sampler import RowSampler
 from mink_local.llama.token_data import SamplingBuffers
+from mink_local.llama.token_sampler import RowSampler
 from mink_local.llama.weights import Weights
 
 Step = list[tuple[Answer, Piece]]

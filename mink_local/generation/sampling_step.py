@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mink_local.generation.reasoning_budget import before_answer
 from mink_local.generation.text import ReasoningState
 from mink_local.llama.constraints import Constrainer, Constraints
+from mink_local.llama.token_data import SamplingBuffers
 from mink_local.llama.weights import Weights
 from mink_local.samplers import Chain, Greedy, MinK, Order, Sampler, default_samplers
 
@@ -211,6 +212,7 @@ class ConstrainedRows:
         self._make = partial(Constrainer, constraints, weights, prompt, prefix=tokens[:first], before=before)
         self._tokens, self._first = tokens, first
         self._constrainer, self._at = self._make(), first
+        self._buffers = SamplingBuffers(weights.n_vocab)
 
     def row(self, logits: NDArray[np.float32], at: int) -> NDArray[np.float32]:
         """Return the logits (V,) of step `at` as its sampler saw them.
@@ -223,7 +225,7 @@ class ConstrainedRows:
         for token in self._tokens[self._at : at]:
             self._constrainer.accept(token)
             self._at += 1
-        return self._constrainer.apply(logits).copy()
+        return self._constrainer.apply(logits, self._buffers).copy()
 
 
 def _softmax(logits: Floats) -> Floats:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mink_local.checks import Range, as_ids, as_texts, shown
 from mink_local.errors import OptionError
 from mink_local.llama.guide import Guide
-from mink_local.llama.token_data import SamplingBuffers, mask_logits, write_token_data
+from mink_local.llama.token_data import APPLY, NO_MASK, SamplingBuffers, edit
 from mink_local.llama.weights import Weights
 
 _LARGE = 1e30  # sums and products of options up to this stay finite in float32; inf - inf would be NaN
@@ -130,10 +130,15 @@ class Constrainer:
     """Applies constraints to rows of logits: bias and penalties by a llama.cpp chain, then a guide's mask.
 
     Args:
+        constraints: By default none, so that nothing else is needed.
         prompt: Tokens before the answer, for the penalties.
         prefix: Tokens that the answer begins with. What it conforms to comes after them if they do not
             conform themselves.
         before: What the guide allows before the answer; see `Guide`.
+
+    Attributes:
+        guide: The guide, if there is one.
+        penalties: Address of llama.cpp's samplers for bias and penalties; 0 if there are none.
 
     Raises:
         ValueError: A biased token is not in the vocabulary, or a constraint cannot be kept.
@@ -141,29 +146,30 @@ class Constrainer:
 
     def __init__(
         self,
-        constraints: Constraints,
-        weights: Weights,
-        prompt: Sequence[int],
-        buffers: SamplingBuffers | None = None,
+        constraints: Constraints | None = None,
+        weights: Weights | None = None,
+        prompt: Sequence[int] = (),
         prefix: Sequence[int] = (),
         before: str = "",
     ) -> None:
-        self._buffers = buffers or SamplingBuffers(weights.n_vocab)
-        self._banned = {token for token, bias in constraints.logit_bias.items() if bias == -math.inf}
         self.guide: Guide | None = None
+        self.penalties = 0
+        self._banned: set[int] = set()
+        self._chain: Any = None
+        if constraints is None or weights is None:
+            return
         if constraints.form is not None:
             option, value = constraints.form
             self.guide = Guide(option, value, weights, before)
             if not self.guide.begin(prefix):
                 self.guide = Guide(option, value, weights)
-        self._chain: Any = None
-        self.penalties = 0
+        if not constraints.changes_logits:
+            return
+        self._banned |= {token for token, bias in constraints.logit_bias.items() if bias == -math.inf}
         # Penalties can change no others than these: the biased tokens, and the last ones.
         self._biased = list(constraints.logit_bias)
         lengths = constraints.penalty_last_n, constraints.dry_penalty_last_n
         self._last: deque[int] = deque(maxlen=max(_history(length, weights) for length in lengths))
-        if not constraints.changes_logits:
-            return
         self._chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
         # The finalizer holds the weights: the samplers read their vocabulary.
         weakref.finalize(self, lambda chain, _: C.llama_sampler_free(chain), self._chain, weights)
@@ -189,26 +195,33 @@ class Constrainer:
         """The tokens whose logits the penalties may change, some of them several times."""
         return np.array([*self._biased, *self._last], np.int32) if self.penalties else NO_TOKENS
 
-    def apply(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    @property
+    def is_on(self) -> bool:
+        """Whether it may change logits."""
+        return bool(self.penalties) or self.guide is not None
+
+    def apply(
+        self,
+        logits: NDArray[np.float32],
+        buffers: SamplingBuffers,
+        banned: NDArray[np.int32] = NO_TOKENS,
+    ) -> NDArray[np.float32]:
         """Return the constrained logits (V,), -inf for banned tokens; valid until the next call.
 
-        A row with a NaN is returned unchanged: a ban must not hide that a model is broken.
+        A row with a NaN is not masked: a ban must not hide that a model is broken.
+
+        Args:
+            banned: Further tokens to ban.
 
         Raises:
             NoTokenLeftError: The guide gave up.
         """
-        buffers, array, row = self._buffers, self._buffers.array, logits
-        if self.penalties:
-            ids = np.unique(self.changed)
-            write_token_data(logits, ids, ids.size, buffers.records)
-            array.size, array.selected, array.sorted = ids.size, -1, False
-            C.llama_sampler_apply(self._chain, ctypes.byref(array))
-            row = buffers.logits
-            row[:] = logits
-            row[buffers.records["id"][: ids.size]] = buffers.records["logit"][: ids.size]
-        if self.guide is None:
-            return row
-        return logits if mask_logits(row, self.guide.mask(), buffers.logits) else buffers.logits
+        if not self.is_on and banned.size == 0:
+            return logits
+        mask = self.guide.mask() if self.guide is not None else NO_MASK
+        edits = banned, self.penalties, self.changed
+        row: NDArray[np.float32] = edit(APPLY, logits, *edits, mask, buffers.arrays)
+        return row
 
     def accept(self, token: int) -> None:
         """Take the next token of the answer. Raises NoTokenLeftError if the guide bans it."""

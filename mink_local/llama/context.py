@@ -97,7 +97,6 @@ class Context:
         fits = f"{weights.file} {kv_type} {C.llama_version()!r}"
         self._fits = hashlib.blake2b(fits.encode(errors="replace"), digest_size=_SEAL).digest()
         self.n_evaluated = 0  # tokens so far
-        self._views: dict[tuple[int, int], NDArray[np.float32]] = {}  # of `rows`, by address and number
         self._n_rows = 0  # of the last batch
         self._batch = _TokenBatch(self.n_batch)
 
@@ -162,17 +161,12 @@ class Context:
 
         On a GPU, this waits for the batch.
         """
-        pointer = C.llama_get_logits(self.handle) if self.handle else None
+        pointer = C.llama_get_logits(self.handle)
         if not pointer:
-            raise GenerationError("llama.cpp has no logits: the context is closed, or nothing was evaluated")
-        place = ctypes.addressof(pointer.contents), self._n_rows
-        if place not in self._views:  # making one takes longer than the greedy cut
-            if len(self._views) > self.n_outputs:  # llama.cpp has moved the logits
-                self._views.clear()
-            array = (ctypes.c_float * (self._n_rows * self.n_vocab)).from_address(place[0])
-            view = np.frombuffer(array, np.float32)  # type: ignore[call-overload]
-            self._views[place] = view.reshape(self._n_rows, self.n_vocab)
-        return self._views[place]
+            raise GenerationError("llama.cpp has no logits: nothing was evaluated")
+        floats = ctypes.c_float * (self._n_rows * self.n_vocab)
+        memory: Any = floats.from_address(ctypes.addressof(pointer.contents))
+        return np.frombuffer(memory, np.float32).reshape(self._n_rows, self.n_vocab)
 
     def truncate(self, length: int, seq_id: int = 0) -> bool:
         """Remove all but a sequence's first `length` tokens; return False if the model cannot."""

@@ -98,11 +98,8 @@ def _gpu(device: int) -> Gpu:
     ggml.backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
     backend = _backend_of(device)
     shares_ram = ggml.backend_dev_type(device) == INTEGRATED or backend == _METAL
-    return Gpu(_description(device), free.value, total.value, shares_ram, remote=backend == _REMOTE)
-
-
-def _description(device: int) -> str:
-    return str(ggml.backend_dev_description(device).decode("utf-8", "replace"))
+    name = ggml.backend_dev_description(device).decode("utf-8", "replace")
+    return Gpu(name, free.value, total.value, shares_ram, remote=backend == _REMOTE)
 
 
 def _backend_of(device: int) -> str:

@@ -11,6 +11,9 @@ from mink_local.samplers.compile import call_by_address, compiled, helper
 from mink_local.samplers.kernels import sort_ids
 from mink_local.samplers.rows import has_nan, masked, select
 
+APPLY = np.uint64(ctypes.cast(C._lib.llama_sampler_apply, ctypes.c_void_p).value or 0)
+"""Address of `llama_sampler_apply`."""
+
 _LARGEST = np.finfo(np.float32).max
 
 
@@ -34,14 +37,19 @@ TOKEN_DATA = layout(C.llama_token_data, id=np.int32, logit=np.float32, p=np.floa
 
 
 class SamplingBuffers:
-    """Vocabulary-sized scratch arrays; samplers that never run at the same time may share them."""
+    """Vocabulary-sized scratch arrays; samplers that never run at the same time may share them.
+
+    Attributes:
+        arrays: For compiled functions: the workspace's; a row of logits; a flag for each token, all False;
+            TOKEN_DATA (V,); and ARRAY (1,) with the address of that.
+    """
 
     def __init__(self, n_vocab: int) -> None:
         self.workspace = Workspace(n_vocab)
-        self.logits = np.empty(n_vocab, np.float32)  # with constraints applied
-        self.records = np.empty(n_vocab, TOKEN_DATA)
-        self.array = C.llama_token_data_array()
-        self.array.data = ctypes.cast(self.records.ctypes.data, C.llama_token_data_p)
+        records, array = np.empty(n_vocab, TOKEN_DATA), np.zeros(1, ARRAY)
+        array["data"] = records.ctypes.data
+        row, seen = np.empty(n_vocab, np.float32), np.zeros(n_vocab, np.bool_)
+        self.arrays = self.workspace.arrays, row, seen, records, array
 
 
 @helper
@@ -63,37 +71,13 @@ def write_token_data(logits, ids, k, records):
         _write(records, i, ids[i], logits[ids[i]])
 
 
-@compiled
-def read_token_data(records, logits):
-    """Write the logits of `records`, in any order, to `logits` by token id; other tokens get -inf.
-
-    Returns False, with `logits` incomplete, if an id is outside 0 to V - 1.
-    """
-    logits[:] = -np.inf
-    for i in range(records.size):
-        token = records["id"][i]
-        if not 0 <= token < logits.size:
-            return False
-        logits[token] = records["logit"][i]
-    return True
-
-
-@compiled
-def mask_logits(logits, mask, row):
-    """Write the logits of tokens whose bit is set in `mask`, uint32 (V / 32,), to `row`; others get -inf.
-
-    Returns True if a logit is NaN, of a banned token too. `row` may be `logits` itself.
-    """
-    is_broken = has_nan(logits)
-    masked(logits, mask, row)
-    return is_broken
-
+NO_MASK = np.empty(0, np.uint32)
 
 TASK = np.dtype(
     [
-        *((name, np.int64) for name in ("row", "cut", "cut_end", "ban", "change", "change_end", "mask")),
+        *((name, np.int64) for name in ("row", "cut", "cut_end", "ban", "change", "change_end")),
+        *((name, np.int64) for name in ("mask", "n_allowed", "token", "k", "n_cuts")),
         *((name, np.uint64) for name in ("penalties", "chain")),
-        *((name, np.int64) for name in ("token", "k", "n_cuts")),
     ]
 )
 """What `sample_rows` does for an answer.
@@ -103,7 +87,7 @@ Fields:
     cut, cut_end: The range of its cuts.
     ban, change, change_end: The edited tokens: those from `ban` are banned, those from `change` are what its
         penalties may change.
-    mask: The row of its mask; -1 if there is none.
+    mask, n_allowed: The row of its mask, -1 if there is none; and the number of tokens that it allows.
     penalties, chain: Addresses of llama.cpp's samplers, for the penalties (0 if there are none), and for what
         comes after the cuts.
     token, k, n_cuts: The results: the sampled token; the number of candidates, or a kernel's error; and the
@@ -114,57 +98,78 @@ _call_apply = call_by_address("none", 3)
 
 
 @helper
-def _penalize(apply, penalties, tokens, row, seen, records, array):
-    """Have a chain of llama.cpp's penalties change the logits of some tokens, of which some may be equal."""
+def _apply(apply, chain, n, array):
+    """Have a chain of llama.cpp's samplers read the first n records."""
+    array["size"][0], array["selected"][0], array["sorted"][0] = n, -1, False
+    _call_apply(apply, chain, array.ctypes.data)
+
+
+@helper
+def _edited(apply, logits, bans, penalties, tokens, buffers):
+    """Return a row without some tokens, and with the penalties for others, of which some may be equal."""
+    _, row, seen, records, array = buffers
+    if bans.size + tokens.size == 0:
+        return logits
+    row[:] = logits
+    for token in bans:
+        if not np.isnan(row[token]):  # a ban must not hide that a model is broken
+            row[token] = -np.inf
     n = 0
     for token in tokens:
         if not seen[token]:
             seen[token] = True
             _write(records, n, token, row[token])
             n += 1
-    array["size"][0], array["selected"][0], array["sorted"][0] = n, -1, False
-    _call_apply(apply, penalties, array.ctypes.data)
+    if n > 0:
+        _apply(apply, penalties, n, array)
     for i in range(n):
         row[records["id"][i]] = records["logit"][i]
         seen[records["id"][i]] = False
+    return row
 
 
 @compiled
-def sample_rows(apply, logits, tasks, cuts, options, edits, masks, scratch, seen, records, array):
+def edit(apply, logits, bans, penalties, tokens, mask, buffers):
+    """Return a row of logits as the cuts see it; see `sample_rows`.
+
+    A row with a NaN is not masked: a ban must not hide that a model is broken.
+    """
+    row = _edited(apply, logits, bans, penalties, tokens, buffers)
+    if mask.size == 0 or has_nan(row):
+        return row
+    masked(row, mask, buffers[1])
+    return buffers[1]
+
+
+@compiled
+def choose(apply, chain, row, k, buffers):
+    """Return the token that llama.cpp's samplers choose of the k candidates in `buffers`, and their new k."""
+    scratch, _, _, records, array = buffers
+    write_token_data(row, scratch[0], k, records)
+    _apply(apply, chain, k, array)
+    return records["id"][array["selected"][0]], array["size"][0]
+
+
+@compiled
+def sample_rows(apply, logits, tasks, cuts, edits, masks, buffers):
     """Sample a token for each task: bans, penalties, mask, cuts, and llama.cpp's own samplers.
 
     Args:
-        apply: Address of `llama_sampler_apply`.
+        apply: APPLY.
         logits: float32 (rows, V).
         tasks: Of type TASK; the results are written to them.
-        cuts, options: See `select`.
+        cuts: Of type CUT.
         edits: Token ids, int32.
         masks: uint32 (masks, V / 32).
-        scratch: See `scratch_arrays`.
-        seen: False (V,), of which nothing is left.
-        records, array: Of type TOKEN_DATA (V,), and ARRAY (1,) with the address of the former.
+        buffers: The `arrays` of `SamplingBuffers`.
     """
     for i in range(tasks.size):
         task = tasks[i]
-        row = logits[task.row]
-        if task.change_end > task.ban:
-            edited = scratch[5]
-            edited[:] = row
-            row = edited
-            for token in edits[task.ban : task.change]:
-                if not np.isnan(row[token]):  # a ban must not hide that a model is broken
-                    row[token] = -np.inf
-            if task.change_end > task.change:
-                tokens = edits[task.change : task.change_end]
-                _penalize(apply, task.penalties, tokens, row, seen, records, array)
+        bans, tokens = edits[task.ban : task.change], edits[task.change : task.change_end]
+        row = _edited(apply, logits[task.row], bans, task.penalties, tokens, buffers)
         mask = masks[task.mask] if task.mask >= 0 else masks[0, :0]
-        k, n_cuts = select(row, mask, cuts[task.cut : task.cut_end], options, scratch)
+        own = cuts[task.cut : task.cut_end]
+        k, n_cuts = select(row, mask, task.n_allowed, own, buffers[0], buffers[1])
         tasks["k"][i], tasks["n_cuts"][i] = k, n_cuts
-        if k <= 0:
-            continue
-        ids = scratch[1]
-        write_token_data(row, ids, k, records)
-        array["size"][0], array["selected"][0], array["sorted"][0] = k, -1, False
-        _call_apply(apply, task.chain, array.ctypes.data)
-        tasks["k"][i] = array["size"][0]
-        tasks["token"][i] = records["id"][array["selected"][0]]
+        if k > 0:
+            tasks["token"][i], tasks["k"][i] = choose(apply, task.chain, row, k, buffers)

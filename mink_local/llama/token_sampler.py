@@ -1,7 +1,13 @@
-"""Samples a token from a row of logits, read in place in llama.cpp's memory."""
+"""Samples tokens from rows of logits, read in place in llama.cpp's memory.
+
+A `TokenSampler` is one answer's; a `RowSampler` calls those of a step together: one compiled call for each
+thread, without the GIL.
+"""
 
 import ctypes
 import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
 from random import Random
 from typing import Any, cast
@@ -12,11 +18,13 @@ from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError, NoTokenLeftError
 from mink_local.llama.constraints import NO_TOKENS, Constrainer
-from mink_local.llama.guide import Guide
-from mink_local.llama.token_data import SamplingBuffers, write_token_data
-from mink_local.samplers import AdaptiveP, DynamicTemperature, Mirostat, Sampler, Selector, kernels
+from mink_local.llama.guide import Guide, fill_masks
+from mink_local.llama.token_data import APPLY, TASK, SamplingBuffers, choose, sample_rows
+from mink_local.samplers import AdaptiveP, DynamicTemperature, Mirostat, Sampler, kernels
 from mink_local.samplers.rows import Program, program_of
 
+_MOST_THREADS = 8
+_WORTHWHILE = 1 << 20  # logits for each thread: reading fewer takes less time than waking one
 _MIROSTAT_M = 100  # tokens from which version 1 estimates Zipf's exponent; llama.cpp's default
 
 
@@ -33,6 +41,7 @@ class TokenSampler:
             that cut at random.
 
     Attributes:
+        constrainer: The constraints.
         banned: Tokens that are not sampled at the next step.
         k: Number of candidates for the last token; with mirostat, the number it kept.
     """
@@ -46,15 +55,12 @@ class TokenSampler:
         constrainer: Constrainer | None = None,
         buffers: SamplingBuffers | None = None,
     ) -> None:
-        self._constrainer = constrainer
-        buffers = buffers or SamplingBuffers(n_vocab)
-        self._candidates = buffers.workspace.ids
+        self.constrainer = constrainer or Constrainer()
+        self._buffers = buffers or SamplingBuffers(n_vocab)
         self._random = Random(seed)
-        self._selector = partial(sampler.selector, temperature, buffers.workspace, self._random)
+        self._select = sampler.selector(temperature, self._buffers.workspace, self._random)
         self._program = partial(program_of, sampler, temperature)
         self._drawn: list[float] = []  # random numbers for cuts to come
-        self._records, self._array = buffers.records, buffers.array
-        self._array_pointer = ctypes.byref(self._array)
         self._chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
         weakref.finalize(self, C.llama_sampler_free, self._chain)
         self.address: int = ctypes.cast(self._chain, ctypes.c_void_p).value or 0
@@ -62,7 +68,6 @@ class TokenSampler:
         for handle in (_temperature(last, temperature), _choice(last, seed, n_vocab)):
             C.llama_sampler_chain_add(self._chain, handle)
         self._learns = isinstance(last, AdaptiveP)
-        self.is_constrained = constrainer is not None
         self.banned: NDArray[np.int32] = NO_TOKENS
         self.k = 0
 
@@ -71,21 +76,7 @@ class TokenSampler:
     @cached_property
     def program(self) -> Program | None:
         """The sampler's cuts, or None if a row is only sampled by calling this object."""
-        return self._program()
-
-    @property
-    def guide(self) -> Guide | None:
-        """The guide of the constraints, if they have one."""
-        return self._constrainer.guide if self._constrainer is not None else None
-
-    @property
-    def penalties(self) -> int:
-        """Address of llama.cpp's samplers for bias and penalties; 0 if there are none."""
-        return self._constrainer.penalties if self._constrainer is not None else 0
-
-    def edits(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return the tokens to ban, and those whose logits the penalties may change."""
-        return self.banned, self._constrainer.changed if self._constrainer is not None else NO_TOKENS
+        return self._program()  # waits for Numba, so not before the prompt has been evaluated
 
     def draw(self) -> list[bool]:
         """Return which cuts are not made this time."""
@@ -105,14 +96,9 @@ class TokenSampler:
         self.k = k
         if self._learns:
             C.llama_sampler_accept(self._chain, token)
-        if self._constrainer is not None:
-            self._constrainer.accept(token)
+        self.constrainer.accept(token)
 
     # Sampling a row from Python
-
-    @cached_property
-    def _select(self) -> Selector:
-        return self._selector()  # waits for Numba, so not before the prompt has been evaluated
 
     def __call__(self, logits: NDArray[np.float32], step: int) -> int:
         """Sample one token from raw logits, contiguous float32 (V,); error messages name `step`.
@@ -121,44 +107,126 @@ class TokenSampler:
             GenerationError: A logit is NaN, none is finite, or the constraints leave no token. llama.cpp
                 would return some token regardless.
         """
-        row = logits if self.banned.size == 0 else self._without_banned(logits)
-        if self._constrainer is not None:
-            row = self._constrainer.apply(row)
+        row = self.constrainer.apply(logits, self._buffers, self.banned)
         k = self._select(row)
         if k < 0:
             if k == kernels.NO_FINITE_LOGIT and np.isfinite(logits).any():
                 raise NoTokenLeftError(f"grammar, logit bias and penalties leave no token at step {step}")
             raise GenerationError(broken(k, step))
-        write_token_data(row, self._candidates, k, self._records)
-        array = self._array
-        array.size, array.selected, array.sorted = k, -1, False
-        C.llama_sampler_apply(self._chain, self._array_pointer)
-        token = int(self._records["id"][array.selected])
-        self.took(token, array.size)
-        return token
+        token, k = choose(APPLY, self.address, row, k, self._buffers.arrays)
+        self.took(token, k)
+        return int(token)
 
-    def _without_banned(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        row = logits.copy()
-        row[self.banned[~np.isnan(logits[self.banned])]] = -np.inf  # must not hide a NaN
-        return row
 
-    def accept(self, token: int) -> None:
-        """Tell the constraints about a token that was forced, not sampled."""
-        if self._constrainer is not None:
-            self._constrainer.accept(token)
+class RowSampler:
+    """Samples tokens for many answers from rows of logits, each with its own `TokenSampler`.
 
-    def forced(self) -> list[int]:
-        """Return the tokens that the constraints leave no choice about."""
-        return self._constrainer.forced() if self._constrainer is not None else []
+    The tokens and random numbers are those of calling the samplers one by one.
 
-    def may_end(self, text: str) -> bool:
-        """Return whether the constraints let the answer end with a text, all of it so far."""
-        return self._constrainer is None or self._constrainer.may_end(text)
+    Args:
+        n_threads: Maximum number of threads.
+    """
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the constraints let nothing follow."""
-        return self._constrainer is not None and self._constrainer.is_over
+    def __init__(self, n_vocab: int, n_threads: int) -> None:
+        self._n_vocab = n_vocab
+        self._n_threads = min(n_threads, _MOST_THREADS)
+        self._pool = ThreadPoolExecutor(self._n_threads, "sample")  # without threads until it is used
+        self._buffers: list[SamplingBuffers] = []
+        self._samplers: list[TokenSampler] = []
+        self._edits = np.empty(0, np.int32)
+        self._masks = np.zeros((1, -(-n_vocab // 32)), np.uint32)
+        self._guided: dict[TokenSampler, int] = {}  # the row of each one's mask
+        self._filling: Future[NDArray[np.integer[Any]]] | None = None
+        self._n_allowed: NDArray[np.integer[Any]] = np.zeros(1, np.int64)  # by each mask
+
+    def fill_masks(self, samplers: Sequence[TokenSampler]) -> None:
+        """Begin to compute the masks of samplers with a guide, for the next call: in other threads."""
+        self._wait()  # for those of a batch that was given up
+        guides = {each: each.constrainer.guide for each in samplers if each.constrainer.guide}
+        self._guided = {sampler: i for i, sampler in enumerate(guides)}
+        if len(guides) > len(self._masks):
+            self._masks = np.zeros((len(guides), self._masks.shape[1]), np.uint32)
+        if guides:
+            self._filling = self._pool.submit(self._fill, list(guides.values()))
+
+    def _fill(self, guides: Sequence[Guide]) -> NDArray[np.integer[Any]]:
+        fill_masks(guides, self._masks)
+        return np.bitwise_count(self._masks[: len(guides)]).sum(axis=1)  # type: ignore[no-any-return]
+
+    def __call__(
+        self, logits: NDArray[np.float32], rows: Sequence[int], samplers: list[TokenSampler]
+    ) -> tuple[list[int], list[int]]:
+        """Sample a token for each of `samplers`, which have a `program`.
+
+        Args:
+            logits: Raw logits, float32 (n, V).
+            rows: The row of each sampler.
+
+        Returns:
+            The tokens, and the numbers of candidates; where that is not positive, it is a kernel's error.
+        """
+        self._wait()
+        if samplers != self._samplers:
+            self._plan(samplers)
+        tasks = self._tasks
+        tasks["row"] = rows
+        if self._edited:
+            self._edit()
+        for i in self._random:
+            self._cuts["is_off"][tasks["cut"][i] : tasks["cut_end"][i]] = samplers[i].draw()
+        self._run(logits)
+        for i in self._random:
+            samplers[i].use_up(int(tasks["n_cuts"][i]))
+        return tasks["token"].tolist(), tasks["k"].tolist()
+
+    def _plan(self, samplers: list[TokenSampler]) -> None:
+        """Lay out the samplers' cuts; which answers there are changes less often than their rows."""
+        self._samplers = samplers
+        programs = [cast(Program, sampler.program) for sampler in samplers]
+        self._tasks = tasks = np.zeros(len(samplers), TASK)
+        tasks["chain"] = [sampler.address for sampler in samplers]
+        tasks["penalties"] = [sampler.constrainer.penalties for sampler in samplers]
+        tasks["mask"] = -1
+        tasks["cut_end"] = np.cumsum([len(program.cuts) for program in programs])
+        tasks["cut"][1:] = tasks["cut_end"][:-1]
+        self._cuts = np.concatenate([program.cuts for program in programs])
+        self._edited = [
+            i for i, sampler in enumerate(samplers) if sampler.constrainer.is_on or sampler.banned.size
+        ]
+        self._random = [
+            i for i, program in enumerate(programs) if program.chances.count(None) < len(program.chances)
+        ]
+
+    def _edit(self) -> None:
+        """Tell the tasks about their samplers' bans, penalties and masks."""
+        tasks, samplers = self._tasks, [self._samplers[i] for i in self._edited]
+        parts = [part for each in samplers for part in (each.banned, each.constrainer.changed)]
+        ends = np.cumsum([0, *(part.size for part in parts)])
+        tasks["ban"][self._edited], tasks["change"][self._edited] = ends[:-1:2], ends[1::2]
+        tasks["change_end"][self._edited] = ends[2::2]
+        masks = [self._guided.get(sampler, -1) for sampler in samplers]
+        tasks["mask"][self._edited] = masks
+        tasks["n_allowed"][self._edited] = self._n_allowed[masks]
+        self._edits = np.concatenate(parts)
+
+    def _run(self, logits: NDArray[np.float32]) -> None:
+        n = min(self._n_threads, max(1, len(self._tasks) * self._n_vocab // _WORTHWHILE))
+        while len(self._buffers) < n:
+            self._buffers.append(SamplingBuffers(self._n_vocab))
+        own, *others = zip(np.array_split(self._tasks, n), self._buffers, strict=False)
+        running = [self._pool.submit(self._sample, logits, *other) for other in others]
+        self._sample(logits, *own)
+        for each in running:
+            each.result()
+
+    def _sample(self, logits: NDArray[np.float32], tasks: NDArray[np.void], buffers: SamplingBuffers) -> None:
+        sample_rows(APPLY, logits, tasks, self._cuts, self._edits, self._masks, buffers.arrays)
+
+    def _wait(self) -> None:
+        """Wait for the masks."""
+        if self._filling is not None:
+            self._n_allowed = self._filling.result()
+        self._filling = None
 
 
 def broken(error: int, step: int) -> str:

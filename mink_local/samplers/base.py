@@ -4,7 +4,6 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import field, fields
-from functools import cached_property
 from random import Random
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -37,21 +36,20 @@ class Cut(NamedTuple):
 
 
 class Workspace:
-    """Scratch arrays for selecting from `n_vocab` logits; not thread-safe."""
+    """Scratch arrays for selecting from `n_vocab` logits; not thread-safe.
+
+    Attributes:
+        ids: Starts with the candidates selected last, unordered.
+        work: The first kernel's scratch.
+        left: The logits that one cut of a chain leaves for the next.
+        places, part_work: What the kernels of the remaining cuts write to.
+    """
 
     def __init__(self, n_vocab: int) -> None:
-        self.work = np.empty(kernels.work_size(n_vocab), np.uint64)  # the kernel's scratch
-        self.ids = np.empty(n_vocab, np.int32)  # starts with the candidates selected last, unordered
-
-    @cached_property
-    def left(self) -> NDArray[np.float32]:
-        """Scratch for the logits that one cut of a chain leaves for the next."""
-        return np.empty(self.ids.size, np.float32)
-
-    @cached_property
-    def next(self) -> "Workspace":
-        """Scratch for the remaining cuts of a chain."""
-        return Workspace(self.ids.size)
+        self.ids, self.places = np.empty((2, n_vocab), np.int32)
+        self.work, self.part_work = np.empty((2, kernels.work_size(n_vocab)), np.uint64)
+        self.left = np.empty(n_vocab, np.float32)
+        self.arrays = self.ids, self.places, self.work, self.part_work, self.left
 
 
 class _OfThread(threading.local):
@@ -188,7 +186,7 @@ class Sampler:
         options = [getattr(self, f.name) for f in fields(self) if f.name != "order"]  # type: ignore[arg-type]
         return np.array(options + [self.seen(temperature)] * (self.order is not None), np.float64)
 
-    def selector(self, temperature: float, workspace: Workspace, random: Random | None = None) -> Selector:  # noqa: ARG002
+    def selector(self, temperature: float, workspace: Workspace, random: Random | None = None) -> Selector:
         """Return a function that selects the candidates of a row without allocating.
 
         Args:
@@ -200,17 +198,31 @@ class Sampler:
             A function that takes a row of raw logits, contiguous float32 (V,), and returns k or the kernel's
             error.
         """
-        kernel = getattr(self.kernel, "dispatcher", self.kernel)  # saves a Python call per token
-        options = self.kernel_options(temperature)
-        work, ids = workspace.work, workspace.ids
-        return lambda row: kernel(row, options, work, ids)
+        first, *others = self.as_cuts(temperature)
+        ids, left, places = workspace.ids, workspace.left, workspace.places
+        select = _called(first, workspace.work, ids, random)
+        selects = [_called(cut, workspace.part_work, places, random) for cut in others]
+
+        def select_in_turn(row: NDArray[np.float32]) -> int:
+            k = select(row)
+            if k <= 1:  # or the first cut's error
+                return k
+            kernels.take(row, ids, k, left)
+            for select_of_part in selects:
+                part = left[:k]
+                k = select_of_part(part)
+                kernels.narrow(part, ids, places, k)
+                if k == 1:
+                    break
+            return k
+
+        return select_in_turn if selects else select
 
     def as_cuts(self, temperature: float) -> tuple[Cut, ...]:
-        """Return what `selector` does as cuts, in order; a class that overrides one overrides both.
-
-        If it does not, it is called from Python, a row at a time.
-        """
-        return (Cut(self.kernel, self.kernel_options(temperature)),)
+        """Return the cuts that `selector` makes, in order."""
+        if self.members == (self,):
+            return (Cut(self.kernel, self.kernel_options(temperature)),)
+        return tuple(cut for member in self.members for cut in member.as_cuts(temperature))
 
     def cutoff(self, logits: ArrayLike, temperature: float = 1.0) -> int:
         """Return how many tokens of a row of logits remain candidates.
@@ -323,6 +335,15 @@ class Sampler:
             if not f.metadata.get("variant") or getattr(self, f.name) != f.default
         )
         return f"{self.name}:{options}" if options else self.name
+
+
+def _called(cut: Cut, work: NDArray[np.uint64], ids: NDArray[np.int32], random: Random | None) -> Selector:
+    """Return a function that makes a cut of a row, or keeps all tokens if the cut is not drawn."""
+    kernel, options, probability = cut
+    if random is None or probability is None:
+        return lambda row: kernel(row, options, work, ids)
+    keep_all = kernels.every_finite
+    return lambda row: (kernel if random.random() < probability else keep_all)(row, options, work, ids)
 
 
 def random_of(seed: int | None) -> Random:

@@ -1,14 +1,12 @@
 """Chains of cuts: `Chain(TopK(40), MinK())`, written `top-k:k=40+min-k:tau=3`."""
 
 from dataclasses import dataclass
-from random import Random
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.samplers import kernels
-from mink_local.samplers.base import Cut, Order, Sampler, Selector, Workspace, number
+from mink_local.samplers.base import Order, Sampler, number
 from mink_local.samplers.cuts import MinP, TopK, TopP
 
 
@@ -63,32 +61,6 @@ class Chain(Sampler):
     def members(self) -> tuple[Sampler, ...]:
         return self.cuts
 
-    def selector(self, temperature: float, workspace: Workspace, random: Random | None = None) -> Selector:
-        first, *others = self.cuts
-        select, ids = first.selector(temperature, workspace, random), workspace.ids
-        part, candidates = workspace.next, workspace.left
-        places = part.ids
-        selects = [cut.selector(temperature, part, random) for cut in others]
-        take, narrow = kernels.take.dispatcher, kernels.narrow.dispatcher
-
-        def select_in_turn(row: NDArray[np.float32]) -> int:
-            k = select(row)
-            if k <= 1:  # or the first cut's error
-                return k
-            take(row, ids, k, candidates)
-            for select_of_part in selects:
-                left = candidates[:k]
-                k = select_of_part(left)
-                narrow(left, ids, places, k)
-                if k == 1:
-                    break
-            return k
-
-        return select_in_turn
-
-    def as_cuts(self, temperature: float) -> tuple[Cut, ...]:
-        return tuple(cut for member in self.cuts for cut in member.as_cuts(temperature))
-
     def __str__(self) -> str:
         return "+".join(map(str, self.cuts))
 
@@ -116,9 +88,3 @@ class LlamaDefault(Sampler):
     def members(self) -> tuple[Sampler, ...]:
         last: Order = "temperature-last"
         return TopK(self.k), TopP(self.p, last), MinP(self.min_p, last)
-
-    def selector(self, temperature: float, workspace: Workspace, random: Random | None = None) -> Selector:
-        return Chain(*self.members).selector(temperature, workspace, random)
-
-    def as_cuts(self, temperature: float) -> tuple[Cut, ...]:
-        return Chain(*self.members).as_cuts(temperature)

@@ -4,6 +4,7 @@ Functions compile on the first call, and Numba is imported only then: that takes
 model.
 """
 
+import ctypes
 import os
 import sys
 import threading
@@ -127,6 +128,11 @@ class _CallByAddress:
 
     def __init__(self, result: str, n_arguments: int) -> None:
         self._result, self._n_arguments = result, n_arguments
+
+    def __call__(self, address: int, *arguments: int) -> None:
+        """Call a function of pointers as compiled code does, where the JIT is off."""
+        pointers = [ctypes.c_void_p] * len(arguments)
+        ctypes.CFUNCTYPE(None, *pointers)(int(address))(*arguments)
 
     @cached_property
     def type(self) -> Any:

@@ -5,14 +5,13 @@ llama.cpp.
 """
 
 from dataclasses import dataclass
-from random import Random
 from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.samplers import kernels
-from mink_local.samplers.base import Cut, Order, Sampler, Selector, Workspace, choice, number
+from mink_local.samplers.base import Cut, Order, Sampler, choice, number
 
 Decay = Literal["power", "log"]
 
@@ -221,16 +220,6 @@ class Xtc(Sampler):
     request_fields: ClassVar = {"xtc_probability": "probability", "xtc_threshold": "threshold"}
     is_stateful = True
     kernel = staticmethod(kernels.xtc)
-
-    def selector(self, temperature: float, workspace: Workspace, random: Random | None = None) -> Selector:
-        drop = super().selector(temperature, workspace)
-        keep_all = MinP(0).selector(temperature, workspace)
-
-        def select(row: NDArray[np.float32]) -> int:
-            is_on = random is None or random.random() < self.probability
-            return drop(row) if is_on else keep_all(row)
-
-        return select
 
     def as_cuts(self, temperature: float) -> tuple[Cut, ...]:
         return (Cut(self.kernel, self.kernel_options(temperature), self.probability),)

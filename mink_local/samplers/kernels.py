@@ -36,12 +36,10 @@ HAS_NAN = -2
 # as the floats do. Unlike those of floats, their maximum and minimum vectorise without promising the compiler
 # that there are no NaNs.
 _MAGNITUDE = np.int32(0x7FFFFFFF)
-_LOWEST = np.int32(-0x80000000)
-_POSITIVE_INFINITY = np.int32(0x7F800000)
 _NEGATIVE_INFINITY = np.int32(-0x7F800001)
 _LARGEST_FINITE = np.int32(0x7F7FFFFF)
 _NEGATIVE_ZERO = np.int32(-1)
-_FARTHEST = np.uint32(0xFFFFFFFF)
+_HEIGHT_OF_INFINITY = np.uint32(0xFF000001)  # see `_height`
 
 _LARGEST = np.finfo(np.float32).max
 _BLOCK = 256  # logits per stored maximum; at 256 the first pass costs as much as np.max
@@ -83,53 +81,47 @@ def _clamped_key(bits):
 
 
 @helper
-def _scan(bits, block_max):
-    """Write the largest key of every block to `block_max` and return the smallest key overall."""
-    lowest = _MAGNITUDE
-    for b in range(block_max.size):
-        block = bits[b * _BLOCK : (b + 1) * _BLOCK]
-        highest = _LOWEST
-        for j in range(block.size):
-            key = _key(block[j])
-            highest = key if key > highest else highest
-            lowest = key if key < lowest else lowest
-        block_max[b] = highest
-    return lowest
+def _height(key):
+    """Return how far a key is above -inf's: 0 for -inf itself, and more than +inf's for every NaN."""
+    # In 64 bits, so as not to overflow without the JIT; unsigned, so that minima that skip -inf vectorise.
+    return np.uint32((np.int64(key) - _NEGATIVE_INFINITY) & 0xFFFFFFFF)
 
 
 @helper
-def _scan_finite(bits):
-    """Return how many keys are above -inf's, and the smallest of these; there must be at least one."""
-    nearest = _FARTHEST
-    count = 0
-    for j in range(bits.size):  # unsigned distances vectorise; comparing keys would not
-        # In 64 bits, so as not to overflow without the JIT; -inf's key becomes the farthest.
-        distance = np.uint32((np.int64(_key(bits[j])) - _NEGATIVE_INFINITY - 1) & 0xFFFFFFFF)
-        nearest = min(nearest, distance)
-        count += distance != _FARTHEST
-    return count, np.int32(np.int64(nearest) + _NEGATIVE_INFINITY + 1)
+def _scan(bits, block_max):
+    """Write the largest key of every block to `block_max`.
+
+    Returns:
+        The largest height of all, and the smallest one that is not 0, less 1.
+    """
+    highest, lowest = np.uint32(0), np.uint32(0xFFFFFFFF)
+    for b in range(block_max.size):
+        block = bits[b * _BLOCK : (b + 1) * _BLOCK]
+        top = np.uint32(0)
+        for j in range(block.size):
+            height = _height(_key(block[j]))
+            top = max(top, height)
+            lowest = min(lowest, np.uint32((np.int64(height) - 1) & 0xFFFFFFFF))
+        block_max[b] = np.int32(np.int64(top) + _NEGATIVE_INFINITY)
+        highest = max(highest, top)
+    return highest, lowest
 
 
 @helper
 def survey(logits, work):
-    """Return the number of finite logits, and the smallest and largest of them (float64).
+    """Return a number above 0, and the smallest and largest finite logit (float64).
 
     If the row cannot be sampled from, the first number is the (negative) result for the kernel to return. The
     block maxima stay in `work` for `keep_from`.
     """
-    bits = logits.view(np.int32)
     _, block_max = _parts(work, logits.size)
-    lowest = _scan(bits, block_max)
-    highest = block_max.max()
-    n = logits.size
-    if lowest < _NEGATIVE_INFINITY or highest > _POSITIVE_INFINITY:
+    highest, lowest = _scan(logits.view(np.int32), block_max)
+    if highest > _HEIGHT_OF_INFINITY:
         return HAS_NAN, 0.0, 0.0
-    if highest == _NEGATIVE_INFINITY:
+    if highest == 0:
         return NO_FINITE_LOGIT, 0.0, 0.0
-    if lowest == _NEGATIVE_INFINITY:
-        n, lowest = _scan_finite(bits)
-    smallest = np.float64(min(_logit(lowest), _LARGEST))
-    return n, smallest, np.float64(min(_logit(highest), _LARGEST))
+    smallest = _logit(np.int32(np.int64(lowest) + 1 + _NEGATIVE_INFINITY))
+    return 1, np.float64(min(smallest, _LARGEST)), np.float64(min(_logit(block_max.max()), _LARGEST))
 
 
 @helper
@@ -244,6 +236,12 @@ def keep_from(cut, largest, logits, work, ids):
     """
     entries, block_max = _parts(work, logits.size)
     k = _collect(logits, _round_up(cut, largest), block_max, entries)
+    return _write_ids(entries, k, ids)
+
+
+@helper
+def _write_ids(entries, k, ids):
+    """Write the token ids of the first k entries; return k."""
     for i in range(k):
         ids[i] = _token(entries[i])
     return k
@@ -314,17 +312,17 @@ def min_k(logits, options, work, ids):
     if n <= 0:
         return n
     spread = largest - smallest + _EPSILON if normalize else 1.0
-    k_fallback = np.int64(min(np.float64(n), tau / spread))
+    k_fallback = np.int64(min(np.float64(logits.size), tau / spread))
     entries, block_max = _parts(work, logits.size)
     wanted = max(_FIRST_LOOK, k_fallback)
     while True:
         m = _collect(logits, _threshold_of_largest(wanted, block_max, entries), block_max, entries)
         _heapify(entries, m)
         k_cliff, decided = _walk(entries, m, smallest, spread, k_fallback, alpha, logarithmic, ids)
-        if decided or m == n:
+        if decided or wanted >= block_max.size:  # all finite logits were in the heap
             break
         wanted *= 4
-    k = max(k_cliff, k_fallback)
+    k = max(k_cliff, min(k_fallback, m))
     if floor > 0.0:
         # Both sets are prefixes of the sorted row: if this one is smaller, it only reorders ids already
         # written.
@@ -381,30 +379,22 @@ def _exp_sums(logits, largest, scale):
 
 
 @_reordered_helper
-def _deviation(logits, n, smallest, largest):
+def _deviation(logits, smallest, largest):
     """Return the population standard deviation of the n finite logits, float64.
 
     Summing deviations from the middle c of the range takes a single pass: the variance is at least
     range**2 / 2n and (mean - c)**2 at most range**2 / 4, so rounding grows by at most a factor of n / 2.
     """
     middle = 0.5 * (smallest + largest)
-    total = squares = 0.0
+    n = total = squares = 0.0
     for j in range(logits.size):
+        n += 1.0 if logits[j] > -np.inf else 0.0
         d = np.float64(logits[j]) - middle
         d = d if d >= smallest - middle else 0.0  # -inf, NaN
         d = d if d <= largest - middle else largest - middle  # +inf
         total += d
         squares += d * d
     return math.sqrt(max(squares / n - (total / n) * (total / n), 0.0))
-
-
-@_reordered_helper
-def _exp_sum(logits, largest, scale):
-    """Return the sum over a row of exp((logit - largest) / T)."""
-    total = 0.0
-    for j in range(logits.size):
-        total += _exp2(_exponent(logits[j], largest, scale))
-    return total
 
 
 @compiled
@@ -414,7 +404,7 @@ def log_total(logits, work):
     It is NaN if any logit is NaN or none is finite. `work` is scratch, as for the kernels.
     """
     n, _, largest = survey(logits, work)
-    return largest + math.log(_exp_sum(logits, largest, _LOG2_E)) if n > 0 else np.nan
+    return largest + math.log(_exp_sums(logits, largest, _LOG2_E)[0]) if n > 0 else np.nan
 
 
 @helper
@@ -450,8 +440,7 @@ def _shortest_prefix(wanted, logits, entries, m, largest, scale, ids):
             stop = middle
         else:
             start, mass = middle, mass_before
-    for i in range(start):
-        ids[i] = _token(entries[i])
+    _write_ids(entries, start, ids)
     last = entries[start:stop]
     _heapify(last, last.size)
     for i in range(last.size):
@@ -471,10 +460,8 @@ def top_k(logits, options, work, ids):
         return n
     entries, block_max = _parts(work, logits.size)
     m = _collect(logits, _threshold_of_largest(options[0], block_max, entries), block_max, entries)
-    k, _ = _shortest_prefix(
-        options[0], logits, entries, m, largest, 0.0, ids
-    )  # with scale 0, every weight is 1
-    return k
+    # With scale 0, every weight is 1.
+    return _shortest_prefix(options[0], logits, entries, m, largest, 0.0, ids)[0]
 
 
 @compiled
@@ -493,8 +480,8 @@ def top_p(logits, options, work, ids):
     total, _, _ = _exp_sums(logits, largest, scale)
     entries, block_max = _parts(work, logits.size)
     first = _threshold_of_largest(_FIRST_LOOK, block_max, entries)
-    # At most n tokens lie below this cut, so together they make up less than 1 - p.
-    cut = largest + temperature * math.log((1.0 - p) * total / n)
+    # All tokens below this cut together make up less than 1 - p.
+    cut = largest + temperature * math.log((1.0 - p) * total / logits.size)
     k = 0
     for threshold in (first, _round_up(cut, largest)):
         m = _collect(logits, threshold, block_max, entries)
@@ -621,7 +608,7 @@ def top_n_sigma(logits, options, work, ids):
     n, smallest, largest = survey(logits, work)
     if n <= 0:
         return n
-    cut = largest - options[0] * _deviation(logits, n, smallest, largest)
+    cut = largest - options[0] * _deviation(logits, smallest, largest)
     return keep_from(cut, largest, logits, work, ids)
 
 
@@ -686,12 +673,10 @@ def diff_sampling(logits, options, work, ids):
             mass += e
         if steepest < e:  # the drop to 0 would be larger
             k = m
-        if steepest >= e or m == n:
+        if steepest >= e or wanted >= block_max.size:
             break
         wanted *= 4
-    for i in range(k):
-        ids[i] = _token(entries[i])
-    return k
+    return _write_ids(entries, k, ids)
 
 
 @compiled
@@ -708,7 +693,7 @@ def p_step(logits, options, work, ids):
         return keep_from(-math.inf, largest, logits, work, ids)
     entries, block_max = _parts(work, logits.size)
     k = m = 0
-    for wanted in (_FIRST_LOOK, n):  # rows without a step among the largest are sorted whole
+    for wanted in (_FIRST_LOOK, logits.size):  # rows without a step among the largest are sorted whole
         m = _collect(logits, _threshold_of_largest(wanted, block_max, entries), block_max, entries)
         entries[:m].sort()
         k = 1
@@ -716,9 +701,7 @@ def p_step(logits, options, work, ids):
             k += 1
         if k < m:
             break
-    for i in range(k):
-        ids[i] = _token(entries[i])
-    return k
+    return _write_ids(entries, k, ids)
 
 
 # Between the cuts of a chain

@@ -10,15 +10,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.samplers.base import Sampler, Workspace
+from mink_local.samplers.base import Sampler
 from mink_local.samplers.compile import call_by_address, helper, is_compiling
 from mink_local.samplers.kernels import HAS_NAN, NO_FINITE_LOGIT, every_finite, narrow, take
 
 _SPARSE = 8  # with at most one allowed token in so many, copying those is faster than masking the row
 _BITS = np.left_shift(1, np.arange(32, dtype=np.uint32), dtype=np.uint32)
+# As the bits of a float32
+_MAGNITUDE, _INFINITY, _NEGATIVE_INFINITY = np.int32(0x7FFFFFFF), np.int32(0x7F800000), np.int32(-0x800000)
 
-CUT = np.dtype([("kernel", np.uint64), ("start", np.int64), ("stop", np.int64), ("is_off", np.int64)])
-"""A cut: the address of its kernel, the range of its options, and whether it keeps all tokens this time."""
+_MOST_OPTIONS = 5  # of a kernel
+
+CUT = np.dtype([("kernel", np.uint64), ("options", np.float64, _MOST_OPTIONS), ("is_off", np.int64)])
+"""A cut: the address of its kernel, its options, and whether it keeps all tokens this time."""
 
 _call_kernel = call_by_address("int64", 5)
 
@@ -40,20 +44,8 @@ def has_nan(logits):
     bits = logits.view(np.int32)
     largest = np.int32(0)
     for j in range(bits.size):  # vectorised
-        largest = max(largest, np.int32(bits[j] & np.int32(0x7FFFFFFF)))
-    return largest > np.int32(0x7F800000)
-
-
-@helper
-def _n_allowed(mask):
-    """Return the number of set bits."""
-    count = np.uint32(0)
-    for word in mask:  # vectorised
-        bits = np.uint32(word - ((word >> np.uint32(1)) & np.uint32(0x55555555)))
-        bits = np.uint32((bits & np.uint32(0x33333333)) + ((bits >> np.uint32(2)) & np.uint32(0x33333333)))
-        bits = np.uint32((bits + (bits >> np.uint32(4))) & np.uint32(0x0F0F0F0F))
-        count += np.uint32(bits * np.uint32(0x01010101)) >> np.uint32(24)
-    return count
+        largest = max(largest, np.int32(bits[j] & _MAGNITUDE))
+    return largest > _INFINITY
 
 
 @helper
@@ -73,50 +65,58 @@ def _allowed(mask, n_vocab, ids):
 
 @helper
 def masked(logits, mask, row):
-    """Write the logits of tokens whose bit is set in `mask` to `row`; others get -inf."""
+    """Write the logits of tokens whose bit is set in `mask` to `row`; others get -inf.
+
+    Returns whether a logit is NaN, of a banned token too.
+    """
+    bits, written, largest = logits.view(np.int32), row.view(np.int32), np.int32(0)
     for w in range(mask.size):
-        word, part, kept = mask[w], logits[32 * w : 32 * w + 32], row[32 * w : 32 * w + 32]
+        word, part, kept = mask[w], bits[32 * w : 32 * w + 32], written[32 * w : 32 * w + 32]
         for j in range(part.size):  # vectorised
-            kept[j] = part[j] if (word & _BITS[j]) != np.uint32(0) else np.float32(-np.inf)
+            largest = max(largest, np.int32(part[j] & _MAGNITUDE))
+            kept[j] = part[j] if (word & _BITS[j]) != np.uint32(0) else _NEGATIVE_INFINITY
+    return largest > _INFINITY
 
 
 @helper
-def _run(cut, logits, options, work, ids):
+def _run(cut, logits, work, ids):
     if cut.is_off:
-        return every_finite(logits, options, work, ids)
-    return _call_kernel(cut.kernel, logits, options[cut.start : cut.stop], work, ids)
+        return every_finite(logits, cut.options, work, ids)
+    return _call_kernel(cut.kernel, logits, cut.options, work, ids)
 
 
 @helper
-def select(logits, mask, cuts, options, scratch):
-    """Find a row's candidates, those that all cuts keep: their ids are in `scratch[1]`.
+def select(logits, mask, n_allowed, cuts, scratch, row):
+    """Find a row's candidates, those that all cuts keep: their ids are in `scratch[0]`.
 
     Args:
         mask: Bits of the allowed tokens, uint32 (V / 32,); empty if all are.
+        n_allowed: The number of bits that are set.
         cuts: Of type CUT; each sees what those before it have left.
-        options: Those of all cuts, float64.
-        scratch: See `scratch_arrays`.
+        scratch: The `arrays` of a `Workspace`.
+        row: Float32 (V,), may be overwritten; it may be `logits`.
 
     Returns:
         k, or a kernel's error; and the number of cuts that were needed.
     """
-    work, ids, left, part_work, places, row = scratch[:6]
+    ids, places, work, part_work, left = scratch
     k, n_done = np.int64(logits.size), 0
     if mask.size > 0:
-        if has_nan(logits):  # of a banned token too: a ban must not hide that a model is broken
+        is_sparse = n_allowed * _SPARSE <= logits.size
+        # A NaN of a banned token too: a ban must not hide that a model is broken.
+        if has_nan(logits) if is_sparse else masked(logits, mask, row):
             return np.int64(HAS_NAN), n_done
-        if _n_allowed(mask) * _SPARSE <= logits.size:
+        if is_sparse:
             k = _allowed(mask, logits.size, ids)
         else:
-            masked(logits, mask, row)
             logits = row
     if k == logits.size:
-        k, n_done = _run(cuts[0], logits, options, work, ids), 1
+        k, n_done = _run(cuts[0], logits, work, ids), 1
     if k > 1 or n_done == 0:
         take(logits, ids, k, left)
     while n_done < cuts.size and (k > 1 or n_done == 0):
         part = left[:k]
-        k = _run(cuts[n_done], part, options, part_work, places) if k > 0 else np.int64(NO_FINITE_LOGIT)
+        k = _run(cuts[n_done], part, part_work, places) if k > 0 else np.int64(NO_FINITE_LOGIT)
         if k > 0:
             narrow(part, ids, places, k)
         n_done += 1
@@ -128,38 +128,23 @@ class Program(NamedTuple):
 
     Attributes:
         cuts: Of type CUT.
-        options: Those of all cuts.
         chances: The probability of each cut; None for one that is always made.
     """
 
     cuts: NDArray[np.void]
-    options: NDArray[np.float64]
     chances: tuple[float | None, ...]
 
 
 def program_of(sampler: Sampler, temperature: float) -> Program | None:
     """Return a sampler's cuts, or None if only its `selector` knows what it does."""
-    members = sampler.members
-    if not all(
-        _owner(type(each), "selector") is _owner(type(each), "as_cuts") for each in (sampler, *members)
-    ):
+    if type(sampler).selector is not Sampler.selector:
         return None
     parts = sampler.as_cuts(temperature)
     addresses = [address_of(part.kernel) for part in parts]
     if not all(addresses):
         return None
-    ends = np.cumsum([part.options.size for part in parts])
     cuts = np.zeros(len(parts), CUT)
-    cuts["kernel"], cuts["start"][1:], cuts["stop"] = addresses, ends[:-1], ends
-    return Program(cuts, np.concatenate([p.options for p in parts]), tuple(p.probability for p in parts))
-
-
-def _owner(kind: type, name: str) -> type:
-    """Return the class from which another one has a method."""
-    return next(each for each in kind.__mro__ if name in vars(each))
-
-
-def scratch_arrays(n_vocab: int) -> tuple[NDArray[Any], ...]:
-    """Return what `select` overwrites, for rows of `n_vocab` logits: for each thread that calls it."""
-    whole, part = Workspace(n_vocab), Workspace(n_vocab)
-    return whole.work, whole.ids, whole.left, part.work, part.ids, np.empty(n_vocab, np.float32)
+    cuts["kernel"] = addresses
+    for cut, part in zip(cuts, parts, strict=True):
+        cut["options"][: part.options.size] = part.options
+    return Program(cuts, tuple(part.probability for part in parts))

@@ -16,6 +16,7 @@ from mink_local.generation.model import Model
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.llama.constraints import Constrainer
 from mink_local.llama.context import Segment
+from mink_local.llama.token_data import SamplingBuffers
 from mink_local.llama.weights import Weights
 
 PLAIN: dict[str, Any] = {  # by the name of a parameter
@@ -94,7 +95,8 @@ def test_what_is_read_outlives_the_model(tiny: Callable[..., Path]) -> None:
     )
     with model.weights.in_use():
         model.close()
-        row = constrainer.apply(np.zeros(model.weights.n_vocab, np.float32))
+        n_vocab = model.weights.n_vocab
+        row = constrainer.apply(np.zeros(n_vocab, np.float32), SamplingBuffers(n_vocab))
         assert 0 < np.isfinite(row).sum() < row.size
         constrainer.forced()
     with pytest.raises(ModelError), model.weights.in_use():

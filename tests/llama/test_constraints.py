@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from mink_local.errors import GenerationError
 from mink_local.llama.constraints import Constrainer, Constraints
 from mink_local.llama.context import Context, Segment
+from mink_local.llama.token_data import SamplingBuffers
 from mink_local.llama.token_sampler import TokenSampler
 from mink_local.llama.weights import Weights
 from mink_local.native import native_sampler
@@ -50,6 +51,11 @@ def constrained(
     return TokenSampler(sampler or MinK(), temperature, seed, weights.n_vocab, constrainer)
 
 
+def applied(options: Constraints, weights: Weights, prompt: list[int], row: Row) -> Row:
+    """A row of logits under constraints after a prompt."""
+    return Constrainer(options, weights, prompt).apply(row, SamplingBuffers(row.size))
+
+
 def text_of(weights: Weights, tokens: list[int]) -> str:
     return b"".join(map(weights.piece, tokens)).decode()
 
@@ -57,9 +63,9 @@ def text_of(weights: Weights, tokens: list[int]) -> str:
 def test_penalties_are_llama_cpps(weights: Weights, rows: Row) -> None:
     history = [5, 9, 9, 100, 5, 5, 77]
     options = Constraints(repeat_penalty=1.3, frequency_penalty=0.25, presence_penalty=-0.5, penalty_last_n=5)
-    constrainer = Constrainer(options, weights, history)
+    constrainer, buffers = Constrainer(options, weights, history), SamplingBuffers(weights.n_vocab)
     for token in (3, 77, 3):
-        changed = constrainer.apply(rows[0])
+        changed = constrainer.apply(rows[0], buffers)
         expected = reference.penalties(rows[0], history[-5:], 1.3, 0.25, -0.5)
         np.testing.assert_allclose(changed, expected, rtol=1e-6)
         constrainer.accept(token)
@@ -72,11 +78,11 @@ def test_dry_takes_from_what_would_repeat(weights: Weights) -> None:
     history = [a, b, c, 40, 41, a, b]
     options: dict[str, Any] = {"dry_multiplier": 0.8, "dry_allowed_length": 1}
     zeros = np.zeros(weights.n_vocab, np.float32)
-    changed = Constrainer(Constraints(**options), weights, history).apply(zeros)
+    changed = applied(Constraints(**options), weights, history, zeros)
     assert changed[c] == pytest.approx(-0.8 * 1.75)
     assert np.count_nonzero(changed) == 1
     breaker = Constraints(**options, dry_sequence_breakers=[weights.piece(b).decode()])
-    assert not Constrainer(breaker, weights, history).apply(zeros).any()
+    assert not applied(breaker, weights, history, zeros).any()
 
 
 def test_logit_bias_bans_and_pushes(weights: Weights, rows: Row) -> None:
