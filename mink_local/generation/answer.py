@@ -78,7 +78,8 @@ class Answer:
             "error" (see `error`); None while unfinished.
         stopped_by: The request's stop string or stop token that ended the answer, if any.
         error: What went wrong, if finish_reason is "error"; its text says what to do.
-        seconds: Seconds from when generation started (not queued) to the end.
+        began: When generation started (not queued), as `time.perf_counter`; 0 before that.
+        seconds: Seconds from then to the end.
     """
 
     def __init__(self, request: Request, index: int = 0) -> None:
@@ -105,6 +106,7 @@ class Answer:
         self.finish_reason: FinishReason | None = None
         self.stopped_by: str | int | None = None
         self.error: Exception | None = None
+        self.began = 0.0
         self.seconds = 0.0
 
     @property

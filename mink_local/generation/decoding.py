@@ -63,7 +63,6 @@ class Decoding:
         self._params = params
         self._weights = weights
         self._texts = texts
-        self._began = 0.0
         self._max_tokens = 0
         weights.require_ids("prefix", request.prefix)  # else the whole batch fails
         weights.require_ids("stop_token_ids", params.stop_token_ids)
@@ -109,16 +108,12 @@ class Decoding:
     def begin(self, evaluated_tokens: int, n_ctx: int) -> None:
         """Start the answer in a slot of `n_ctx` tokens, `evaluated_tokens` of the prompt not yet in it."""
         self.answer.evaluated_tokens = evaluated_tokens
-        self._began = time.perf_counter()
+        self.answer.began = time.perf_counter()
         room = n_ctx - self.answer.prompt_tokens
-        self._max_tokens = min(room, self._params.max_tokens or room)
+        most = self._params.max_tokens
+        self._max_tokens = room if most is None else min(room, most)
         if self._params.prompt_logprobs is not None:  # the first token has none
             self.answer.prompt_logprobs, self.answer.prompt_top_logprobs = [None], [()]
-
-    @property
-    def began(self) -> float:
-        """When the answer got a slot, as `time.perf_counter`; 0 before that."""
-        return self._began
 
     @property
     def n_prompt_outputs(self) -> int:
@@ -189,7 +184,7 @@ class Decoding:
 
     def is_last(self, token: int) -> bool:
         """Return whether the next token ends the answer, whatever its text."""
-        return self.answer.n_tokens + 1 == self._max_tokens or self._ends(token)
+        return self.answer.n_tokens + 1 >= self._max_tokens or self._ends(token)
 
     def _forced(self) -> int | None:
         """Return the token that must come next, if there is one, having told the sampler."""
@@ -205,6 +200,8 @@ class Decoding:
     def append(self, token: int, k: int) -> Piece:
         """Append a token sampled from k candidates, or forced (k = 0); return the text now certain."""
         answer = self.answer
+        if self._max_tokens == 0:
+            return self.end("length")
         if self._ends(token):
             answer.stopped_by = token if token in self._stop_tokens else None
             piece = self._piece("", token, k, "stop")
@@ -253,7 +250,7 @@ class Decoding:
         if self._splitter.stopped_by is not None:
             reason, answer.stopped_by = "stop", self._splitter.stopped_by
         if reason is not None:
-            answer.seconds = time.perf_counter() - self._began if self._began else 0.0
+            answer.seconds = time.perf_counter() - answer.began if answer.began else 0.0
             answer.has_cut_call = self._splitter.has_cut_call
             piece.finish_reason = answer.finish_reason = reason
         piece.token, piece.k = token, k

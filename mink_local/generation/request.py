@@ -30,7 +30,7 @@ Prompt = str | Sequence[Message] | Sequence[int]
 
 _RANGES = {
     "temperature": Range(0),
-    "max_tokens": Range(1, whole=True),
+    "max_tokens": Range(0, whole=True),
     "min_tokens": Range(0, whole=True),
     "seed": Range(0, MAX_SEED, whole=True),
     "logprobs": Range(0, _MOST_LOGPROBS, whole=True),
@@ -73,7 +73,8 @@ class SamplingParams:
     Args:
         sampler: Selects the candidates: an object or its text, such as "top-p:p=0.9"; None means `MinK()`.
         temperature: Divides the candidates' logits; 0 takes the largest logit.
-        max_tokens: Maximum length of the answer in tokens; None for as many as the context holds.
+        max_tokens: Maximum length of the answer in tokens; None for as many as the context holds; 0 only
+            evaluates the prompt.
         min_tokens: Minimum number of tokens before an end token (the model's own or one of
             `stop_token_ids`) can be sampled.
         seed: 0 to 2^32 - 2; None picks one at random.

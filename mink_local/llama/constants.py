@@ -55,7 +55,7 @@ def check_split(shares: Iterable[float]) -> tuple[float, ...]:
 
 
 def check_template_kwargs(kwargs: Iterable[Any]) -> None:
-    """Raise ValueError for names of variables of a chat template that users cannot set."""
+    """Raise OptionError for names of variables of a chat template that users cannot set."""
     for name in kwargs:
         if not isinstance(name, str) or name in TEMPLATE_NAMES:
-            raise ValueError(f"template_kwargs cannot set {name}: templates get it from elsewhere")
+            raise OptionError(f"template_kwargs.{name}", "cannot be set: templates get it from elsewhere")

@@ -4,7 +4,7 @@ import gc
 import json
 import secrets
 import threading
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from statistics import median
 from typing import Any
 
@@ -110,8 +110,12 @@ class PromptAnswer:
             GenerationError: A tool call was cut off.
         """
         reply = self.reply
+        if reply.has_cut_call:
+            name = reply.tool_calls[-1]["function"]["name"]
+            raise GenerationError(f"a call to {name} was cut off: allow more tokens with max_tokens or n_ctx")
         for call in reply.tool_calls:
-            response.add_tool_call(_tool_call(call))
+            name, arguments = call["function"]["name"], json.loads(call["function"]["arguments"])
+            response.add_tool_call(llm.ToolCall(tool_call_id=call["id"], name=name, arguments=arguments))
         details = {
             "cached_tokens": reply.prompt_tokens - reply.evaluated_tokens,
             "reasoning_tokens": reply.n_reasoning,
@@ -132,35 +136,26 @@ class PromptAnswer:
         }
 
 
-def _tool_call(call: Mapping[str, Any]) -> llm.ToolCall:
-    name, arguments = call["function"]["name"], call["function"]["arguments"]
-    try:
-        return llm.ToolCall(tool_call_id=call["id"], name=name, arguments=json.loads(arguments))
-    except json.JSONDecodeError:
-        raise GenerationError(
-            f"a call to {name} was cut off: allow more tokens with max_tokens or n_ctx"
-        ) from None
-
-
 def _converted(message: Message) -> Iterator[dict[str, Any]]:
     """Yield a message in OpenAI's form; for a message with results of tools, one for each result."""
-    texts = {TextPart: "", ReasoningPart: ""}
-    calls = []
+    parts: dict[type, list[Any]] = {type(part): [] for part in message.parts}
     for part in message.parts:
-        if isinstance(part, AttachmentPart):
-            raise MinkError("the models of mink-local read only text: leave the attachment out")
-        if isinstance(part, TextPart | ReasoningPart):
-            texts[type(part)] += part.text
-        elif isinstance(part, ToolCallPart):
-            function = {"name": part.name, "arguments": json.dumps(part.arguments)}
-            calls.append({"id": part.tool_call_id, "function": function})
-        elif isinstance(part, ToolResultPart):
-            result = {"tool_call_id": part.tool_call_id, "name": part.name, "content": part.output}
-            yield {"role": "tool", **result}
+        parts[type(part)].append(part)
+    if AttachmentPart in parts:
+        raise MinkError("the models of mink-local read only text: leave the attachment out")
+    for part in parts.get(ToolResultPart, ()):
+        yield {"role": "tool", "tool_call_id": part.tool_call_id, "name": part.name, "content": part.output}
     if message.role != "tool":
-        text, reasoning = texts.values()
-        made = {"role": message.role, "content": text, "reasoning_content": reasoning, "tool_calls": calls}
-        yield {name: value for name, value in made.items() if value or name in ("role", "content")}
+        made = {
+            "reasoning_content": "".join(part.text for part in parts.get(ReasoningPart, ())),
+            "tool_calls": [
+                {"id": part.tool_call_id, "function": {"name": part.name, "arguments": part.arguments}}
+                for part in parts.get(ToolCallPart, ())
+            ],
+        }
+        text = "".join(part.text for part in parts.get(TextPart, ()))
+        given = {name: value for name, value in made.items() if value}
+        yield {"role": message.role, "content": text, **given}
 
 
 def _definition(tool: llm.Tool) -> dict[str, Any]:

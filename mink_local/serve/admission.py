@@ -38,15 +38,13 @@ class Admission(Generic[T]):
         self._waiting.setdefault(client, deque()).extend(answers)
         self._fill()
 
-    def remove(self, client: str, answer: T) -> bool:
-        """Forget an answer if it waits; return whether it did."""
+    def remove(self, client: str, answer: T) -> None:
+        """Forget an answer, if it waits."""
         queue = self._waiting.get(client, deque())
-        if answer not in queue:
-            return False
-        queue.remove(answer)
+        if answer in queue:
+            queue.remove(answer)
         if not queue:
-            del self._waiting[client]
-        return True
+            self._waiting.pop(client, None)
 
     def ended(self, client: str) -> None:
         """Note that one of a client's answers has ended."""

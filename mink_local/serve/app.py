@@ -21,26 +21,22 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from mink_local.errors import MinkError, ModelError
-from mink_local.files import size_in_words
+from mink_local.errors import MinkError
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
 from mink_local.interrupts import on_interrupt
 from mink_local.models.catalog import read_catalog
-from mink_local.models.gguf import read_metadata
-from mink_local.models.memory import kv_bytes_per_layer
 from mink_local.models.placement import PlacementOptions
 from mink_local.samplers import Sampler
 from mink_local.serve import request_log
+from mink_local.serve.bodies import ApiError
 from mink_local.serve.endpoints.playground import playground
 from mink_local.serve.endpoints.state import as_text
-from mink_local.serve.errors import ApiError
 from mink_local.serve.guard import (
     EXCEPTION_HANDLERS,
     UVICORN,
     AllowedHosts,
     Guard,
-    error_response,
     read_body,
     while_connected,
 )
@@ -65,7 +61,7 @@ def _route(path: str, endpoint: Endpoint) -> Route:
         if endpoint.request is None:
             return _as_response(await endpoint.handler(service, **http.path_params))
         parsed = parse(await read_body(http), endpoint.request)
-        with naming(parsed.places):
+        with naming(parsed.places), naming(parsed.request.places):
             result = await while_connected(http.receive, endpoint.handler(service, parsed.request))
         response = _as_response(result)
         own = response.headers.get("x-mink-ignored", "").split(",")
@@ -235,14 +231,13 @@ async def refuse(metrics: Metrics, scope: Scope, receive: Receive, send: Send) -
     if scope["path"] == "/metrics":
         await as_text(metrics)(scope, receive, send)
         return
-    error = ApiError(
+    raise ApiError(
         503,
         "the model is being loaded: try again soon",
         kind="unavailable_error",
         code="loading",
         headers={"retry-after": "2"},
     )
-    await error_response(error, scope["path"])(scope, receive, send)
 
 
 def _warm_up(model: Model, sampler: Sampler) -> None:
@@ -322,15 +317,5 @@ def _ready(service: Service, bound: socket.socket) -> dict[str, object]:
         "playground": url,
         "API": f"{url}/v1",
         "models": ", ".join(service.presets.by_id),
-        "context": f"{model.n_ctx} tokens for each of {model.n_parallel} answers at a time"
-        + _cache_size(model),
+        "context": f"{model.n_ctx} tokens for each of {model.n_parallel} answers at a time",
     }
-
-
-def _cache_size(model: Model) -> str:
-    """Return the size of the KV caches as the end of a line; nothing if it is not known."""
-    try:
-        token = sum(kv_bytes_per_layer(read_metadata(model.weights.path), model.engine.context.kv_type))
-    except ModelError:  # llama.cpp knows formats that are unknown here
-        return ""
-    return f" ({size_in_words(token * model.n_ctx * model.n_parallel)} of KV cache)"

@@ -1,6 +1,23 @@
-"""Bodies of responses; the OpenAPI document and docs/mink-serve-api.md are generated from these types."""
+"""Bodies of responses, and the errors that become one.
+
+The OpenAPI document and docs/mink-serve-api.md are generated from these types.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
+
+from mink_local.errors import MinkError
+
+_ANTHROPIC = {
+    "authentication_error": "authentication_error",
+    "permission_error": "permission_error",
+    "rate_limit_error": "rate_limit_error",
+    "server_error": "api_error",
+    "unavailable_error": "overloaded_error",
+}
 
 
 class Output(Struct, kw_only=True):
@@ -33,34 +50,75 @@ class ErrorBody(Output, kw_only=True):
     error: ErrorDetail
 
 
-class PromptTokensDetails(Output, kw_only=True):
-    """Details of a prompt's tokens.
+class ApiError(MinkError):
+    """A request is refused; the message says what is wrong and what to do.
 
-    Attributes:
-        cached_tokens: Tokens that were in the KV cache already.
+    Args:
+        status: HTTP status, 400 to 599.
+        message: One sentence.
+        param: Path of the invalid field, such as `messages[0].content`.
+        code: Short name of the case, for programs.
+        kind: The body's `type`.
+        headers: Response headers, such as Retry-After.
+        details: Further fields of the body's `error`, such as `n_ctx`.
     """
 
-    cached_tokens: int
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        kind: str = "invalid_request_error",
+        headers: Mapping[str, str] | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.kind = kind
+        self.headers = dict(headers or {})
+        self.details = dict(details or {})
 
+    def about(self, param: str) -> "ApiError":
+        """Return the same error about a field of another name."""
+        message = re.sub(rf"(?<!\w){re.escape(str(self.param))}(?!\w)", lambda _: param, str(self))
+        return ApiError(
+            self.status,
+            message,
+            param=param,
+            code=self.code,
+            kind=self.kind,
+            headers=self.headers,
+            details=self.details,
+        )
 
-class CompletionTokensDetails(Output, kw_only=True):
-    """Details of an answer's tokens.
+    def as_anthropic(self) -> dict[str, Any]:
+        """Return the JSON object of the response of `/v1/messages`."""
+        kind = "not_found_error" if self.status == 404 else _ANTHROPIC.get(self.kind, "invalid_request_error")
+        return {"type": "error", "error": self.body()["error"] | {"type": kind}}
 
-    Attributes:
-        reasoning_tokens: Tokens of reasoning.
-    """
-
-    reasoning_tokens: int
+    def body(self) -> dict[str, Any]:
+        """Return the JSON object of the response; see `ErrorBody`."""
+        error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": {**error, **self.details}}
 
 
 class TokenUsage(Output, kw_only=True):
-    """Numbers of tokens; a prompt with several answers counts once."""
+    """Numbers of tokens; a prompt with several answers counts once.
+
+    Attributes:
+        prompt_tokens_details: `cached_tokens`: those that were in the KV cache already.
+        completion_tokens_details: `reasoning_tokens`: those of reasoning.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails
+    prompt_tokens_details: dict[str, int]
+    completion_tokens_details: dict[str, int]
 
 
 class Timings(Output, kw_only=True):

@@ -11,8 +11,7 @@ from mink_local.generation.answer import Answer, FinishReason, Piece
 from mink_local.generation.model import Model
 from mink_local.generation.request import SamplingParams
 from mink_local.generation.tool_calls import ToolCallDelta
-from mink_local.serve.bodies import Timings, TokenUsage
-from mink_local.serve.errors import ApiError
+from mink_local.serve.bodies import ApiError, Timings, TokenUsage
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class ResponseBuilder(ABC):
 
     Args:
         model: The model.
-        request: The request.
+        request: The request as its client sent it.
         head: What is known so far.
         answers: The answers, which grow meanwhile.
     """
@@ -51,39 +50,46 @@ class ResponseBuilder(ABC):
         self.request = request
         self.head = head
         self.answers = answers
+        self._events: list[bytes] = []  # of a stream, to be sent
 
     @property
     def is_long(self) -> bool:
-        """Whether the next event describes many tokens, which takes too long for the event loop."""
+        """Whether what comes next describes many tokens, which takes too long for the event loop."""
         return False
 
-    def start(self) -> bytes:
-        """Return the events before the first token."""
-        return b""
+    def start(self) -> None:  # noqa: B027  # most have nothing to send
+        """Send what comes before the first token."""
 
-    def keep_alive(self) -> bytes:
-        """Return what a stream sends when it has had nothing to send for a while."""
-        return b": keepalive\n\n"
+    def keep_alive(self) -> None:
+        """Send something, as a stream has had nothing to send for a while."""
+        self._events.append(b": keepalive\n\n")
 
     @abstractmethod
     def add(self, answer: Answer, piece: Piece) -> None:
-        """Take what one step adds to an answer."""
+        """Take what one step adds to an answer, and send it if there is something to show."""
 
     @abstractmethod
-    def take(self, answer: Answer) -> bytes:
-        """Return the events for what an answer has grown by; none if there is nothing to show."""
+    def end(self, usage: TokenUsage, timings: Timings) -> None:
+        """Send the last events of a stream."""
 
-    @abstractmethod
-    def end(self, usage: TokenUsage, timings: Timings) -> bytes:
-        """Return the last events of a stream."""
-
-    def fail(self, error: ApiError) -> bytes:
-        """Return the last event of a stream that fails."""
-        return server_sent(error.body())
+    def fail(self, error: ApiError) -> None:
+        """Send the last event of a stream that fails."""
+        self.send(error.body())
 
     @abstractmethod
     def whole(self, usage: TokenUsage, timings: Timings) -> Any:
         """Return the body of a response that is not streamed; called in a thread."""
+
+    def send(self, value: Any, name: str = "") -> None:
+        """Add a value, perhaps with a name, to the events that a stream sends next."""
+        if self.request.stream:
+            named = f"event: {name}\n".encode() if name else b""
+            self._events.append(named + b"data: " + msgspec.json.encode(value) + b"\n\n")
+
+    def take(self) -> bytes:
+        """Return the events since the last call."""
+        sent, self._events = b"".join(self._events), []
+        return sent
 
 
 @dataclass
@@ -107,30 +113,19 @@ class Part:
 class PartsBuilder(ResponseBuilder):
     """Builds a response of one answer's parts, whose stream is made of events with names.
 
-    Args:
-        given: The request as its client sent it.
-        known: What `ResponseBuilder` takes.
-
     Attributes:
         answer: The answer.
         parts: Its parts, in the order in which the model wrote them; only the last one grows.
-        k: Number of candidates of each token.
-        finish_reason: Why the answer has ended, or None.
+        finish_reason: Why it has ended, once all of it was added.
     """
 
-    def __init__(self, given: Any, *known: Any) -> None:
+    def __init__(self, *known: Any) -> None:
         super().__init__(*known)
-        self.given = given
         [self.answer] = self.answers
         self.parts: list[Part] = []
-        self.k: list[int] = []
         self.finish_reason: FinishReason | None = None
-        self._events: list[bytes] = []
 
     def add(self, answer: Answer, piece: Piece) -> None:  # noqa: ARG002
-        if piece.token is not None and not piece.is_end_token:
-            self.k.append(piece.k)
-        self.finish_reason = piece.finish_reason
         if piece.reasoning:
             self._grow("reasoning", piece.reasoning)
         for event in piece.events:
@@ -138,6 +133,7 @@ class PartsBuilder(ResponseBuilder):
                 self._grow("text", event)
             else:
                 self._grow("call", event.arguments, event if event.id else None)
+        self.finish_reason = piece.finish_reason
 
     def _grow(
         self, kind: Literal["reasoning", "text", "call"], text: str, call: ToolCallDelta | None = None
@@ -169,21 +165,6 @@ class PartsBuilder(ResponseBuilder):
     def closed(self, part: Part) -> None:
         """Send what ends a part."""
 
-    def send(self, kind: str, **fields: Any) -> None:
-        """Add an event to those that a stream sends next."""
-        if self.request.stream:
-            self._events.append(server_sent({"type": kind, **fields}, kind))
-
-    def sent(self) -> bytes:
-        """Return the events since the last call."""
-        sent, self._events = b"".join(self._events), []
-        return sent
-
-    def take(self, answer: Answer) -> bytes:  # noqa: ARG002
-        return self.sent()
-
-
-def server_sent(value: Any, name: str = "") -> bytes:
-    """Return a value as a server-sent event, perhaps with a name."""
-    named = f"event: {name}\n".encode() if name else b""
-    return named + b"data: " + msgspec.json.encode(value) + b"\n\n"
+    def send_event(self, kind: str, **fields: Any) -> None:
+        """Send an event of a kind, which is its name too."""
+        self.send({"type": kind, **fields}, kind)

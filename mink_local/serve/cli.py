@@ -45,19 +45,9 @@ Exit status: 0 stopped, 1 failed, 2 wrong usage.
 """
 
 
-class EnvironmentCommand(click.Command):
-    """A command whose options can be set by environment variables too: `--ctx` by MINK_SERVE_CTX."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        for option in self.params:
-            if isinstance(option, click.Option) and not option.envvar and not option.is_eager:
-                name = max(option.opts, key=len).strip("-").replace("-", "_")
-                option.envvar = f"MINK_SERVE_{name.upper()}"
-
-
 @click.command(
-    cls=EnvironmentCommand, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]}
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 @model_option
 @click.option(
@@ -81,7 +71,6 @@ class EnvironmentCommand(click.Command):
 @click.option("--ignore-client-sampling", is_flag=True, help="Use --sampler and --temp for all requests.")
 @click.option(
     "--preset",
-    "preset_texts",
     multiple=True,
     metavar="NAME=SAMPLER@TEMP",
     help="Add a model id NAME:PRESET with its own sampler and temperature; repeatable.",
@@ -171,7 +160,7 @@ def cli(
     host: str,
     port: int,
     keys: Sequence[str],
-    preset_texts: Sequence[str],
+    preset: Sequence[str],
     no_presets: bool,
     **options: Any,
 ) -> None:
@@ -192,16 +181,16 @@ def cli(
     from mink_local.serve.request.presets import BUILT_IN, Preset
 
     presets = {} if no_presets else dict(BUILT_IN)
-    for text in preset_texts:
-        name, is_given, preset = text.partition("=")
-        if not is_given:
-            raise click.UsageError(f"--preset {text}: write NAME=SAMPLER@TEMP.")
+    for text in preset:
+        named = re.fullmatch(r"([\w.-]+)=(.*)", text)
+        if named is None:
+            raise click.UsageError(
+                f"--preset {text}: write NAME=SAMPLER@TEMP, with letters, digits, dots, - and _ in the name."
+            )
         try:
-            presets[name] = Preset.parse(preset)
+            presets[named[1]] = Preset.parse(named[2])
         except ValueError as error:
             raise click.UsageError(f"--preset {text}: {error}.") from None
-        if not re.fullmatch(r"[\w.-]+", name):
-            raise click.UsageError(f"--preset {text}: use letters, digits, dots, - and _ in its name.")
     try:
         api_keys = Keys(keys, api_key_file)
         host = host.strip("[]")
@@ -216,6 +205,11 @@ def cli(
         request_log.set_up("json")
         request_log.log.error("%s", error)
         raise SystemExit(1) from None
+
+
+for _option in cli.params:  # the environment sets --ctx by MINK_SERVE_CTX
+    if isinstance(_option, click.Option) and not _option.envvar and not _option.is_eager:
+        _option.envvar = f"MINK_SERVE_{max(_option.opts, key=len).strip('-').replace('-', '_').upper()}"
 
 
 def main() -> None:

@@ -4,29 +4,29 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import msgspec
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from mink_local.generation.answer import Answer, Piece
-from mink_local.generation.decoding import Decoding
 from mink_local.generation.engine_thread import Event
 from mink_local.generation.request import Request
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.serve import request_log
-from mink_local.serve.bodies import CompletionTokensDetails, PromptTokensDetails, Timings, TokenUsage
+from mink_local.serve.bodies import ApiError, Timings, TokenUsage
 from mink_local.serve.builder import ResponseBuilder, ResponseHead
-from mink_local.serve.errors import ApiError
 from mink_local.serve.metrics import Metrics
 from mink_local.serve.request.chat import ChatRequest, CompletionRequest
+from mink_local.serve.request.fields import SamplingFields
 from mink_local.serve.request.parsing import naming
 from mink_local.serve.request.sampling import engine_requests, sampling_params
 from mink_local.serve.service import EventStream, Service
 
-KEEP_ALIVE_SECONDS = 10.0  # between the comments of a stream that has nothing to send
+KEEP_ALIVE_SECONDS = 10.0  # until a stream that has nothing to send sends something all the same
 # Buffering proxies such as nginx would hold the tokens back.
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -46,47 +46,37 @@ class Clock:
         self._started = self._end = self._slot = time.perf_counter()
         self._first: float | None = None  # when the first token came
         self._last: dict[Answer, float] = {}
-        self._prompts: set[int] = set()  # those that were counted
 
-    def note(self, decoding: Decoding, piece: Piece) -> None:
+    def note(self, answer: Answer, piece: Piece) -> None:
         """Count a piece's token."""
         self._end = now = time.perf_counter()
-        metrics, answer = self._metrics, decoding.answer
+        metrics = self._metrics
         if piece.token is None:
             return
         metrics.generated_tokens.labels(*self._who).inc()
+        if self._first is None:
+            self._first, self._slot = now, answer.began
         if answer in self._last:
             metrics.token_seconds.labels(self._model).observe(now - self._last[answer])
         else:
-            metrics.queue_seconds.labels(self._model).observe(decoding.began - self._started)
+            metrics.queue_seconds.labels(self._model).observe(answer.began - self._started)
             metrics.first_token_seconds.labels(self._model).observe(now - self._started)
-            self._count_prompt(answer)
+            if not any(one.request.prompt is answer.request.prompt for one in self._last):  # counts once
+                metrics.prompt_tokens.labels(*self._who).inc(answer.prompt_tokens)
+                metrics.cached_tokens.labels(*self._who).inc(answer.prompt_tokens - answer.evaluated_tokens)
         self._last[answer] = now
-        if self._first is None:
-            self._first, self._slot = now, decoding.began
-
-    def _count_prompt(self, answer: Answer) -> None:
-        """Count a prompt once, however many answers it has."""
-        if id(answer.request.prompt) not in self._prompts:
-            self._prompts.add(id(answer.request.prompt))
-            self._metrics.prompt_tokens.labels(*self._who).inc(answer.prompt_tokens)
-            self._metrics.cached_tokens.labels(*self._who).inc(answer.prompt_tokens - answer.evaluated_tokens)
 
     @property
-    def first_token_seconds(self) -> float | None:
-        """Time from the request to its first token, in seconds; None if it has none."""
-        return None if self._first is None else round(self._first - self._started, 3)
-
-    @property
-    def queue_seconds(self) -> float:
-        """Time from the request to its first slot, in seconds."""
-        return round(self._slot - self._started, 3)
+    def waits(self) -> dict[str, float | None]:
+        """Seconds from the request to its first slot, and to its first token; None if it has none."""
+        first = None if self._first is None else round(self._first - self._started, 3)
+        return {"queue_seconds": round(self._slot - self._started, 3), "first_token_seconds": first}
 
     def timings(self, usage: TokenUsage) -> Timings:
         """Return tokens and milliseconds with llama-server's names, without the time in the queue."""
         first = self._first or self._end
         prompt_ms, predicted_ms = 1000 * (first - self._slot), 1000 * (self._end - first)
-        n_cached = usage.prompt_tokens_details.cached_tokens
+        n_cached = usage.prompt_tokens_details["cached_tokens"]
         n_evaluated = usage.prompt_tokens - n_cached
         n_intervals = usage.completion_tokens - len(self._last)  # between the tokens of an answer
         return Timings(
@@ -105,138 +95,132 @@ def _rate(n: int, milliseconds: float) -> float:
     return round(1000 * n / milliseconds, 2) if n > 0 and milliseconds > 0 else 0.0
 
 
-class Exchange:
-    """A request for answers and the response to it.
+async def respond(
+    service: Service, given: SamplingFields, make_builder: Callable[..., ResponseBuilder]
+) -> Response:
+    """Return the response to a request for answers.
 
     Args:
         service: Answers the request.
-        request: The request.
-        builder: Makes what builds the response.
+        given: The request, of any protocol.
+        make_builder: Makes what builds its protocol's response.
 
     Raises:
-        ApiError: The request is invalid.
+        ApiError: The request is invalid; see also `Service.begin`; or an answer fails that is not streamed.
+    """
+    request: ChatRequest | CompletionRequest = given.normal()
+    preset = service.presets.find(request.model)
+    params, ignored = sampling_params(request, preset, service.model, service.max_tokens)
+    request_log.note(model=preset.model_id, sampler=str(params.sampler), temperature=params.temperature)
+    head = ResponseHead(
+        request_log.request_id(),
+        int(time.time()),
+        preset.model_id,
+        service.fingerprint,
+        params,
+        request_log.key_name(),
+    )
+    clock = Clock(service.metrics, head)
+    prompts = partial(engine_requests, service.model, request, params)
+    requests = partial(_with_seeds, prompts, request.n or 1)
+    with naming(request.sources):
+        events = await service.begin(request.n_answers, requests, request_log.client())
+    builder = make_builder(service.model, given, head, events.answers)
+    exchange = _Exchange(service, events, builder, clock, request.n or 1)
+    headers = {"x-mink-ignored": ",".join(ignored)} if ignored else {}
+    if given.stream:
+        stream = _EventStreamResponse(
+            exchange.stream(), headers=_STREAM_HEADERS | headers, media_type="text/event-stream"
+        )
+        stream.close = exchange.close
+        return stream
+    content = await exchange.whole()
+    return Response(msgspec.json.encode(content), headers=headers, media_type="application/json")
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """A response that is being generated.
+
+    Args:
+        service: Generates it.
+        events: Of its answers.
+        builder: Builds it.
+        clock: Times its tokens.
+        n: Number of answers to each prompt.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        request: ChatRequest | CompletionRequest,
-        builder: Callable[..., ResponseBuilder],
-    ) -> None:
-        self._service = service
-        self._request = request
-        self._make_builder = builder
-        preset = service.presets.find(request.model)
-        params, ignored = sampling_params(request, preset, service.model, service.max_tokens)
-        request_log.note(model=preset.model_id, sampler=str(params.sampler), temperature=params.temperature)
-        self._headers = {"x-mink-ignored": ",".join(ignored)} if ignored else {}
-        self._head = ResponseHead(
-            request_log.request_id(),
-            int(time.time()),
-            preset.model_id,
-            service.fingerprint,
-            params,
-            request_log.key_name(),
-        )
-        self._clock = Clock(service.metrics, self._head)
+    service: Service
+    events: EventStream
+    builder: ResponseBuilder
+    clock: Clock
+    n: int
 
-    async def respond(self) -> Response:
-        """Return the response.
-
-        Raises:
-            ApiError: See `Service.begin`; or an answer fails that is not streamed.
-        """
-        request, model = self._request, self._service.model
-        prompts = partial(engine_requests, model, request, self._head.params)
-        requests = partial(_with_seeds, prompts, request.n or 1)
-        with naming(request.sources):
-            events = await self._service.begin(request.n_answers, requests, request_log.client())
-        close = partial(self._close, events)
-        builder = self._make_builder(model, request, self._head, events.answers)
-        if request.stream:
-            stream = _EventStreamResponse(
-                self._stream(events, builder),
-                headers=_STREAM_HEADERS | self._headers,
-                media_type="text/event-stream",
-            )
-            stream.close = close
-            return stream
+    async def whole(self) -> Any:
+        """Return the body of a response that is not streamed. Raises ApiError if an answer fails."""
         try:
-            async for event in events:
-                self._add(event, events, builder)
-            content = await self._service.off_loop(builder.whole, *self._numbers(builder))
+            async for event in self.events:
+                await self._add(event)
+            return await self.service.off_loop(self.builder.whole, *self._numbers())
         finally:
-            close()
-        return Response(msgspec.json.encode(content), headers=self._headers, media_type="application/json")
+            self.close()
 
-    def _close(self, events: EventStream) -> None:
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Yield the server-sent events of a stream, one for each token that shows; an error is the last one.
+
+        Until then, something is sent every few seconds to keep the connection alive.
+        """
+        builder, now = self.builder, asyncio.get_running_loop().time
+        builder.start()
+        yield b": waiting\n\n" + builder.take()  # a proxy may hold the headers back until something follows
+        sent = now()
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout_at(sent + KEEP_ALIVE_SECONDS):
+                        event = await anext(self.events)
+                except TimeoutError:
+                    builder.keep_alive()
+                else:
+                    await self._add(event)
+                if taken := builder.take():
+                    yield taken
+                    sent = now()
+        except StopAsyncIteration:
+            builder.end(*self._numbers())
+        except ApiError as error:
+            builder.fail(error)
+        yield builder.take()
+
+    def close(self) -> None:
         """End the answers that are not finished; keep what was generated, and note it for the log."""
-        answers, engine = events.answers, self._service.model.engine
-        n_evaluated = sum(max(0, one.evaluated_tokens - engine.unevaluated(one)) for one in answers)
-        self._service.cancel(events)
-        self._service.history.add(self._head, answers)
-        reasons = {one.finish_reason or ("error" if events.has_failed else "left") for one in answers}
+        answers, service, head = self.events.answers, self.service, self.builder.head
+        unevaluated = service.model.engine.unevaluated
+        n_evaluated = sum(max(0, one.evaluated_tokens - unevaluated(one)) for one in answers)
+        service.cancel(self.events)
+        service.history.add(head, answers)
+        reasons = {one.finish_reason or ("error" if self.events.has_failed else "left") for one in answers}
         if "left" in reasons:
-            self._service.metrics.cancelled.labels(self._head.model, self._head.client).inc()
+            service.metrics.cancelled.labels(head.model, head.client).inc()
         request_log.note(
             prompt_tokens=sum(answer.prompt_tokens for answer in answers),
             evaluated_tokens=n_evaluated,
             completion_tokens=sum(answer.n_tokens for answer in answers),
             finish_reason=",".join(sorted(reasons)),
-            queue_seconds=self._clock.queue_seconds,
-            first_token_seconds=self._clock.first_token_seconds,
+            **self.clock.waits,
         )
 
-    async def _stream(self, events: EventStream, builder: ResponseBuilder) -> AsyncIterator[bytes]:
-        """Yield the server-sent events of a stream, one for each token that shows; an error is the last one.
+    async def _add(self, event: Event) -> None:
+        self.clock.note(*event)
+        if self.builder.is_long:
+            await self.service.off_loop(self.builder.add, *event)
+        else:
+            self.builder.add(*event)
 
-        Comments keep the connection alive until then: `waiting` for a slot, `keepalive`; for clients that
-        count events only, the builder has one.
-        """
-        sent = time.monotonic()
-        yield b": waiting\n\n" + builder.start()  # a proxy may hold the headers back until something follows
-        try:
-            while True:
-                try:
-                    async with asyncio.timeout(KEEP_ALIVE_SECONDS):
-                        event = await anext(events)
-                except TimeoutError:
-                    has_begun = any(decoding.began for decoding in events.decodings)
-                    yield (b"" if has_begun else b": waiting\n\n") + builder.keep_alive()
-                    continue
-                answer = self._add(event, events, builder)
-                taken = (
-                    await self._service.off_loop(builder.take, answer)
-                    if builder.is_long
-                    else builder.take(answer)
-                )
-                if not taken and time.monotonic() - sent < KEEP_ALIVE_SECONDS:
-                    continue
-                yield taken or builder.keep_alive()
-                sent = time.monotonic()
-        except StopAsyncIteration:
-            yield builder.end(*self._numbers(builder))
-        except ApiError as error:
-            yield builder.fail(error)
-
-    def _add(self, event: Event, events: EventStream, builder: ResponseBuilder) -> Answer:
-        """Add an event to its builder; return the answer."""
-        answer, piece = event
-        self._clock.note(events.decoding(answer), piece)
-        if piece.finish_reason is not None:
-            self._service.finished(answer.seconds)
-        if self._request.token_limit == 0:  # one token was sampled all the same
-            piece = Piece()
-            piece.finish_reason = "length"
-        builder.add(answer, piece)
-        return answer
-
-    def _numbers(self, builder: ResponseBuilder) -> tuple[TokenUsage, Timings]:
-        answers, n = builder.answers, self._request.n or 1
+    def _numbers(self) -> tuple[TokenUsage, Timings]:
+        answers, n = self.events.answers, self.n
         usage = usage_of([answers[i : i + n] for i in range(0, len(answers), n)])
-        if self._request.token_limit == 0:
-            usage = msgspec.structs.replace(usage, completion_tokens=0, total_tokens=usage.prompt_tokens)
-        return usage, self._clock.timings(usage)
+        return usage, self.clock.timings(usage)
 
 
 def _with_seeds(prompts: Callable[[], Sequence[Request]], n: int) -> list[Request]:
@@ -260,8 +244,8 @@ def usage_of(prompts: Sequence[Sequence[Answer]]) -> TokenUsage:
         prompt_tokens=n_prompt,
         completion_tokens=n_generated,
         total_tokens=n_prompt + n_generated,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=n_prompt - n_evaluated),
-        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=n_reasoning),
+        prompt_tokens_details={"cached_tokens": n_prompt - n_evaluated},
+        completion_tokens_details={"reasoning_tokens": n_reasoning},
     )
 
 

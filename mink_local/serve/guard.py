@@ -15,19 +15,20 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
+import click
 import h11
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from mink_local.errors import MinkError
 from mink_local.serve import request_log
-from mink_local.serve.errors import ApiError
+from mink_local.serve.bodies import ApiError
 from mink_local.serve.keys import Keys
 
 T = TypeVar("T")
@@ -46,7 +47,6 @@ CLIENT_LEFT = 499  # nginx's status for a response that its client did not wait 
 
 PUBLIC = frozenset({"/", "/health", "/ready"})  # without a key
 _ANTHROPIC = re.compile(r"(/v1)?/messages(/count_tokens)?")  # paths whose errors have Anthropic's form
-NOT_SUPPORTED = re.compile(r"(/v1)?/(embeddings|moderations|rerank|(audio|images)/\w+)")
 
 _LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]/@\s]+)(:\d{1,5})?")
@@ -62,28 +62,20 @@ def check_start(host: str, *, has_keys: bool) -> None:
     """Refuse an address that others can reach without a key.
 
     Raises:
-        MinkError: It is one, or cannot be resolved.
+        click.UsageError: It is one, or cannot be resolved.
     """
     try:
         found = socket.getaddrinfo(host or None, 0, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise MinkError(
+        raise click.UsageError(
             f"--host {host}: {error.strerror}: use a name or an address of this machine"
         ) from None
     is_local = all(ipaddress.ip_address(address[0]).is_loopback for *_, address in found)
     if not has_keys and not is_local:
-        raise MinkError(
+        raise click.UsageError(
             f"other machines can reach {host or 'all addresses'}: give a key with --api-key, "
             "or listen on 127.0.0.1"
         )
-
-
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the IP address that a host is, with or without brackets; None if it is a name."""
-    try:
-        return ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return None
 
 
 class AllowedHosts:
@@ -96,7 +88,7 @@ class AllowedHosts:
         others: More names, with or without a port.
 
     Raises:
-        MinkError: One of the names cannot be a host's.
+        click.UsageError: One of the names cannot be a host's.
     """
 
     def __init__(self, bound: str, others: Iterable[str] = ()) -> None:
@@ -104,15 +96,13 @@ class AllowedHosts:
         self._names = set(_LOCAL_HOSTS)
         for name in (f"[{bound}]" if ":" in bound else bound or "localhost", *others):
             if (host := _without_port(name)) is None:
-                raise MinkError(f"{name!r} is not a host: write it as in  example.com:8080")
+                raise click.UsageError(f"{name!r} is not a host: write it as in  example.com:8080")
             self._names.add(host)
 
     def __contains__(self, header: str) -> bool:
         """Return whether the value of a Host header is allowed."""
-        host = _without_port(header)
-        return host is not None and (
-            host in self._names or (self._any_address and _address(host) is not None)
-        )
+        host = _without_port(header) or ""
+        return host in self._names or (self._any_address and re.fullmatch(r"\[.+\]|[\d.]+", host) is not None)
 
 
 def _without_port(host: str) -> str | None:
@@ -147,8 +137,9 @@ class Guard:
         self._keys = keys or Keys()
         self._n_requests = 0  # in progress
         self._on_response = on_response
+        self._admitted = ExceptionMiddleware(self._admit, {ApiError: _handle})
         self._cors = CORSMiddleware(
-            self._answer,
+            ExceptionMiddleware(self._answer, {ApiError: _handle}),
             allow_origins=list(self._origins),
             allow_origin_regex=_LOCAL_ORIGIN,
             allow_methods=["GET", "POST"],
@@ -181,7 +172,7 @@ class Guard:
 
         self._n_requests += 1
         try:
-            await self._admit(scope, receive, send_with_headers)
+            await self._admitted(scope, receive, send_with_headers)
         except Exception:  # Starlette has answered, unless it was in the middle of a response
             log.exception("%s %r failed", scope["method"], path)
         finally:
@@ -192,32 +183,24 @@ class Guard:
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, preflights too, by an allowed name, while there are not too many."""
-        try:
-            check_host(Headers(scope=scope), self._hosts)
-            if self._n_requests > MAX_REQUESTS and scope["path"] not in request_log.POLLED:
-                raise ApiError(
-                    503,
-                    f"the server has {MAX_REQUESTS} requests in progress: try again soon",
-                    code="too_many_requests",
-                    kind="unavailable_error",
-                    headers={"retry-after": "1"},
-                )
-        except ApiError as error:
-            await error_response(error, scope["path"])(scope, receive, send)
-        else:
-            await self._cors(scope, receive, send)
+        check_host(Headers(scope=scope), self._hosts)
+        if self._n_requests > MAX_REQUESTS and scope["path"] not in request_log.POLLED:
+            raise ApiError(
+                503,
+                f"the server has {MAX_REQUESTS} requests in progress: try again soon",
+                code="too_many_requests",
+                kind="unavailable_error",
+                headers={"retry-after": "1"},
+            )
+        await self._cors(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a non-preflight request; pages whose origin is allowed may read errors too."""
         headers = Headers(scope=scope)
-        try:
-            check_origin(headers, self._origins)
-            name = "" if scope["path"] in PUBLIC else check_key(headers, self._keys)
-            request_log.set_client(name, address=(scope.get("client") or ("",))[0])
-        except ApiError as error:
-            await error_response(error, scope["path"])(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
+        check_origin(headers, self._origins)
+        name = "" if scope["path"] in PUBLIC else check_key(headers, self._keys)
+        request_log.set_client(name, address=(scope.get("client") or ("",))[0])
+        await self._app(scope, receive, send)
 
 
 def check_host(headers: Headers, hosts: AllowedHosts) -> None:
@@ -246,10 +229,10 @@ def check_origin(headers: Headers, origins: Collection[str]) -> None:
 
 
 def _origin(text: str) -> str:
-    """Return an origin as browsers send it. Raises MinkError if a text is none."""
+    """Return an origin as browsers send it. Raises click.UsageError if a text is none."""
     origin = text.rstrip("/").lower()
     if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
-        raise MinkError(f"{text!r} is not an origin: write it as in  https://example.com")
+        raise click.UsageError(f"{text!r} is not an origin: write it as in  https://example.com")
     return origin
 
 
@@ -319,38 +302,28 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def error_response(error: ApiError, path: str = "") -> Response:
-    """Return an error as a response with OpenAI's body, or Anthropic's, and note it for the log."""
+async def _handle(request: HttpRequest, error: Exception) -> Response:
+    """Return the response to an exception, and note it; `Guard` logs those that are not expected."""
+    path = request.url.path[:100]
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=CLIENT_LEFT)  # which nobody reads
+    if isinstance(error, HTTPException):
+        message = {
+            404: f"there is no {path!r}: see GET /openapi.json",
+            405: f"{path} does not allow {request.method[:20]}: see the header Allow",
+        }.get(error.status_code, error.detail)
+        error = ApiError(error.status_code, message, headers=error.headers)
+    elif isinstance(error, RecursionError):
+        error = ApiError(400, "the body is nested too deeply", code="invalid_json")
+    elif not isinstance(error, ApiError):
+        error = ApiError(500, "internal error: see the server log", kind="server_error")
     request_log.note(error=str(error), **({"code": error.code} if error.code else {}))
     body = error.as_anthropic() if _ANTHROPIC.fullmatch(path) else error.body()
     return JSONResponse(body, status_code=error.status, headers=error.headers)
 
 
-async def _handle(request: HttpRequest, error: Exception) -> Response:
-    """Return the response to an exception; `Guard` logs those that are not expected."""
-    path = request.url.path[:100]
-    if isinstance(error, ClientDisconnect):
-        return Response(status_code=CLIENT_LEFT)  # which nobody reads
-    if isinstance(error, ApiError):
-        return error_response(error, path)
-    if not isinstance(error, HTTPException):
-        return error_response(ApiError(500, "internal error: see the server log", kind="server_error"), path)
-    if error.status_code == 404 and NOT_SUPPORTED.fullmatch(path):
-        message = f"{path} is not supported: this server only generates text"
-        headers = {"x-should-retry": "false"}  # of OpenAI's SDKs
-        return error_response(ApiError(501, message, kind="not_supported_error", headers=headers), path)
-    message = {
-        404: f"there is no {path!r}: {_INSTEAD.get(path, 'see GET /openapi.json')}",
-        405: f"{path} does not allow {request.method[:20]}: see the header Allow",
-    }.get(error.status_code, error.detail)
-    return error_response(ApiError(error.status_code, message, headers=error.headers), path)
-
-
-_INSTEAD = {"/infill": "send the text after the gap as suffix to /v1/completions"}
-
-
 EXCEPTION_HANDLERS: Mapping[Any, Callable[[HttpRequest, Exception], Awaitable[Response]]] = dict.fromkeys(
-    (ApiError, HTTPException, ClientDisconnect, Exception), _handle
+    (ApiError, HTTPException, ClientDisconnect, RecursionError, Exception), _handle
 )
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from mink_local.generation.answer import Answer
+from mink_local.serve.bodies import ApiError
 from mink_local.serve.builder import ResponseHead
-from mink_local.serve.errors import ApiError
 
 SIZE = 100  # requests
 _ANSWERS = 4  # of a request: the playground's columns

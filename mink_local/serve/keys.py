@@ -1,7 +1,6 @@
 """API keys, and who has them: lines `NAME:KEY` or `KEY`."""
 
 import hashlib
-import hmac
 import logging
 import re
 import signal
@@ -9,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from mink_local.errors import MinkError
+import click
+
 from mink_local.interrupts import handled
 
 log = logging.getLogger("mink_local.requests")
@@ -25,7 +25,7 @@ class Keys:
         path: A file of more, one a line; `#` begins a comment.
 
     Raises:
-        MinkError: The file cannot be read, or a key cannot be used.
+        click.UsageError: The file cannot be read, or a key cannot be used.
     """
 
     def __init__(self, given: Sequence[str] = (), path: Path | None = None) -> None:
@@ -38,19 +38,19 @@ class Keys:
         return len(self._names)
 
     def reload(self) -> None:
-        """Read the file again; if it cannot be used, nothing changes. Raises MinkError."""
+        """Read the file again; if it cannot be used, nothing changes. Raises click.UsageError."""
         names = {}
         for place, text in [*(("--api-key", text) for text in self._given), *self._lines()]:
             match = _LINE.fullmatch(text)
             if match is None:
-                raise MinkError(
+                raise click.UsageError(
                     f"{place}: an API key is empty, or has spaces or characters outside ASCII: "
                     "write KEY or NAME:KEY with another key"
                 )
             digest = _digest(match[2])
             names[digest] = match[1] or f"key-{digest.hex()[:6]}"
         if self.path is not None and not names:
-            raise MinkError(f"{self.path} has no API key: write one a line")
+            raise click.UsageError(f"{self.path} has no API key: write one a line")
         self._names = names
 
     def _lines(self) -> Iterator[tuple[str, str]]:
@@ -60,22 +60,18 @@ class Keys:
         try:
             lines = self.path.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise MinkError(f"{self.path} cannot be read: {error}") from None
+            raise click.UsageError(f"{self.path} cannot be read: {error}") from None
         for number, line in enumerate(map(str.strip, lines), 1):
             if line and not line.startswith("#"):
                 yield f"{self.path}, line {number}", line
 
     def name_of(self, key: str) -> str | None:
-        """Return the name of who has a key, None if nobody has it; the time says nothing."""
-        given, found = _digest(key), None
-        for digest, name in self._names.items():
-            if hmac.compare_digest(given, digest):
-                found = name
-        return found
+        """Return the name of who has a key; None if nobody has it."""
+        return self._names.get(_digest(key))
 
 
 def _digest(key: str) -> bytes:
-    """Return a fixed-length hash, so that comparison time reveals nothing."""
+    """Return a hash, so that the time of a comparison reveals nothing of a key."""
     return hashlib.sha256(key.encode()).digest()
 
 
@@ -108,17 +104,15 @@ class Reload:
         if not hasattr(signal, "SIGHUP"):
             before, self._changed = self._changed, self._file_time()
             self._is_asked = self._changed not in (before, 0)
-        if not self._is_asked:
-            return
-        self._is_asked = False
-        if self._keys.path is None or (self._had_terminal and not _has_terminal()):
+        is_asked, self._is_asked = self._is_asked, False
+        if is_asked and (self._keys.path is None or (self._had_terminal and not _has_terminal())):
             end()
-            return
-        try:
-            self._keys.reload()
-            log.info("read the API keys again: %d", len(self._keys))
-        except MinkError as error:
-            log.error("the API keys stay as they are: %s", error)
+        elif is_asked:
+            try:
+                self._keys.reload()
+                log.info("read the API keys again: %d", len(self._keys))
+            except click.UsageError as error:
+                log.error("the API keys stay as they are: %s", error)
 
     def _file_time(self) -> int:
         """Return when the file was changed; 0 if there is none."""

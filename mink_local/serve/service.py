@@ -22,7 +22,7 @@ from mink_local.generation.request import Prompt, Request, is_token_ids
 from mink_local.llama.guide import tokenizer_of
 from mink_local.sandbox import ChildStartError
 from mink_local.serve.admission import Admission
-from mink_local.serve.errors import ApiError
+from mink_local.serve.bodies import ApiError
 from mink_local.serve.history import SIZE, History
 from mink_local.serve.metrics import Metrics
 from mink_local.serve.request.presets import Presets
@@ -56,22 +56,12 @@ class EventStream:
         self.client = client
         self.has_failed = False
         self._open = len(decodings)
-        self._by_answer = {decoding.answer: decoding for decoding in decodings}
         self._arrived: Events[Event | ApiError] = Events()
 
     @property
     def answers(self) -> list[Answer]:
         """The answers, which grow in the model's thread."""
         return [decoding.answer for decoding in self.decodings]
-
-    @property
-    def unfinished(self) -> list[Answer]:
-        """Those that have not ended."""
-        return [answer for answer in self.answers if answer.finish_reason is None]
-
-    def decoding(self, answer: Answer) -> Decoding:
-        """Return an answer as the engine has it."""
-        return self._by_answer[answer]
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
@@ -85,23 +75,20 @@ class EventStream:
             raise event
         answer, piece = event
         self._open -= piece.finish_reason is not None
-        if piece.finish_reason in ("error", "interrupted"):
+        if piece.finish_reason == "error":
             self.has_failed = True
             raise _error(answer)
         return event
 
-    def put(self, *events: Event | ApiError) -> None:
-        """Add events, or the error that ends the iteration, from any thread; a slow reader finds all."""
-        for event in events:
-            self._arrived.put(event)
+    def put(self, event: Event | ApiError) -> None:
+        """Add an event, or the error that ends the iteration, from any thread; a slow reader finds all."""
+        self._arrived.put(event)
 
 
 def _error(answer: Answer) -> ApiError:
     """Return the error of an answer that has failed."""
     if answer.error is not None and answer.error.__cause__ is not None:
         return _down(f"the engine has ended: {answer.error.__cause__!r}")
-    if answer.finish_reason == "interrupted":
-        return _stopping()
     if answer.no_token_left:  # the client's fault: it must not retry
         return ApiError(400, str(answer.error), code="generation_failed")
     return ApiError(500, str(answer.error), kind="server_error", code="generation_failed")
@@ -162,9 +149,9 @@ class Service:
         self._capacity = model.n_parallel + max_waiting
         self._stall_seconds = stall_seconds
         self.is_draining = False
-        self._is_over = False
+        self._over: ApiError | None = None  # why no answer comes any more
         self._n_preparing = 0
-        self._seconds = _USUAL_SECONDS  # of an answer, a moving average
+        self._seconds = _USUAL_SECONDS  # of an answer, a moving average, for Retry-After
         self._pool = ThreadPoolExecutor(_PREPARERS, "prepare")
         self._admission: Admission[tuple[EventStream, Decoding]] = Admission(
             model.n_parallel, key_slots, self._start
@@ -201,11 +188,7 @@ class Service:
     @property
     def n_present(self) -> int:
         """Number of answers that are being prepared, waiting or being generated."""
-        return self._n_preparing + self._n_begun
-
-    @property
-    def _n_begun(self) -> int:
-        return sum(len(stream.unfinished) for stream in self._streams)
+        return self._n_preparing + self._admission.n_waiting + self._admission.n_running
 
     def check_ready(self) -> None:
         """Raise ApiError if the server accepts no requests: it is stopping, or its engine is down."""
@@ -216,18 +199,19 @@ class Service:
 
     def interrupt(self) -> None:
         """End all answers with an ApiError, those that are being prepared or wait too."""
-        self._is_over = True
+        self._end(_stopping())
         self.model.interrupt()
-        for stream in self._streams:
-            if not any(decoding.began for decoding in stream.decodings):
-                stream.put(_stopping())
 
     def fail(self, reason: str) -> None:
         """End all streams with an error, and accept no more requests."""
         self.failure = _down(reason)
         log.error("%s", self.failure)
+        self._end(self.failure)
+
+    def _end(self, error: ApiError) -> None:
+        self._over = error
         for stream in self._streams:
-            stream.put(self.failure)
+            stream.put(error)
 
     async def begin(self, n: int, make: Callable[[], Sequence[Request]], client: str = "") -> EventStream:
         """Prepare n requests off the event loop, and have them answered.
@@ -265,10 +249,8 @@ class Service:
             decodings = [await self.off_loop(self._prepare, request) for request in requests]
         finally:
             self._n_preparing -= n
-        if self._is_over:
-            raise _stopping()
-        if self.failure is not None:
-            raise self.failure
+        if self._over is not None:
+            raise self._over
         stream = EventStream(decodings, client)
         self._streams.add(stream)
         self._admission.add(client, [(stream, decoding) for decoding in decodings])
@@ -277,9 +259,6 @@ class Service:
     def _start(self, waiting: tuple[EventStream, Decoding]) -> None:
         """Have an answer generated whose turn it is."""
         stream, decoding = waiting
-        if self._is_over:
-            stream.put(_stopping())
-            return
         try:
             self.model.thread.generate([decoding], partial(self._hear, stream))
         except MinkError as error:  # `_watch_engine` is about to notice
@@ -287,22 +266,20 @@ class Service:
 
     def _hear(self, stream: EventStream, events: Sequence[Event]) -> None:
         """Pass on the events of an answer, in the model's thread."""
-        stream.put(*events)
-        if events[-1][1].finish_reason is not None:
+        answer, piece = events[-1]
+        if piece.finish_reason is not None:
+            self._seconds += 0.1 * (answer.seconds - self._seconds)
             with suppress(RuntimeError):  # the event loop has ended
                 self._loop.call_soon_threadsafe(self._admission.ended, stream.client)
+        for event in events:
+            stream.put(event)
 
     def cancel(self, stream: EventStream) -> None:
         """End those of a stream's answers that have not ended; others go on."""
         self._streams.discard(stream)
-        unfinished = [one for one in stream.decodings if one.answer.finish_reason is None]
-        self.model.thread.cancel(
-            [one.answer for one in unfinished if not self._admission.remove(stream.client, (stream, one))]
-        )
-
-    def finished(self, seconds: float) -> None:
-        """Note the time that an answer took, for the Retry-After of clients that are refused."""
-        self._seconds += 0.1 * (seconds - self._seconds)
+        for decoding in stream.decodings:
+            self._admission.remove(stream.client, (stream, decoding))
+        self.model.thread.cancel([answer for answer in stream.answers if answer.finish_reason is None])
 
     async def off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function in a thread, so that other clients are served meanwhile."""
@@ -347,7 +324,7 @@ class Service:
             await asyncio.sleep(_WATCH_SECONDS)
             if thread.failure is not None:
                 self.fail(f"the engine has ended: {thread.failure!r}")
-            elif self._n_begun and time.monotonic() - thread.last_step > self._stall_seconds:
+            elif self._admission.n_running and time.monotonic() - thread.last_step > self._stall_seconds:
                 self.fail(f"the engine has made no step for {self._stall_seconds:g} s")
 
 

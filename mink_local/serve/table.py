@@ -8,18 +8,19 @@ from typing import Any
 import msgspec
 
 from mink_local.serve.bodies import ErrorBody
-from mink_local.serve.completions.bodies import ChatCompletion, ChatCompletionChunk, TextCompletion
-from mink_local.serve.completions.builder import create_chat_completion, create_completion
 from mink_local.serve.endpoints.candidates import CandidatesRequest, StepCandidates, find_candidates
-from mink_local.serve.endpoints.models import ModelEntry, ModelList, list_models, retrieve_model
 from mink_local.serve.endpoints.state import (
     Health,
+    ModelEntry,
+    ModelList,
     RecordedRequest,
     SlotState,
     health,
+    list_models,
     metrics,
     ready,
     recorded_request,
+    retrieve_model,
     slots,
 )
 from mink_local.serve.endpoints.tokens import (
@@ -29,17 +30,23 @@ from mink_local.serve.endpoints.tokens import (
     TokenizedText,
     TokenizeRequest,
     TokenizerInfo,
+    count_input_tokens,
     detokenize,
     tokenize,
     tokenizer_info,
 )
-from mink_local.serve.messages.builder import MessageObject, count_message_tokens, create_message
-from mink_local.serve.messages.requests import MessagesRequest
+from mink_local.serve.protocols.completions import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    TextCompletion,
+    create_chat_completion,
+    create_completion,
+)
+from mink_local.serve.protocols.messages import MessageObject, MessagesRequest, create_message
+from mink_local.serve.protocols.responses import ResponseObject, ResponsesRequest, create_response
 from mink_local.serve.request.chat import ChatRequest, CompletionRequest
 from mink_local.serve.request.fields import Fields
 from mink_local.serve.request.parsing import with_sampler_fields
-from mink_local.serve.responses.builder import ResponseObject, count_response_tokens, create_response
-from mink_local.serve.responses.requests import ResponsesRequest
 from mink_local.serve.service import Service
 from mink_local.version import __version__
 
@@ -79,9 +86,9 @@ ENDPOINTS = {
     ),
     "/v1/completions": Endpoint(create_completion, TextCompletion, CompletionRequest, TextCompletion),
     "/v1/responses": Endpoint(create_response, ResponseObject, ResponsesRequest),
-    "/v1/responses/input_tokens": Endpoint(count_response_tokens, InputTokens, ResponsesRequest),
+    "/v1/responses/input_tokens": Endpoint(count_input_tokens, InputTokens, ResponsesRequest),
     "/v1/messages": Endpoint(create_message, MessageObject, MessagesRequest),
-    "/v1/messages/count_tokens": Endpoint(count_message_tokens, InputTokens, MessagesRequest),
+    "/v1/messages/count_tokens": Endpoint(count_input_tokens, InputTokens, MessagesRequest),
     "/candidates": Endpoint(find_candidates, StepCandidates, CandidatesRequest),
     "/tokenize": Endpoint(tokenize, TokenizedText, TokenizeRequest),
     "/detokenize": Endpoint(detokenize, DetokenizedText, DetokenizeRequest),

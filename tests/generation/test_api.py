@@ -47,7 +47,7 @@ def test_options_replace_those_of_the_params(smollm2: Model) -> None:
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"temperature": float("inf")}, "temperature"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"min_tokens": -1}, "min_tokens"),
         ({"seed": -1}, "seed"),
         ({"seed": 2**32 - 1}, "seed"),

@@ -3,8 +3,6 @@
 import gzip
 import json
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +10,6 @@ import httpx
 import psutil
 import pytest
 
-from mink_local.serve.guard import MAX_BODY
 from tests.support.http import connect, request, send, until
 from tests.support.server import RunningServer
 
@@ -366,7 +363,6 @@ REFUSED_MESSAGES: dict[str, dict[str, Any] | str | bytes] = {
     "two tools of one name": turn(TEXT, tools=[USED, USED]),
     "no name to choose": turn(TEXT, tools=[USED], tool_choice={"type": "tool"}),
     "another tool": turn(TEXT, tools=[USED], tool_choice={"type": "tool", "name": "g"}),
-    "a deep schema": turn(TEXT, tools=[{**USED, "input_schema": nested(200)}]),
     "a deep form": turn(TEXT, output_config={"format": {"type": "json_schema", "schema": nested(200)}}),
     "a deep input": json.dumps(turn(USE, role="assistant")).replace("{}", f'{{"a": {DEEP}}}'),
     "an input that is a list": turn({**USE, "input": [1]}, role="assistant"),
@@ -391,18 +387,6 @@ def test_what_is_refused_as_anthropic_does(server: RunningServer, path: str, nam
     assert response.status_code == 400
     assert response.json()["error"]["type"] == "invalid_request_error"
     assert 0 < len(response.json()["error"]["message"]) < 1000
-
-
-@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
-def test_who_leaves_an_answer_in_items_or_blocks_frees_its_slot(
-    server: RunningServer, path: str, is_stream: bool
-) -> None:
-    body = {"messages": USER, "input": "Hi", "max_tokens": 400, "ignore_eos": True, "stream": is_stream}
-    with connect(server.port) as client:
-        client.sendall(request("POST", path, json.dumps(body).encode()))
-        until(lambda: server.metric("slots_busy") > 0)
-    until(lambda: server.metric("slots_busy") + server.metric("requests_running") == 0)
 
 
 def test_control_tokens_in_a_message_are_text(server: RunningServer) -> None:
@@ -444,44 +428,19 @@ def test_a_killed_template_child_is_started_again(server: RunningServer) -> None
 
 
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
 def test_clients_that_leave_while_they_wait_or_are_answered_free_everything(
-    server: RunningServer, is_stream: bool
+    server: RunningServer, path: str, is_stream: bool
 ) -> None:
-    body = json.dumps(chat(max_tokens=400, ignore_eos=True, n=1, stream=is_stream)).encode()
+    body = json.dumps(chat(input="Hi", max_tokens=400, ignore_eos=True, stream=is_stream)).encode()
     clients = [connect(server.port) for _ in range(12)]
     for client in clients:
-        client.sendall(request("POST", CHAT, body))
+        client.sendall(request("POST", path, body))
     until(lambda: server.metric("slots_busy") > 0)
     for client in clients:
         client.close()
     until(lambda: server.metric("requests_running") + server.metric("requests_waiting") == 0)
     until(lambda: server.metric("slots_busy") == 0)
-
-
-@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES, COUNT])
-@pytest.mark.parametrize(
-    ("method", "body", "headers", "status"),
-    [
-        ("POST", chat(), {"host": "evil.example"}, 421),
-        ("POST", chat(), {"origin": "http://evil.example"}, 403),
-        ("POST", chat(), {"content_type": "text/plain"}, 415),
-        ("POST", chat(x="x" * MAX_BODY), {}, 413),
-        ("DELETE", chat(), {}, 405),
-    ],
-)
-def test_what_the_guard_refuses_costs_the_model_nothing(
-    server: RunningServer,
-    path: str,
-    method: str,
-    body: dict[str, Any],
-    headers: dict[str, str],
-    status: int,
-) -> None:
-    before = server.metric("prompt_tokens_total")
-    response = send(server.port, request(method, path, json.dumps(body).encode(), **headers))
-    assert response.status == status
-    assert json.loads(response.body)["error"]["message"]
-    assert server.metric("prompt_tokens_total") == before
 
 
 @pytest.mark.parametrize(
@@ -520,25 +479,3 @@ def test_a_path_leads_to_no_file(server: RunningServer, path: str) -> None:
     response = send(server.port, request("GET", path))
     assert response.status in (404, 405, 421)
     assert len(response.error["message"]) < 1000
-
-
-@pytest.mark.slow
-@pytest.mark.posix
-def test_of_two_servers_on_one_port_the_second_says_so() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "mink_local.serve.cli", "--port", str(port), "--ctx", "256"]
-    servers = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    try:
-        until(lambda: any(server.poll() is not None for server in servers))
-        [refused] = [server for server in servers if server.poll() is not None]
-        assert refused.returncode == 1
-        assert refused.stderr is not None
-        [line] = refused.stderr.read().splitlines()[-1:]
-        assert line.startswith("mink-serve: ")
-        assert str(port) in line
-    finally:
-        for server in servers:
-            server.kill()
-            server.communicate()

@@ -153,6 +153,7 @@ def test_an_answer_goes_on_after_other_tokens(server: RunningServer) -> None:
         ({"json_schema": {"$ref": "#/nowhere"}}, 400, "json_schema", None),
         ({"response_format": NOWHERE}, 400, "response_format.json_schema.schema", None),
         ({"structured_outputs": {"json": {"$ref": "#/nowhere"}}}, 400, "structured_outputs.json", None),
+        ({"structured_outputs": {"json": "{"}}, 400, "structured_outputs.json", None),
         ({"structured_outputs": {"regex": r"(a)\1"}}, 400, "structured_outputs.regex", None),
         ({"regex": "("}, 400, "regex", None),
         ({"json_schema": {"enum": ["a"] * 5_001}}, 400, "json_schema", None),

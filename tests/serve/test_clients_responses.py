@@ -5,15 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx
 import pytest
-from openai import APIStatusError, OpenAI
+from openai import OpenAI
 from openai.types.responses import FunctionToolParam
 from pydantic import BaseModel
 
-from mink_local.serve.messages.requests import MessagesRequest
+from mink_local.serve.protocols.messages import MessagesRequest
+from mink_local.serve.protocols.responses import ResponsesRequest
 from mink_local.serve.request.parsing import parse
-from mink_local.serve.responses.requests import ResponsesRequest
 from tests.support.openai_client import strict_openai
 from tests.support.server import RunningServer, running_server
 
@@ -100,11 +99,14 @@ def test_a_stream_has_the_events_that_the_sdk_puts_together(openai: OpenAI) -> N
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_function_is_called_and_its_output_answered(openai: OpenAI, stream: bool) -> None:
+@pytest.mark.parametrize(("tool", "namespace"), [(WEATHER, None), (SKY, "sky")])
+def test_a_function_is_called_and_its_output_answered(
+    openai: OpenAI, tool: Any, namespace: str | None, stream: bool
+) -> None:
     asked: Any = {
         "model": MODEL,
         "input": "What is the weather in Rome?",
-        "tools": [WEATHER],
+        "tools": [tool],
         "tool_choice": "required",
         "temperature": 0,
     }
@@ -117,7 +119,7 @@ def test_a_function_is_called_and_its_output_answered(openai: OpenAI, stream: bo
     else:
         response = openai.responses.create(**asked)
     [call] = response.output
-    assert (call.type, call.name) == ("function_call", "get_weather")
+    assert (call.type, call.namespace, call.name) == ("function_call", namespace, "get_weather")
     assert json.loads(call.arguments)["city"] in ("Rome", "Oslo")
     if stream:
         assert "".join(pieces) == call.arguments
@@ -127,32 +129,7 @@ def test_a_function_is_called_and_its_output_answered(openai: OpenAI, stream: bo
         call.model_dump(exclude_none=True, exclude={"parsed_arguments"}),
         {"type": "function_call_output", "call_id": call.call_id, "output": "Sun."},
     ]
-    answer = openai.responses.create(model=MODEL, input=items, tools=[WEATHER], max_output_tokens=4)
-    assert answer.output_text
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_function_of_a_namespace_is_called(openai: OpenAI, stream: bool) -> None:
-    asked: Any = {
-        "model": MODEL,
-        "input": "What is the weather in Rome?",
-        "tools": [SKY],
-        "tool_choice": "required",
-        "temperature": 0,
-    }
-    if stream:
-        with openai.responses.stream(**asked) as events:
-            response: Any = events.get_final_response()
-    else:
-        response = openai.responses.create(**asked)
-    [call] = response.output
-    assert (call.type, call.namespace, call.name) == ("function_call", "sky", "get_weather")
-    items: Any = [
-        {"role": "user", "content": asked["input"]},
-        call.model_dump(exclude_none=True, exclude={"parsed_arguments"}),
-        {"type": "function_call_output", "call_id": call.call_id, "output": "Sun."},
-    ]
-    answer = openai.responses.create(model=MODEL, input=items, tools=[SKY], max_output_tokens=4)
+    answer = openai.responses.create(model=MODEL, input=items, tools=[tool], max_output_tokens=4)
     assert answer.output_text
 
 
@@ -169,11 +146,11 @@ NAMED_ITEMS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [WEATHER, {**SKY, "tools": [WEATHER, NO_OBJECT]}]}, "tools[1].tools[1].parameters.type"),
     ({"input": [{"type": "computer_call"}]}, "input[0].type"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
-    ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0]"),
+    ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
     ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
     ({"tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
     ({"tool_choice": "required", "tools": []}, "tool_choice"),
-    ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
+    ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
     ({"text": {"format": {**FORM, "name": "x"}}}, "text.format.schema"),
     ({"max_output_tokens": -2}, "max_output_tokens"),
     ({"input": "word " * 3000}, "input"),
@@ -205,6 +182,12 @@ NAMED_BLOCKS: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
     ({"messages": [{"role": "user", "content": "word " * 3000}]}, "messages"),
     ({"max_tokens": None}, "max_tokens"),
+    ({"messages": []}, "messages"),
+    ({"n": 2}, "n"),
+    ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"model": "claude-x"}, "model"),
 ]
 
 
@@ -220,9 +203,11 @@ def test_what_is_refused_is_named_as_the_client_named_it(
 ) -> None:
     valid = {"input": "Hi"} if path == "/v1/responses" else {"messages": USER, "max_tokens": 3}
     response = server.post(path, **valid | fields)
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert error["param"] == param
+    body, error = response.json(), response.json()["error"]
+    assert (response.status_code, error["param"]) == (404 if param == "model" else 400, param)
+    if path == "/v1/messages":  # in Anthropic's form
+        kind = "not_found_error" if param == "model" else "invalid_request_error"
+        assert (body["type"], error["type"]) == ("error", kind)
     assert "function." not in error["message"]
 
 
@@ -230,7 +215,7 @@ def test_what_the_system_says_first_is_one_message() -> None:
     """Codex sends two messages of the developer's; templates refuse a second one of the system's."""
     said = [{"role": role, "content": role} for role in ("developer", "system", "user", "user", "developer")]
     body = json.dumps({"instructions": "Obey.", "input": said}).encode()
-    chat = parse(body, ResponsesRequest).request.chat()
+    chat = parse(body, ResponsesRequest).request.normal()
     first, *others = [message.for_template() for message in chat.messages]
     assert first == {"role": "system", "content": "Obey.\n\ndeveloper\n\nsystem"}
     assert [message["role"] for message in others] == ["user", "user", "system"]
@@ -273,7 +258,7 @@ def test_a_conversation_is_that_of_a_chat(
     kind: type[ResponsesRequest | MessagesRequest], given: list[Any], expected: list[tuple[Any, ...]]
 ) -> None:
     body = json.dumps({"input" if kind is ResponsesRequest else "messages": given}).encode()
-    messages = [message.for_template() for message in parse(body, kind).request.chat().messages]
+    messages = [message.for_template() for message in parse(body, kind).request.normal().messages]
     assert [(one["role"], one["content"], one.get("reasoning_content")) for one in messages] == expected
     calls = [call["function"]["name"] for one in messages for call in one.get("tool_calls", ())]
     assert calls == ["f"] * ("function_call" in str(given) or "tool_use'" in str(given))
@@ -429,63 +414,3 @@ def test_tokens_are_counted(claude: Any) -> None:
     count = claude.messages.count_tokens(model=MODEL, messages=messages, system="Be brief.").input_tokens
     used = claude.messages.create(model=MODEL, messages=messages, system="Be brief.", max_tokens=1).usage
     assert count == used.input_tokens + used.cache_read_input_tokens
-
-
-@pytest.mark.parametrize(
-    ("fields", "status", "kind"),
-    [
-        ({"max_tokens": None}, 400, "invalid_request_error"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "invalid_request_error"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 400, "invalid_request_error"),
-        ({"model": "claude-x"}, 404, "not_found_error"),
-        ({"messages": [{"role": "user", "content": "word " * 3000}]}, 400, "invalid_request_error"),
-        ({"messages": []}, 400, "invalid_request_error"),
-        ({"n": 2}, 400, "invalid_request_error"),
-        ({"mcp_servers": [{"type": "url"}]}, 400, "invalid_request_error"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, 400, "invalid_request_error"),
-    ],
-)
-def test_errors_have_anthropics_form(
-    server: RunningServer, fields: dict[str, Any], status: int, kind: str
-) -> None:
-    body = {"max_tokens": 3, "messages": [{"role": "user", "content": "Hi"}], **fields}
-    response = server.post(
-        "/v1/messages", **{name: value for name, value in body.items() if value is not None}
-    )
-    error = response.json()
-    assert (response.status_code, error["type"], error["error"]["type"]) == (status, "error", kind)
-    assert error["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"tools": [{"name": "f", "input_schema": {"type": "array"}}]}, "tools[0].input_schema.type"),
-        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
-        (
-            {"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}},
-            "output_config.format.schema",
-        ),
-        ({"repetition_penalty": 0}, "repetition_penalty"),
-    ],
-)
-def test_an_error_names_the_field_as_a_message_has_it(
-    server: RunningServer, fields: dict[str, Any], param: str
-) -> None:
-    messages = [{"role": "user", "content": "Hi"}]
-    response = server.post("/v1/messages", max_tokens=3, messages=messages, **fields)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
-
-
-def test_a_key_is_taken_from_either_header(smollm2_path: object) -> None:  # noqa: ARG001
-    with running_server("--model", MODEL, "--api-key", "secret") as guarded:
-        messages: Any = [{"role": "user", "content": "Hi"}]
-        with anthropic.Anthropic(base_url=guarded.url, api_key="secret", max_retries=0) as client:
-            assert client.messages.create(model=MODEL, max_tokens=1, messages=messages).content
-        refused = httpx.post(f"{guarded.url}/v1/messages", json={"messages": messages, "max_tokens": 1})
-        assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
-        with (
-            OpenAI(base_url=f"{guarded.url}/v1", api_key="wrong", max_retries=0) as client,
-            pytest.raises(APIStatusError, match="key"),
-        ):
-            client.responses.create(model=MODEL, input="Hi")

@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from mink_local import Request, SamplingParams, load_model
+from mink_local.serve.bodies import ApiError
 from mink_local.serve.builder import ResponseHead
-from mink_local.serve.errors import ApiError
 from mink_local.serve.history import History
 from tests.support.server import RunningServer, running_server
 

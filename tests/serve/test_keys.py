@@ -4,10 +4,10 @@ import os
 import signal
 from pathlib import Path
 
+import click
 import httpx
 import pytest
 
-from mink_local.errors import MinkError
 from mink_local.serve.keys import Keys, Reload
 from tests.support.http import until
 from tests.support.server import running_server
@@ -35,17 +35,17 @@ def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path, text: str, p
     path.write_text("k1")
     keys = Keys((), path)
     path.write_text(text)
-    with pytest.raises(MinkError, match=place):
+    with pytest.raises(click.UsageError, match=place):
         keys.reload()
     assert keys.name_of("k1")
     path.unlink()
-    with pytest.raises(MinkError, match="keys"):
+    with pytest.raises(click.UsageError, match="keys"):
         keys.reload()
 
 
 @pytest.mark.parametrize("key", ["", " ", "two words", "line\n", "schl\u00fcssel"])
 def test_a_key_that_protects_nothing_is_refused(key: str) -> None:
-    with pytest.raises(MinkError, match="API key"):
+    with pytest.raises(click.UsageError, match="API key"):
         Keys([key])
 
 

@@ -48,26 +48,6 @@ def test_what_cannot_be_served_is_one_sentence(tmp_path: Path) -> None:
         assert "--template-kwargs" in refusal("--template-kwargs", text)
 
 
-@pytest.mark.slow
-def test_a_template_in_place_of_the_models(tmp_path: Path) -> None:
-    (tmp_path / "x.jinja").write_text("{{ messages[0].content * n }}")
-    options = ("--chat-template-file", str(tmp_path / "x.jinja"), "--template-kwargs", '{"n": 2}')
-    with running_server(*options) as server, httpx.Client(base_url=server.url, timeout=60) as client:
-        assert client.get("/tokenizer_info").json()["chat_template"] == "{{ messages[0].content * n }}"
-
-        def n_tokens(**fields: object) -> int:
-            body = {"messages": [{"role": "user", "content": "\n"}], **fields}
-            counting = body | {"input": body["messages"]}
-            counted = client.post("/v1/responses/input_tokens", json=counting).json()["input_tokens"]
-            usage = client.post("/v1/chat/completions", json={**body, "max_tokens": 1}).json()["usage"]
-            assert usage["prompt_tokens"] == counted
-            return int(counted)
-
-        assert (
-            n_tokens() == n_tokens(chat_template_kwargs={"n": 2}) < n_tokens(chat_template_kwargs={"n": 99})
-        )
-
-
 def test_a_model_has_the_name_of_the_catalogue_or_of_its_file() -> None:
     assert model_id("qwen3-4b", "Qwen3-4B-Q4_K_M.gguf") == "qwen3-4b"
     assert (

@@ -6,10 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from mink_local.generation.answer import Piece, Splitter
+from mink_local.generation.answer import Answer, Piece, Splitter
+from mink_local.generation.request import Request
 from mink_local.generation.text import ReasoningSplitter
 from mink_local.generation.tool_calls import ToolParser
-from mink_local.serve.completions.builder import message_delta, whole_message
+from mink_local.serve.protocols.completions import message_delta, whole_message
 from tests.support.server import RunningServer
 
 REASONING = "Shall I write <tool_call>? Yes."
@@ -29,9 +30,16 @@ def pieces_of(text: str, length: int) -> list[Piece]:
     ]
 
 
+def answer_of(text: str, length: int) -> Answer:
+    answer = Answer(Request(""))
+    for piece in pieces_of(text, length):
+        answer.add(piece)
+    return answer
+
+
 @pytest.mark.parametrize("length", [1, 5, 1000])
 def test_reasoning_comes_before_text_and_calls(length: int) -> None:
-    message = msgspec.to_builtins(whole_message(pieces_of(TEXT, length)))
+    message = msgspec.to_builtins(whole_message(answer_of(TEXT, length)))
     [call] = message.pop("tool_calls")
     assert message == {
         "role": "assistant",
@@ -43,7 +51,7 @@ def test_reasoning_comes_before_text_and_calls(length: int) -> None:
 
 
 def test_a_call_that_is_cut_off_is_incomplete() -> None:
-    message = whole_message(pieces_of(f"{TEXT}\n{CALL[:-15]}", 3))
+    message = whole_message(answer_of(f"{TEXT}\n{CALL[:-15]}", 3))
     assert message.content == "One moment."
     assert [call.function.arguments for call in message.tool_calls or ()] == ["{}", "{"]
 

@@ -14,11 +14,9 @@ from mink_local.generation.sampling_step import SamplingStep, sampling_step
 from mink_local.generation.text import text_decoder
 from mink_local.llama.weights import Weights
 from mink_local.samplers import Greedy, Sampler, parse
-from mink_local.serve.bodies import Output
-from mink_local.serve.errors import ApiError
+from mink_local.serve.bodies import ApiError, Output
 from mink_local.serve.request.chat import ChatMessage, ChatRequest, FunctionTool, NamedToolChoice
 from mink_local.serve.request.fields import MAX_TOOLS, Fields, Name, ReasoningOptions, TokenId, TokenIds
-from mink_local.serve.request.parsing import naming
 from mink_local.serve.request.sampling import chat_for_engine
 from mink_local.serve.service import Service, api_errors
 
@@ -152,8 +150,7 @@ async def find_candidates(service: Service, asked: CandidatesRequest) -> StepCan
         # Not with the grammar of a forced call: the logits are the model's own.
         return [replace(request, params=params, watch=lambda logits: rows.append(logits.copy()))]
 
-    with naming({"prefix": "prefix_tokens"}):
-        events = await service.begin(1, make_requests)
+    events = await service.begin(1, make_requests)
     try:
         async for _ in events:
             pass

@@ -5,10 +5,8 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from mink_local.generation.request import SamplingParams
-from mink_local.serve.bodies import Output
-from mink_local.serve.errors import ApiError
-from mink_local.serve.request.chat import ChatRequest
-from mink_local.serve.request.fields import Fields, TokenId
+from mink_local.serve.bodies import ApiError, Output
+from mink_local.serve.request.fields import Fields, SamplingFields, TokenId
 from mink_local.serve.request.sampling import chat_for_engine
 from mink_local.serve.service import Service, api_errors
 
@@ -128,8 +126,8 @@ async def tokenizer_info(service: Service) -> TokenizerInfo:
     return TokenizerInfo(bos_token=weights.bos, eos_token=weights.eos, chat_template=weights.chat_template)
 
 
-async def count_input_tokens(service: Service, chat: ChatRequest) -> InputTokens:
+async def count_input_tokens(service: Service, request: SamplingFields) -> InputTokens:
     """Count the tokens of a conversation's prompt."""
     with api_errors():
-        request = await service.off_loop(chat_for_engine, service.model, chat, SamplingParams())
-    return InputTokens(input_tokens=len(await service.off_loop(service.tokens, request)))
+        chat = await service.off_loop(chat_for_engine, service.model, request.normal(), SamplingParams())
+    return InputTokens(input_tokens=len(await service.off_loop(service.tokens, chat)))

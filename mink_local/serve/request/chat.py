@@ -3,14 +3,13 @@
 Other protocols' requests become a `ChatRequest`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
-from mink_local.llama.constants import TEMPLATE_NAMES
-from mink_local.serve.errors import ApiError
+from mink_local.serve.bodies import ApiError
 from mink_local.serve.request.fields import (
     MAX_TOOLS,
     NO_TOOLS,
@@ -27,28 +26,31 @@ from mink_local.serve.request.fields import (
     TokenIds,
     ToolName,
     TopLogprobsCount,
-    check_schema,
 )
 from mink_local.serve.request.parsing import with_sampler_fields
 
 MAX_ANSWERS = 128  # of one request: prompts times n
 
 
-class TextPart(Fields, frozen=True, tag="text"):
-    """A text in a message's content."""
+class TextPart(Fields, frozen=True):
+    """A text in a message's content; a refusal is one too."""
 
-    text: str
+    type: Literal["text", "refusal", "input_text", "output_text", "reasoning_text", "summary_text"]
+    text: str | None = None
+    refusal: str | None = None
+
+    def __post_init__(self) -> None:
+        name = "refusal" if self.type == "refusal" else "text"
+        if getattr(self, name) is None:
+            raise ValueError(f"{name} is missing")
+        msgspec.structs.force_setattr(self, "text", getattr(self, name))
 
 
-class RefusalPart(Fields, frozen=True, tag="refusal"):
-    """An assistant's refusal, which is a text too."""
-
-    refusal: str
-
-    @property
-    def text(self) -> str:
-        """The text."""
-        return self.refusal
+def joined(content: str | list[Any] | None) -> str:
+    """Return the text of a message's content: that of its parts, joined by line breaks."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.text for part in content or ())
 
 
 class CalledFunction(Fields, frozen=True):
@@ -80,7 +82,7 @@ class ChatMessage(Fields, frozen=True):
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart | RefusalPart], Meta(max_length=1024)] | None = None
+    content: str | Annotated[list[TextPart], Meta(max_length=1024)] | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Meta(max_length=128)] | None = None
     tool_call_id: str | None = None
@@ -93,11 +95,9 @@ class ChatMessage(Fields, frozen=True):
 
     def for_template(self) -> dict[str, Any]:
         """Return the message for a chat template: its content is a text."""
-        message: dict[str, Any] = msgspec.to_builtins(self)
+        message: dict[str, Any] = msgspec.to_builtins(self) | {"content": joined(self.content)}
         if self.role == "developer":
             message["role"] = "system"
-        parts = self.content if isinstance(self.content, list) else ()
-        message["content"] = "\n".join(part.text for part in parts) if parts else self.content or ""
         if reasoning := message.pop("reasoning", None):
             message.setdefault("reasoning_content", reasoning)
         return message
@@ -156,14 +156,10 @@ class ResponseFormat(AnswerFormat, frozen=True):
             raise ValueError("json_schema is missing")
 
     @property
-    def answer_schema(self) -> Schema | None:
+    def found(self) -> tuple[Schema | None, str]:
         if self.type == "json_schema" and self.json_schema is not None:
-            return self.json_schema.schema
-        return super().answer_schema
-
-    @property
-    def place(self) -> str:
-        return "json_schema.schema" if self.type == "json_schema" else "schema"
+            return self.json_schema.schema, "json_schema.schema"
+        return super().found
 
 
 class StreamOptions(Fields, frozen=True):
@@ -194,9 +190,9 @@ class ChoicesRequest(SamplingFields, frozen=True, kw_only=True):
     response_format: ResponseFormat | None = None
 
     def constraints(self) -> Iterator[tuple[str, Any, str]]:
-        form = self.response_format
-        if form is not None and form.answer_schema is not None:
-            yield "json_schema", form.answer_schema, f"response_format.{form.place}"
+        schema, place = self.response_format.found if self.response_format else (None, "")
+        if schema is not None:
+            yield "json_schema", schema, f"response_format.{place}"
         yield from super().constraints()
 
     @property
@@ -244,24 +240,19 @@ class ChatRequest(ChoicesRequest, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = [tool.function.name for tool in self.tools or ()]
+        names = set[str]()
         for i, tool in enumerate(self.tools or ()):
-            parameters, path = tool.function.parameters or {}, f"tools[{i}].function"
-            if tool.function.name in names[:i]:
-                raise ApiError(400, f"there are two tools {tool.function.name!r}", param=f"{path}.name")
-            if parameters.get("type", "object") != "object":
+            function, path = tool.function, f"tools[{i}].function"
+            if function.name in names:
+                raise ApiError(400, f"there are two tools {function.name!r}", param=f"{path}.name")
+            names.add(function.name)
+            if (function.parameters or {}).get("type", "object") != "object":
                 path = f"{path}.parameters.type"
-                raise ApiError(400, f"{path} must be object, for tool {tool.function.name!r}", param=path)
-            check_schema(parameters, f"{path}.parameters")
-        for name in self.chat_template_kwargs or ():
-            if name in TEMPLATE_NAMES:
-                path = f"chat_template_kwargs.{name}"
-                raise ApiError(400, f"{path} is reserved", param=path)
+                raise ApiError(400, f"{path} must be object, for tool {function.name!r}", param=path)
 
     @property
     def sources(self) -> dict[str, str]:
-        forced = {"grammar": "tools"} if self.tools else {}
-        return forced | super().sources | {"prefix": "prefix_tokens"}
+        return ({"grammar": "tools"} if self.tools else {}) | super().sources
 
     @property
     def effort(self) -> str | None:
@@ -341,17 +332,37 @@ class CompletionRequest(ChoicesRequest, frozen=True, kw_only=True):
         return self.prompt  # type: ignore[return-value]
 
 
-def chat_request(sampling: SamplingFields, **fields: Any) -> ChatRequest:
+def chat_request(sampling: SamplingFields, tools: Sequence[FunctionDefinition], **fields: Any) -> ChatRequest:
     """Return a chat request with the sampling fields of another request. Raises ApiError."""
     names = with_sampler_fields(SamplingFields).__struct_fields__
-    given = {name: getattr(sampling, name) for name in names}
-    return with_sampler_fields(ChatRequest)(**given | fields)
+    given = {name: getattr(sampling, name) for name in names} | fields
+    functions = [FunctionTool(function=tool) for tool in tools]
+    return with_sampler_fields(ChatRequest)(**given, tools=functions)
 
 
-def tool_places(paths: Sequence[str], parameters: str) -> dict[str, str]:
-    """Return where the fields of a chat request's tools are, given each tool's path and its schema's name."""
-    places = {}
-    for i, path in enumerate(paths):
+def chat_message(
+    role: Literal["system", "user", "assistant"],
+    text: str,
+    reasoning: Iterable[str],
+    calls: Iterable[tuple[str, str, Any]],
+) -> ChatMessage:
+    """Return a message, given the ids, names and arguments of its calls."""
+    made = [
+        ToolCall(id=call_id, function=CalledFunction(name=name, arguments=arguments))
+        for call_id, name, arguments in calls
+    ]
+    return ChatMessage(
+        role=role,
+        content=text,
+        tool_calls=made or None,
+        reasoning_content="\n".join(filter(None, reasoning)) or None,
+    )
+
+
+def places_of(messages: Iterable[str], tools: Iterable[str], parameters: str) -> dict[str, str]:
+    """Return where the messages and tools of a chat request are, given their paths and a schema's name."""
+    places = {f"messages[{i}]": path for i, path in enumerate(messages)}
+    for i, path in enumerate(tools):
         places[f"tools[{i}].function.parameters"] = f"{path}.{parameters}"
         places[f"tools[{i}].function"] = path
     return places

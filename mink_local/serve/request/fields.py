@@ -3,16 +3,13 @@
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
 from mink_local.samplers import SAMPLERS
-from mink_local.serve.errors import ApiError
+from mink_local.serve.bodies import ApiError
 
 MAX_TOKENS = 2**31 - 1
 MAX_BIAS = 1024
-MAX_SCHEMA_DEPTH = 32
-MAX_SCHEMA_NODES = 5_000
 MAX_TOOLS = 2048
 
 Count = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
@@ -77,6 +74,15 @@ class Fields(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def normalise(cls, fields: dict[str, Any]) -> None:
         """Complete the decoded fields of a request before they are converted."""
 
+    def normal(self) -> Any:
+        """Return the same request as one to chat completions or completions. Raises ApiError."""
+        return self
+
+    @property
+    def places(self) -> dict[str, str]:
+        """Where the client gave the fields and options that have other names in the engine's request."""
+        return {"prefix": "prefix_tokens", "template_kwargs": "chat_template_kwargs"}
+
 
 class AnswerFormat(Fields, frozen=True):
     """What an answer is: any text, any JSON object, or JSON that conforms to a schema.
@@ -93,14 +99,9 @@ class AnswerFormat(Fields, frozen=True):
             raise ValueError("schema is missing")
 
     @property
-    def answer_schema(self) -> Schema | None:
-        """The JSON schema of the answer; None for text."""
-        return None if self.type == "text" else self.schema or {"type": "object"}
-
-    @property
-    def place(self) -> str:
-        """Where that schema is."""
-        return "schema"
+    def found(self) -> tuple[Schema | None, str]:
+        """The JSON schema of the answer, None for text, and where it is."""
+        return None if self.type == "text" else self.schema or {"type": "object"}, "schema"
 
 
 class StructuredOutputs(Fields, frozen=True):
@@ -220,18 +221,12 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
             raise ApiError(400, f"{second} cannot be combined with {first}: send one", param=second)
 
     def constraints(self) -> Iterator[tuple[str, Any, str]]:
-        """Yield what the answer conforms to, at most once: the option of `Constraints`, its value and place.
-
-        Raises ApiError for a JSON schema that is text and cannot be read.
-        """
+        """Yield what the answer conforms to: the option of `Constraints`, its value and its place."""
         for group, prefix in ((self, ""), (self.structured_outputs, "structured_outputs.")):
             for option in ("json_schema", "json", "grammar", "choice", "regex"):
-                value, place = getattr(group, option, None), prefix + option
+                value = getattr(group, option, None)
                 if value not in (None, "", []):
-                    is_schema = option.startswith("json")
-                    yield (
-                        ("json_schema", _schema(value, place), place) if is_schema else (option, value, place)
-                    )
+                    yield "json_schema" if option == "json" else option, value, prefix + option
 
     @property
     def sources(self) -> dict[str, str]:
@@ -257,25 +252,3 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
     def token_limit(self) -> int | None:
         """Maximum length of an answer in tokens; None for the rest of the context."""
         return None if self.max_tokens == -1 else self.max_tokens
-
-
-def _schema(schema: SchemaOrText, place: str) -> Schema:
-    """Return a JSON schema that may be text. Raises ApiError if the text is none."""
-    if not isinstance(schema, str):
-        return schema
-    try:
-        return msgspec.json.decode(schema, type=Schema)
-    except msgspec.MsgspecError as error:
-        raise ApiError(400, f"{place} is not a JSON schema: {error}", param=place) from None
-
-
-def check_schema(schema: Schema, path: str) -> None:
-    """Raise ApiError if a JSON schema is too large or too deep."""
-    values: list[tuple[int, Any]] = [(1, schema)]
-    for depth, value in values:  # which grows meanwhile
-        if depth > MAX_SCHEMA_DEPTH:
-            raise ApiError(400, f"{path} is nested deeper than {MAX_SCHEMA_DEPTH} levels", param=path)
-        children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        values += [(depth + 1, child) for child in children]
-        if len(values) > MAX_SCHEMA_NODES:
-            raise ApiError(400, f"{path} has more than {MAX_SCHEMA_NODES} values", param=path)

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import inspect
 
 from mink_local.sandbox import in_a_line
-from mink_local.serve.errors import ApiError
+from mink_local.serve.bodies import ApiError
 from mink_local.serve.request.fields import Fields, SamplingFields, sampler_fields
 
 RequestT = TypeVar("RequestT", bound=Fields)
@@ -81,8 +81,6 @@ def _decoded(body: bytes) -> Json:
         fields = msgspec.json.decode(body.removeprefix(b"\xef\xbb\xbf"))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
-    except RecursionError:
-        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
     if not isinstance(fields, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
     return {name: value for name, value in fields.items() if value is not None}
@@ -108,12 +106,10 @@ def _converted(fields: Json, kind: type[RequestT]) -> RequestT:
         return msgspec.convert(fields, kind, strict=False, str_keys=True)
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at ")  # `$.messages[0].role`, or `key` in `$.logit_bias`
-    except RecursionError:
-        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
     path = place.rpartition("`$")[2].strip(".`").replace("[...]", "")
     text, instead = in_a_line(text), kind.instead.get(re.sub(r"\[\d+\]", "", path))
-    if missing := re.fullmatch(r"Object missing required field `(\w+)`", text):
-        path = f"{path}.{missing[1]}".strip(".")
+    if missing := re.fullmatch(r"Object missing required field `(\w+)`|(\w+) is missing", text):
+        path = f"{path}.{missing[1] or missing[2]}".strip(".")
         raise ApiError(400, f"{path} is missing", param=path)
     if instead and (value := re.match(r"Invalid (?:enum )?value (.*)", text)):
         message = f"{path}: {value[1]} is not supported: {instead}"

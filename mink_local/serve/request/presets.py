@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mink_local.samplers import Greedy, LlamaDefault, MinK, MinP, Sampler, TopP, parse
-from mink_local.serve.errors import ApiError
+from mink_local.serve.bodies import ApiError
 
 
 @dataclass(frozen=True)

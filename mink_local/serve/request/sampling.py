@@ -22,7 +22,7 @@ from mink_local.samplers import (
     Sampler,
     parse,
 )
-from mink_local.serve.errors import ApiError
+from mink_local.serve.bodies import ApiError
 from mink_local.serve.request.chat import ChatRequest, CompletionRequest
 from mink_local.serve.request.fields import SamplingFields
 from mink_local.serve.request.presets import Preset
@@ -69,8 +69,6 @@ def sampling_params(
 ) -> tuple[SamplingParams, list[str]]:
     """Return the sampling parameters of a request, and its fields that have no effect.
 
-    With `max_tokens: 0` one token is sampled, which the endpoints leave out.
-
     Args:
         request: The request.
         preset: The preset that it chooses by its model id.
@@ -82,14 +80,12 @@ def sampling_params(
     """
     sampler, temperature, ignored = _sampler(request, preset)
     is_echo = isinstance(request, CompletionRequest) and bool(request.echo)
-    max_tokens = request.token_limit or (None if request.token_limit is None else 1)
-    if most_tokens is not None:
-        max_tokens = min(most_tokens, most_tokens if max_tokens is None else max_tokens)
+    limits = [limit for limit in (request.token_limit, most_tokens) if limit is not None]
     try:
         params = SamplingParams(
             sampler=sampler,
             temperature=temperature,
-            max_tokens=max_tokens,
+            max_tokens=min(limits, default=None),
             min_tokens=request.min_tokens or 0,
             seed=None if request.seed == -1 else request.seed,
             stop=_texts(request.stop),
@@ -102,21 +98,16 @@ def sampling_params(
         )
     except OptionError as error:
         raise ApiError(400, str(error), param=error.place) from None
-    if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
-        ignored.append("top_logprobs")
-    if request.stream_options and not request.stream:
-        ignored.append("stream_options")
+    needs = {"top_logprobs": request.logprobs, "stream_options": request.stream}
+    ignored += [name for name, needed in needs.items() if getattr(request, name, None) and not needed]
     return params, sorted(set(ignored))
 
 
 def _sampler(request: SamplingFields, preset: Preset) -> tuple[Sampler, float, list[str]]:
     """Return the sampler, the temperature, and the fields that have no effect beside them."""
-    chosen = _chosen_options(request.sampler_options, request.min_k)
+    chosen = _chosen_options(request)
     fields = [field for given in chosen.values() for field in given]
-    if request.min_k:
-        fields.append("min_k")
-    if request.samplers:
-        fields.append("samplers")
+    fields += ["samplers"] if request.samplers else []
     if preset.is_fixed:
         fields += [name for name in ("sampler", "temperature") if getattr(request, name) is not None]
         return preset.sampler, preset.temperature, fields
@@ -130,8 +121,6 @@ def _sampler(request: SamplingFields, preset: Preset) -> tuple[Sampler, float, l
     turns = _turns(chosen, names)
     cuts = [_cut(kind, chosen[kind], order) for kind, order in turns.items()]
     ignored = [field for kind, given in chosen.items() if kind not in turns for field in given]
-    if request.min_k and MinK not in turns:
-        ignored.append("min_k")
     if isinstance(request.samplers, str) and request.samplers:
         ignored.append("samplers")
     if names and "temperature" not in names and temperature > 0:
@@ -140,13 +129,14 @@ def _sampler(request: SamplingFields, preset: Preset) -> tuple[Sampler, float, l
     return Chain(*cuts) if len(cuts) > 1 else next(iter(cuts), preset.sampler), temperature, ignored
 
 
-def _chosen_options(options: Options, min_k: bool | None) -> dict[type[Sampler], Options]:
-    """Return the samplers that a request asks for, each with the fields of its options.
+def _chosen_options(request: SamplingFields) -> dict[type[Sampler], Options]:
+    """Return the samplers that a request asks for, each with the fields that it gives for it.
 
     A sampler's first field can switch it off (`top_k: 0`). Without that field, samplers such as xtc are off,
     since clients send their other options in every request.
     """
     chosen: dict[type[Sampler], Options] = {}
+    options = request.sampler_options
     for sampler in SAMPLERS.values():
         given = {field: options[field] for field in sampler.request_fields if field in options}
         switch = next(iter(sampler.request_fields), "")
@@ -154,8 +144,8 @@ def _chosen_options(options: Options, min_k: bool | None) -> dict[type[Sampler],
             is_on = not sampler.is_off(given[switch])
         else:
             is_on = not sampler.is_stateful and any(value > 0 for value in given.values())
-        if sampler is MinK and min_k is not None:
-            is_on = min_k
+        if sampler is MinK and request.min_k is not None:
+            is_on, given = request.min_k, given | {"min_k": True}
         if is_on:
             chosen[sampler] = given
     return chosen
@@ -200,10 +190,10 @@ def _cut(kind: type[Sampler], given: Options, order: Order) -> Sampler:
     Raises ApiError if the options are out of range all the same.
     """
     options: dict[str, Any] = {}
-    for field, value in given.items():
+    for field in given.keys() & kind.request_fields.keys():
         option = kind.__dataclass_fields__[kind.request_fields[field]]  # type: ignore[attr-defined]
         limits = option.metadata.get("range", Range())
-        options[option.name] = type(option.default)(min(max(value, limits.low), limits.high))
+        options[option.name] = type(option.default)(min(max(given[field], limits.low), limits.high))
     if kind.order is not None:
         options["order"] = order
     try:

@@ -1,1 +1,0 @@
-"""/v1/messages: Anthropic's interface, whose messages are lists of blocks."""

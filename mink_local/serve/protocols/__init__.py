@@ -1,0 +1,1 @@
+"""The protocols for answers: OpenAI's chat completions and responses, and Anthropic's messages."""

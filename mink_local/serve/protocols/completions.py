@@ -1,0 +1,357 @@
+"""POST /v1/chat/completions and /v1/completions: their responses."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.responses import Response
+
+from mink_local.generation.answer import Answer, Piece, TopLogprobs
+from mink_local.generation.model import Model
+from mink_local.generation.text import text_decoder
+from mink_local.generation.tool_calls import ToolCallDelta, merged
+from mink_local.serve.bodies import Output, Timings, TokenUsage
+from mink_local.serve.builder import ResponseBuilder
+from mink_local.serve.exchange import respond
+from mink_local.serve.request.chat import ChatRequest, CompletionRequest
+from mink_local.serve.service import Service
+
+LEAST_LOGPROB = -9999.0  # in place of -inf, which JSON does not have
+
+Score = tuple[int, float | None, TopLogprobs]  # a token with its log-probability and the most probable ones
+
+
+class TokenLogprob(Output, kw_only=True):
+    """A token with its log-probability in nats, -9999 for minus infinity.
+
+    Attributes:
+        token: Its text; an incomplete character is U+FFFD.
+        bytes: Its UTF-8 bytes.
+        top_logprobs: The most probable tokens of its step; not for these.
+    """
+
+    token: str
+    logprob: float | None
+    bytes: list[int]
+    top_logprobs: "list[TokenLogprob] | UnsetType" = UNSET
+
+
+class ChatLogprobs(Output, kw_only=True):
+    """Log-probabilities of a choice."""
+
+    content: list[TokenLogprob]
+
+
+class CompletionLogprobs(Output, kw_only=True):
+    """Log-probabilities of a choice, one entry a token; the first token of a prompt has none.
+
+    Attributes:
+        text_offset: Where in the text each token starts.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float | None] | None]
+    text_offset: list[int]
+
+
+class FunctionCall(Output, kw_only=True):
+    """A function that is called.
+
+    Attributes:
+        name: In a stream only in a call's first piece.
+        arguments: JSON, or a piece of it.
+    """
+
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ResponseToolCall(Output, kw_only=True):
+    """A tool call, or in a stream a piece of one: `id` and `type` come with the first piece.
+
+    Attributes:
+        index: Number of the call; in streams only.
+    """
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionCall
+
+
+class MessageDelta(Output, kw_only=True):
+    """What a chunk adds to a message. Reasoning has two names because clients differ in the one they read."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ResponseToolCall] | UnsetType = UNSET
+
+
+class AssistantMessage(MessageDelta, kw_only=True):
+    """An answer; `content` is null if it only has tool calls."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+
+
+class AnswerChoice(Output, kw_only=True):
+    """The fields that the choices of all endpoints have.
+
+    Attributes:
+        finish_reason: `stop`, `length` or `tool_calls`; null in a stream until the choice's last chunk.
+        k: Number of candidates that the sampler kept for each token.
+        tokens: Token ids, with `return_tokens`.
+    """
+
+    index: int
+    finish_reason: str | None = None
+    k: list[int] | UnsetType = UNSET
+    tokens: list[int] | UnsetType = UNSET
+
+
+class ChatChoice(AnswerChoice, kw_only=True):
+    """An answer to a conversation."""
+
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None = None
+
+
+class ChatChunkChoice(AnswerChoice, kw_only=True):
+    """A piece of an answer to a conversation."""
+
+    delta: MessageDelta
+    logprobs: ChatLogprobs | None = None
+
+
+class CompletionChoice(AnswerChoice, kw_only=True):
+    """A continuation of a prompt, or in a stream a piece of one."""
+
+    text: str
+    logprobs: CompletionLogprobs | None = None
+
+
+class Generated(Output, kw_only=True):
+    """The fields that all generated responses have.
+
+    Attributes:
+        created: Seconds since 1970.
+        system_fingerprint: The same for the same model and versions.
+    """
+
+    id_prefix: ClassVar[str] = "chatcmpl"
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    usage: TokenUsage | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
+
+
+class ChatCompletion(Generated, kw_only=True):
+    """The answer of `POST /v1/chat/completions`."""
+
+    object: Literal["chat.completion"] = "chat.completion"
+    choices: list[ChatChoice]
+
+
+class ChatCompletionChunk(Generated, kw_only=True):
+    """A chunk of a streamed answer; the one with `usage` has no choices."""
+
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    choices: list[ChatChunkChoice]
+
+
+class TextCompletion(Generated, kw_only=True):
+    """The answer of `POST /v1/completions`, or a chunk of it."""
+
+    id_prefix: ClassVar[str] = "cmpl"
+
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[CompletionChoice]
+
+
+async def create_chat_completion(service: Service, chat: ChatRequest) -> Response:
+    """Answer a conversation."""
+    return await respond(service, chat, ChatBuilder)
+
+
+async def create_completion(service: Service, completion: CompletionRequest) -> Response:
+    """Continue texts."""
+    return await respond(service, completion, CompletionBuilder)
+
+
+class _Unsent:
+    """What a choice has to send next.
+
+    Attributes:
+        pieces: Of the answer, since the last chunk.
+        is_first: Whether there was no chunk yet.
+        n_characters: Length of the text whose tokens were described.
+        decoder: Decodes these tokens.
+    """
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        self.is_first = True
+        self.n_characters = 0
+        self.decoder = text_decoder()
+
+
+class ChoicesBuilder(ResponseBuilder):
+    """Answers as choices: in a stream what each has grown by, else all of it.
+
+    Attributes:
+        whole_type: The type of a response that is not streamed.
+        chunk_type: The type of a stream's chunks.
+    """
+
+    whole_type: ClassVar[Any]
+    chunk_type: ClassVar[Any]
+
+    def __init__(self, *known: Any) -> None:
+        super().__init__(*known)
+        self.unsent = {answer: _Unsent() for answer in self.answers}
+        self._common = {
+            "id": f"{self.whole_type.id_prefix}-{self.head.request_id}",
+            "created": self.head.created,
+            "model": self.head.model,
+            "system_fingerprint": self.head.fingerprint,
+        }
+
+    def add(self, answer: Answer, piece: Piece) -> None:
+        pieces = self.unsent[answer].pieces
+        pieces.append(piece)
+        # Text that may begin a tool call is held back.
+        if self.request.stream and any(p.reasoning or p.events or p.finish_reason for p in pieces):
+            self.send(self.chunk_type(**self._common, choices=[self._choice(answer)]))
+
+    def end(self, usage: TokenUsage, timings: Timings) -> None:
+        if self.request.stream_options is not None and self.request.stream_options.include_usage:
+            self.send(self.chunk_type(**self._common, choices=[], usage=usage, timings=timings))
+        self.send(msgspec.Raw(b"[DONE]"))
+
+    def whole(self, usage: TokenUsage, timings: Timings) -> Any:
+        taken = [self._choice(answer) for answer in self.answers]
+        return self.whole_type(**self._common, choices=taken, usage=usage, timings=timings)
+
+    def _choice(self, answer: Answer) -> Any:
+        """Return a choice, and start its next chunk."""
+        unsent = self.unsent[answer]
+        sampled = [piece for piece in unsent.pieces if piece.token is not None and not piece.is_end_token]
+        choice = self.made(
+            answer,
+            unsent,
+            index=self.answers.index(answer),
+            k=[piece.k for piece in sampled],
+            tokens=[piece.token for piece in sampled] if self.request.return_tokens else UNSET,
+        )
+        unsent.pieces, unsent.is_first = [], False
+        return choice
+
+    @abstractmethod
+    def made(self, answer: Answer, unsent: _Unsent, **common: Any) -> Any:
+        """Return what is unsent of an answer as the endpoint's choice."""
+
+
+class ChatBuilder(ChoicesBuilder):
+    whole_type, chunk_type = ChatCompletion, ChatCompletionChunk
+
+    def made(self, answer: Answer, unsent: _Unsent, **common: Any) -> ChatChoice | ChatChunkChoice:
+        reason = unsent.pieces[-1].finish_reason
+        has_called = answer.tool_calls and not answer.has_cut_call
+        common["finish_reason"] = "tool_calls" if reason == "stop" and has_called else reason
+        if self.request.logprobs:  # not of the token that ends the answer
+            entries = [self._entry(*score) for score in _scores(unsent.pieces)[: len(common["k"])]]
+            common["logprobs"] = ChatLogprobs(content=entries)
+        if not self.request.stream:
+            return ChatChoice(message=whole_message(answer), **common)
+        delta = message_delta(unsent.pieces)
+        delta.role = "assistant" if unsent.is_first else UNSET
+        return ChatChunkChoice(delta=delta, **common)
+
+    def _entry(self, token: int, logprob: float | None, top: TopLogprobs) -> TokenLogprob:
+        entry = token_logprob(self.model, token, logprob)
+        entry.top_logprobs = [token_logprob(self.model, *pair) for pair in top]
+        return entry
+
+
+class CompletionBuilder(ChoicesBuilder):
+    whole_type, chunk_type = TextCompletion, TextCompletion
+
+    @property
+    def is_long(self) -> bool:
+        return bool(self.request.echo) and any(one.is_first for one in self.unsent.values())
+
+    def made(self, answer: Answer, unsent: _Unsent, **common: Any) -> CompletionChoice:
+        pieces, prompt = unsent.pieces, answer.prompt if self.request.echo and unsent.is_first else ()
+        logprobs = None
+        if self.request.logprobs is not None:
+            scores = zip(prompt, answer.prompt_logprobs, answer.prompt_top_logprobs, strict=False)
+            logprobs = self._described(unsent, [*scores, *_scores(pieces)])
+        text = "".join([*self.model.token_texts(prompt), *pieces])
+        reason = pieces[-1].finish_reason
+        return CompletionChoice(text=text, logprobs=logprobs, finish_reason=reason, **common)
+
+    def _described(self, unsent: _Unsent, scores: Sequence[Score]) -> CompletionLogprobs:
+        """Return the log-probabilities, each token with the most probable ones of its step and itself."""
+        described = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        for token, logprob, top in scores:
+            own = token_logprob(self.model, token, logprob)
+            best = {one.token: one.logprob for one in (token_logprob(self.model, *pair) for pair in top)}
+            described.tokens.append(own.token)
+            described.token_logprobs.append(own.logprob)
+            described.top_logprobs.append({own.token: own.logprob, **best} if best else None)
+            described.text_offset.append(unsent.n_characters)
+            unsent.n_characters += len(unsent.decoder.decode(self.model.weights.piece(token)))
+        return described
+
+
+def _scores(pieces: Sequence[Piece]) -> list[Score]:
+    """Return the tokens of pieces with their log-probabilities, if these are asked for."""
+    return [
+        (piece.token, piece.logprob, piece.top_logprobs)
+        for piece in pieces
+        if piece.token is not None and piece.logprob is not None
+    ]
+
+
+def token_logprob(model: Model, token: int, logprob: float | None) -> TokenLogprob:
+    """Return a token's text, bytes and log-probability; the first token of a prompt has none."""
+    data = model.weights.piece(token)
+    value = None if logprob is None else max(logprob, LEAST_LOGPROB)
+    return TokenLogprob(token=data.decode("utf-8", "replace"), logprob=value, bytes=list(data))
+
+
+def message_delta(pieces: Sequence[Piece]) -> MessageDelta:
+    """Return what pieces of an answer add to its message, perhaps nothing."""
+    message = MessageDelta(content="".join(piece.content for piece in pieces) or UNSET)
+    if reasoning := "".join(piece.reasoning for piece in pieces):
+        message.reasoning_content = message.reasoning = reasoning
+    # Clients take one entry of a call from a chunk.
+    if calls := [_call_delta(delta) for delta in merged(d for piece in pieces for d in piece.tool_calls)]:
+        message.tool_calls = calls
+    return message
+
+
+def _call_delta(delta: ToolCallDelta) -> ResponseToolCall:
+    call = ResponseToolCall(index=delta.index, function=FunctionCall(arguments=delta.arguments))
+    if delta.id and delta.name:
+        call.id, call.type, call.function.name = delta.id, "function", delta.name
+    return call
+
+
+def whole_message(answer: Answer) -> AssistantMessage:
+    """Return the message of an answer."""
+    reasoning, calls = answer.reasoning or UNSET, answer.tool_calls
+    return AssistantMessage(
+        content=answer.content or (None if calls else ""),
+        reasoning_content=reasoning,
+        reasoning=reasoning,
+        tool_calls=msgspec.convert(calls, list[ResponseToolCall]) or UNSET,
+    )

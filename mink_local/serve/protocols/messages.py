@@ -1,0 +1,336 @@
+"""POST /v1/messages: its requests, its responses, and the way from one to the other."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta
+from starlette.responses import Response
+
+from mink_local.serve.bodies import ApiError, Output, Timings, TokenUsage
+from mink_local.serve.builder import Part, PartsBuilder
+from mink_local.serve.exchange import respond
+from mink_local.serve.request.chat import (
+    ChatMessage,
+    ChatRequest,
+    FunctionDefinition,
+    chat_message,
+    chat_request,
+    joined,
+    places_of,
+)
+from mink_local.serve.request.fields import (
+    MAX_TOKENS,
+    MAX_TOOLS,
+    ONE_ANSWER,
+    TEXT_ONLY,
+    AnswerFormat,
+    Fields,
+    Name,
+    SamplingFields,
+    Schema,
+    ToolName,
+)
+from mink_local.serve.service import Service
+
+Json = dict[str, Any]
+
+
+class TextBlock(Fields, frozen=True, tag="text"):
+    """A text."""
+
+    text: str
+
+
+class ThinkingBlock(Fields, frozen=True, tag="thinking"):
+    """The assistant's reasoning."""
+
+    thinking: str
+
+
+class RedactedThinking(Fields, frozen=True, tag="redacted_thinking"):
+    """Reasoning that only Anthropic's servers can read; it is left out."""
+
+
+class ToolUse(Fields, frozen=True, tag="tool_use"):
+    """A call of a tool.
+
+    Attributes:
+        input: The call's arguments.
+    """
+
+    id: str
+    name: Name
+    input: dict[str, Any]
+
+
+class ToolResult(Fields, frozen=True, tag="tool_result"):
+    """The result of a call.
+
+    Attributes:
+        tool_use_id: The call whose result this is.
+        is_error: Whether the call has failed, which the model is told.
+    """
+
+    tool_use_id: str
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+
+    @property
+    def message(self) -> ChatMessage:
+        """The same for chat completions; that it is an error is said in words."""
+        text = ("Error: " if self.is_error else "") + joined(self.content)
+        return ChatMessage(role="tool", tool_call_id=self.tool_use_id, content=text)
+
+
+Block = TextBlock | ThinkingBlock | RedactedThinking | ToolUse | ToolResult
+
+
+class BlockMessage(Fields, frozen=True):
+    """A message of a conversation. Several texts are joined by line breaks."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | Annotated[list[Block], Meta(max_length=1024)]
+
+
+class InputTool(Fields, frozen=True):
+    """A tool that the model may call."""
+
+    name: ToolName
+    input_schema: Schema
+    description: str | None = None
+    type: Literal["custom"] | None = None
+
+
+class ToolChoice(Fields, frozen=True):
+    """Whether, and which tool, the model must call.
+
+    Attributes:
+        name: For `tool`: the one to call.
+        disable_parallel_tool_use: Whether an answer has at most one call.
+    """
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: Name | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.type == "tool" and self.name is None:
+            raise ValueError("name is missing")
+
+    @property
+    def for_chat(self) -> Any:
+        """The same for chat completions."""
+        if self.type == "tool":
+            return {"function": {"name": self.name}}
+        return "required" if self.type == "any" else self.type
+
+
+class Thinking(Fields, frozen=True):
+    """Whether the model reasons first, and for how many tokens at most."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None = None
+
+
+class OutputConfig(Fields, frozen=True):
+    """Options of the answer.
+
+    Attributes:
+        format: A JSON schema that the answer's text conforms to.
+    """
+
+    format: AnswerFormat | None = None
+
+
+class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
+    """Body of `POST /v1/messages`.
+
+    Attributes:
+        messages: If the last one is the assistant's, the answer continues it.
+        system: A system message before the others.
+        tools: Tools that the model may call.
+        tool_choice: With `any` or `tool`, the answer is a valid call.
+        thinking: Whether the model reasons first, if it can.
+        output_config: What the answer is.
+        chat_template_kwargs: Variables of the chat template.
+    """
+
+    refused = SamplingFields.refused | ONE_ANSWER
+    instead: ClassVar = {
+        "messages.role": "use system, user or assistant; a tool's result is a tool_result of the user's",
+        "messages.content.type": TEXT_ONLY,
+        "messages.content.content.type": TEXT_ONLY,
+        "system.type": TEXT_ONLY,
+        "thinking.type": "use enabled, adaptive or disabled",
+        "tool_choice.type": "use none, auto, any or tool",
+        "output_config.format.type": "use json_schema",
+    }
+
+    messages: Annotated[list[BlockMessage], Meta(min_length=1, max_length=2048)]
+    system: str | list[TextBlock] | None = None
+    tools: Annotated[list[InputTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def normal(self) -> ChatRequest:
+        choice, thinking, config = self.tool_choice, self.thinking, self.output_config
+        switch = {} if thinking is None else {"enable_thinking": thinking.type != "disabled"}
+        budget = (
+            thinking.budget_tokens if thinking and self.reasoning_budget is None else self.reasoning_budget
+        )
+        return chat_request(
+            self,
+            [
+                FunctionDefinition(name=tool.name, description=tool.description, parameters=tool.input_schema)
+                for tool in self.tools or ()
+            ],
+            reasoning_budget=budget,
+            messages=[message for message, _ in self._messages()],
+            tool_choice=choice and choice.for_chat,
+            parallel_tool_calls=None if choice is None else not choice.disable_parallel_tool_use,
+            chat_template_kwargs=switch | (self.chat_template_kwargs or {}),
+            response_format=config and config.format,
+        )
+
+    @property
+    def places(self) -> dict[str, str]:
+        tools = (f"tools[{i}]" for i in range(len(self.tools or ())))
+        places = places_of((path for _, path in self._messages()), tools, "input_schema")
+        return super().places | places | {"response_format": "output_config.format"}
+
+    def _messages(self) -> Iterator[tuple[ChatMessage, str]]:
+        """Yield the messages of the chat request, each with its place here; results come first."""
+        if self.system:
+            yield ChatMessage(role="system", content=joined(self.system)), "system"
+        for i, message in enumerate(self.messages):
+            content = message.content
+            blocks = [TextBlock(text=content)] if isinstance(content, str) else content
+            made = [block.message for block in blocks if isinstance(block, ToolResult)]
+            if message.role == "assistant" or len(made) < len(blocks) or not made:
+                made.append(_message(message.role, blocks))
+            yield from ((one, f"messages[{i}]") for one in made)
+
+
+def _message(role: Literal["user", "assistant", "system"], blocks: Sequence[Block]) -> ChatMessage:
+    """Return the texts, the reasoning and the calls of blocks as a message."""
+    return chat_message(
+        role,
+        joined([block for block in blocks if isinstance(block, TextBlock)]),
+        [block.thinking for block in blocks if isinstance(block, ThinkingBlock)],
+        [(block.id, block.name, block.input) for block in blocks if isinstance(block, ToolUse)],
+    )
+
+
+class MessageUsage(Output, kw_only=True):
+    """Numbers of tokens; those of the prompt that were in the KV cache count apart."""
+
+    input_tokens: int
+    cache_read_input_tokens: int = 0
+    cache_creation_input_tokens: int = 0
+    output_tokens: int
+
+
+class MessageObject(Output, kw_only=True):
+    """The answer of `POST /v1/messages`.
+
+    Attributes:
+        content: Blocks: `thinking`, `text`, `tool_use`.
+        stop_reason: `end_turn`, `max_tokens`, `stop_sequence` or `tool_use`.
+        stop_sequence: The one that ended the answer.
+        k: Number of candidates that the sampler kept for each token.
+    """
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[Json]
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: MessageUsage
+    k: list[int]
+
+
+async def create_message(service: Service, request: MessagesRequest) -> Response:
+    """Answer a conversation that is given as blocks."""
+    if request.max_tokens is None:
+        raise ApiError(400, "max_tokens is missing", param="max_tokens")
+    return await respond(service, request, MessageBuilder)
+
+
+class MessageBuilder(PartsBuilder):
+    """An answer as blocks, each of which is started, filled and stopped in a stream."""
+
+    def start(self) -> None:
+        usage = MessageUsage(input_tokens=self.answer.prompt_tokens, output_tokens=0)
+        self.send_event("message_start", message=self._message(usage))
+        self.keep_alive()
+
+    def keep_alive(self) -> None:
+        self.send_event("ping")
+
+    def opened(self, part: Part) -> None:
+        self.send_event("content_block_start", index=part.index, content_block=_block(part))
+
+    def grown(self, part: Part, text: str) -> None:
+        names = {"reasoning": ("thinking_delta", "thinking"), "text": ("text_delta", "text")}
+        kind, field = names.get(part.kind, ("input_json_delta", "partial_json"))
+        self.send_event("content_block_delta", index=part.index, delta={"type": kind, field: text})
+
+    def closed(self, part: Part) -> None:
+        self.send_event("content_block_stop", index=part.index)
+
+    def end(self, usage: TokenUsage, timings: Timings) -> None:
+        message = self.whole(usage, timings)
+        delta = {"stop_reason": message.stop_reason, "stop_sequence": message.stop_sequence}
+        self.send_event("message_delta", delta=delta, usage=message.usage)
+        self.send_event("message_stop")
+
+    def fail(self, error: ApiError) -> None:
+        self.send(error.as_anthropic(), "error")
+
+    def whole(self, usage: TokenUsage, timings: Timings) -> MessageObject:  # noqa: ARG002
+        self.close()
+        n_cached = usage.prompt_tokens_details["cached_tokens"]
+        message = self._message(
+            MessageUsage(
+                input_tokens=usage.prompt_tokens - n_cached,
+                cache_read_input_tokens=n_cached,
+                output_tokens=usage.completion_tokens,
+            )
+        )
+        message.stop_reason, message.k = "end_turn", self.answer.k
+        if self.finish_reason == "length":
+            message.stop_reason = "max_tokens"
+        elif self.answer.tool_calls and not self.answer.has_cut_call:
+            message.stop_reason = "tool_use"
+        elif self.answer.stopped_by in self.answer.request.params.stop:  # not the template's own
+            message.stop_reason, message.stop_sequence = "stop_sequence", str(self.answer.stopped_by)
+        return message
+
+    def _message(self, usage: MessageUsage) -> MessageObject:
+        return MessageObject(
+            id=f"msg_{self.head.request_id}",
+            model=self.head.model,
+            content=[_block(part) for part in self.parts],
+            stop_reason=None,
+            stop_sequence=None,
+            usage=usage,
+            k=[],
+        )
+
+
+def _block(part: Part) -> Json:
+    """Return a part as a block; a call whose arguments are cut off has no input."""
+    if part.kind == "reasoning":
+        return {"type": "thinking", "thinking": part.text, "signature": ""}
+    if part.call is None:
+        return {"type": "text", "text": part.text}
+    try:
+        arguments = json.loads(part.text or "{}")
+    except ValueError:
+        arguments = {}
+    return {"type": "tool_use", "id": part.call.id, "name": part.call.name, "input": arguments}
