@@ -752,7 +752,7 @@ def quants_command(
     positions of texts of several kinds: divergence, top token, perplexity and the samplers' candidates, each
     next to the base's self-noise.
 
-    Writes to DIR: quants.html, .md, .csv and .json, two figures, and quants-card.md, a block for a model
+    Writes to DIR: quants.html, .md, .csv and .json, a figure, and quants-card.md, a block for a model
     card. What is kept of the base's distributions is in DIR/base, so that the base is not evaluated again:
     run the same command again to resume, or with more files or positions.
     """

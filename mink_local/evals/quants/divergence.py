@@ -11,19 +11,23 @@ a position took 23 KB in place of 608.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import io
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError
+from mink_local.evals.store import write_file
 from mink_local.samplers import Sampler, Workspace
 
 MOST, MASS = 4096, 0.999
 SAMPLED = 1024
-N_TOP = 3  # tokens of a distribution shown
 TOKEN = np.dtype([("id", "<u4"), ("logprob", "<f2")])
 
 Logits = NDArray[np.float32]
@@ -38,20 +42,39 @@ class Position(NamedTuple):
         n_most: Number of the most probable ones.
         rest: Probability of all others together.
         logprob: Log-probability of the token that follows.
-        sets: By sampler, a digest of its candidates, and whether there is a single one.
+        sets: For each sampler, a digest of its candidates, and 1 if there is a single one.
     """
 
     tokens: Tokens
     n_most: int
     rest: float
     logprob: float
-    sets: Mapping[str, tuple[int, bool]]
+    sets: Sequence[Sequence[int]]
 
-    @property
-    def most_probable(self) -> list[tuple[int, float]]:
-        """The most probable tokens with their probabilities, largest first."""
-        best = self.tokens[: min(self.n_most, N_TOP)]
-        return [(int(token), float(np.exp(np.float64(logprob)))) for token, logprob in best]
+
+def write_positions(path: Path, positions: Sequence[Position]) -> None:
+    """Keep the positions of a chunk in a file. Raises RunError if it cannot be written."""
+    tokens, n_most, rest, logprob, sets = map(list, zip(*positions, strict=True))
+    buffer = io.BytesIO()
+    np.savez(
+        buffer,
+        tokens=np.concatenate(tokens),
+        sizes=[len(one) for one in tokens],
+        n_most=n_most,
+        rest=rest,
+        logprob=logprob,
+        sets=np.array(sets, np.uint64),
+    )
+    write_file(path, buffer.getvalue())
+
+
+def read_positions(path: Path) -> list[Position] | None:
+    """Return the positions in a file of `write_positions`; None if it is missing or damaged."""
+    with suppress(OSError, ValueError, KeyError, EOFError, BadZipFile), np.load(path) as stored:
+        tokens = np.split(stored["tokens"], np.cumsum(stored["sizes"])[:-1])
+        columns = [stored[name].tolist() for name in Position._fields[1:]]
+        return [Position(*one) for one in zip(tokens, *columns, strict=True)]
+    return None
 
 
 def position_of(row: Logits, follows: int, candidates: "CandidateSets") -> Position:
@@ -85,9 +108,9 @@ def _log_total(row: Logits) -> float:
     return float(largest) + float(np.log(np.exp(row - largest).sum(dtype=np.float64)))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Divergence:
-    """The figures for every position of a chunk; `add` appends one.
+    """The figures for the positions of a chunk, each a list with a number per position.
 
     Attributes:
         kld: Divergence in nats.
@@ -98,35 +121,39 @@ class Divergence:
         k_is_1: By sampler, 1 where it keeps a single candidate, for the base and for the file.
     """
 
-    kld: list[float] = field(default_factory=list)
-    base_logprob: list[float] = field(default_factory=list)
-    logprob: list[float] = field(default_factory=list)
-    same_top: list[int] = field(default_factory=list)
-    same_set: dict[str, list[int]] = field(default_factory=dict)
-    k_is_1: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    kld: list[float]
+    base_logprob: list[float]
+    logprob: list[float]
+    same_top: list[int]
+    same_set: dict[str, list[int]]
+    k_is_1: dict[str, list[tuple[int, int]]]
 
-    def add(self, base: Position, row: Logits, follows: int, candidates: "CandidateSets") -> None:
-        """Append a position.
 
-        Args:
-            base: What is kept of the base.
-            row: The file's raw logits, (V,) or longer; tokens beyond the common vocabulary are ignored.
-            follows: The token that follows.
-            candidates: Determines the samplers' candidates.
+def compare(
+    base: Sequence[Position], rows: Iterable[Logits], follows: Sequence[int], candidates: "CandidateSets"
+) -> Divergence:
+    """Return the figures for a file.
 
-        Raises:
-            GenerationError: A logit is NaN, or none is finite.
-        """
+    Args:
+        base: What is kept of the base at each position.
+        rows: The file's raw logits there, (V,) or longer; tokens beyond the common vocabulary are ignored.
+        follows: The token that follows each position.
+        candidates: Determines the samplers' candidates.
+
+    Raises:
+        GenerationError: A logit is NaN, or none is finite.
+    """
+    found = Divergence([], [one.logprob for one in base], [], [], {}, {})
+    for position, row, token in zip(base, rows, follows, strict=True):
         row = np.ascontiguousarray(row[: candidates.n_vocab])
         total = _log_total(row)
-        self.kld.append(_kld(base, row, total))
-        self.base_logprob.append(base.logprob)
-        self.logprob.append(float(row[follows] - total))
-        self.same_top.append(int(base.tokens["id"][0] == row.argmax()))
-        for name, (digest, is_single) in candidates(row).items():
-            in_base, was_single = base.sets[name]
-            self.same_set.setdefault(name, []).append(int(digest == in_base))
-            self.k_is_1.setdefault(name, []).append((int(was_single), int(is_single)))
+        found.kld.append(_kld(position, row, total))
+        found.logprob.append(float(row[token] - total))
+        found.same_top.append(int(position.tokens["id"][0] == row.argmax()))
+        for name, own, of_base in zip(candidates.names, candidates(row), position.sets, strict=True):
+            found.same_set.setdefault(name, []).append(int(own[0] == of_base[0]))
+            found.k_is_1.setdefault(name, []).append((of_base[1], own[1]))
+    return found
 
 
 def _kld(base: Position, row: Logits, total: float) -> float:
@@ -146,30 +173,6 @@ def _kld(base: Position, row: Logits, total: float) -> float:
     return max(0.0, known + (base.rest * float(gains[n:].mean()) if base.rest else 0.0))
 
 
-def compare(
-    base: Sequence[Position], rows: Logits, tokens: Sequence[int], candidates: "CandidateSets"
-) -> Divergence:
-    """Return the figures for the last positions of a chunk.
-
-    Args:
-        base: What is kept of the base before each of the last tokens.
-        rows: The file's raw logits there, (positions, V).
-        tokens: The chunk.
-    """
-    found = Divergence()
-    for position, row, token in zip(base, rows, tokens[-len(base) :], strict=True):
-        found.add(position, row, token, candidates)
-    return found
-
-
-def most_probable(row: Logits) -> list[tuple[int, float]]:
-    """Return a row's `N_TOP` most probable tokens with their probabilities, largest first."""
-    total = _log_total(row)
-    best = np.argpartition(row, -N_TOP)[-N_TOP:]
-    best = best[np.lexsort((best, -row[best]))]
-    return [(int(token), float(np.exp(row[token] - total))) for token in best]
-
-
 class CandidateSets:
     """The candidates that samplers keep, at temperature 1.
 
@@ -180,13 +183,14 @@ class CandidateSets:
 
     def __init__(self, samplers: Sequence[Sampler], n_vocab: int) -> None:
         self.n_vocab = n_vocab
+        self.names = [str(one) for one in samplers]
         self._workspace = Workspace(n_vocab)
-        self._selectors = {str(one): one.selector(1.0, self._workspace) for one in samplers}
+        self._selectors = [one.selector(1.0, self._workspace) for one in samplers]
 
-    def __call__(self, row: Logits) -> dict[str, tuple[int, bool]]:
-        """Return a digest of a row's candidates, and whether there is a single one, by sampler."""
-        return {name: self._digest(select(row)) for name, select in self._selectors.items()}
+    def __call__(self, row: Logits) -> list[list[int]]:
+        """Return for each sampler a digest of a row's candidates, and 1 if there is a single one."""
+        return [self._digest(select(row)) for select in self._selectors]
 
-    def _digest(self, k: int) -> tuple[int, bool]:
+    def _digest(self, k: int) -> list[int]:
         ids = np.sort(self._workspace.ids[:k]).tobytes() if k < self.n_vocab else b"all"
-        return int.from_bytes(hashlib.blake2b(ids, digest_size=8).digest(), "little"), k == 1
+        return [int.from_bytes(hashlib.blake2b(ids, digest_size=8).digest(), "little"), int(k == 1)]

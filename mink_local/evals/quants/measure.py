@@ -1,36 +1,41 @@
-"""Measures quantizations: evaluates chunks of text with a base, once for all, and with other files."""
+"""Measures quantizations: evaluates chunks of text with a base, once for all, and with other files.
 
+The bundled texts were written for mink-local, under its license. Conversations are rendered by the base's
+chat template, since a quantization is used through it.
+"""
+
+import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby, zip_longest
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from llama_cpp import llama_cpp as C
 
-from mink_local.errors import RunError
-from mink_local.evals.answering import joint_sha256
+from mink_local.errors import DataError, MinkError, RunError
+from mink_local.evals.answering import DATE, joint_sha256
 from mink_local.evals.frontier.measure import common_vocabulary
 from mink_local.evals.measurement import Results, report_on
 from mink_local.evals.quants.divergence import (
     CandidateSets,
     Divergence,
     Logits,
-    Position,
     compare,
-    most_probable,
     position_of,
+    read_positions,
+    write_positions,
 )
-from mink_local.evals.quants.report import N_PEAKS, report
-from mink_local.evals.quants.stored import StoredBase
-from mink_local.evals.quants.texts import Chunk, chunks_of, n_scored, text_files
+from mink_local.evals.quants.report import ENOUGH, FEWEST, report
 from mink_local.evals.settings import RowMeasurement, described
 from mink_local.evals.store import Store
+from mink_local.evals.tasks.base import decoded_lines
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
 from mink_local.generation.slots import N_OUTPUTS
+from mink_local.generation.template import ChatTemplate
 from mink_local.llama.weights import Weights
 from mink_local.models import trust
 from mink_local.models.catalog import ModelFile
@@ -40,42 +45,96 @@ from mink_local.samplers import Sampler
 
 BASE = "base"  # the folder with the base's distributions
 _OTHER_SPLIT = 48  # logits rows per batch for the base against itself; all others use N_OUTPUTS
-_N_BEFORE = 16  # tokens of text shown before a position
 DEFAULT_KV_TYPE = "f16"
 _FILE_TYPE = "LLAMA_FTYPE_MOSTLY_"
+_FOLDER = Path(__file__).parent / "texts"
+KINDS = ("prose", "code", "chat", "tools", "non-latin")
+"""Kinds of the bundled texts: chats and calls of tools are conversations."""
+
+log = logging.getLogger("mink_local")
 
 
 @dataclass(frozen=True)
-class Peak:
-    """A position with a large divergence.
+class Chunk:
+    """Consecutive tokens of a text."""
 
-    Attributes:
-        before: The text before it.
-        follows: The token that follows in the text.
-        base: The base's most probable tokens with their probabilities.
-        file: The file's most probable tokens with their probabilities.
+    kind: str
+    tokens: list[int]
+
+
+def text_files(path: Path | None) -> dict[str, Path]:
+    """Return the user's text file, or the bundled ones if there is none, by kind."""
+    return {"text": path} if path else {kind: next(_FOLDER.glob(f"{kind}.*")) for kind in KINDS}
+
+
+def chunks_of(
+    files: Mapping[str, Path], vocabulary: Weights, length: int, positions: int | None
+) -> list[Chunk]:
+    """Return the chunks to compare, one of each kind after the other.
+
+    Args:
+        files: Text files by kind.
+        vocabulary: The base's, with its chat template.
+        length: Tokens per chunk.
+        positions: Minimum number of positions; None for `ENOUGH` chunks of each kind.
+
+    Raises:
+        DataError: A file cannot be read, or there are too few chunks for intervals.
     """
+    with closing(ChatTemplate(vocabulary, DATE)) as template:
+        tokens = {kind: _tokens(file, vocabulary, template) for kind, file in files.items()}
+    special = vocabulary.tokenize("", add_special=True, parse_special=False)[:1]
+    every = [_cut(kind, ids, length, special) for kind, ids in tokens.items()]
+    chunks = [chunk for chunk in chain.from_iterable(zip_longest(*every)) if chunk]
+    each = n_scored(length)
+    n = ENOUGH * len(files) if positions is None else max(FEWEST, -(-positions // each))
+    if len(chunks) < FEWEST:
+        raise DataError(
+            f"the text fills {len(chunks)} chunks of {length:,} tokens, and intervals need {FEWEST}: "
+            "give a longer --text or a smaller --chunk"
+        )
+    if len(chunks) < n:
+        wanted = positions or each * n
+        log.warning(
+            "the text has %d positions, fewer than %d: give a longer --text", each * len(chunks), wanted
+        )
+    return chunks[:n]
 
-    kld: float
-    before: str
-    follows: str
-    base: list[tuple[str, float]]
-    file: list[tuple[str, float]]
+
+def _tokens(file: Path, vocabulary: Weights, template: ChatTemplate) -> list[int]:
+    """Return the tokens of a text file; of conversations, as the model sees them, if it is a bundled one."""
+    lines = [line.replace("\r\n", "\n") for _, line in decoded_lines(file)]
+    is_chat = file.parent == _FOLDER and file.suffix == ".jsonl"
+    text = "\n".join(_rendered(json.loads(line), template) for line in lines) if is_chat else "".join(lines)
+    return vocabulary.tokenize(text, add_special=not is_chat, parse_special=is_chat)
+
+
+def _rendered(conversation: Mapping[str, Any], template: ChatTemplate) -> str:
+    """Return a conversation as the model sees it; as JSON if the template has no tools, or refuses it."""
+    try:
+        return template.text(conversation["messages"], None, conversation.get("tools", []))
+    except (MinkError, ValueError):
+        return json.dumps(conversation, ensure_ascii=False)
+
+
+def n_scored(length: int) -> int:
+    """Return how many positions of a chunk are scored, given its tokens: those in its second half."""
+    return length - 1 - length // 2
+
+
+def _cut(kind: str, tokens: Sequence[int], length: int, special: Sequence[int]) -> Iterator[Chunk]:
+    """Yield the full chunks of a text, each starting with the BOS token, if there is one."""
+    for start in range(0, len(tokens) - length + 1, length):
+        yield Chunk(kind, [*special, *tokens[start + len(special) : start + length]])
 
 
 @dataclass(frozen=True)
 class ChunkRow:
-    """A file compared with the base on one chunk of the text.
-
-    Attributes:
-        peaks: The positions with the largest divergence, in descending order.
-        kind: Kind of text.
-    """
+    """A file compared with the base on one chunk of the text, which is of a `kind`."""
 
     file: str
     chunk: int
     divergence: Divergence
-    peaks: list[Peak]
     kind: str = "text"
 
     @property
@@ -164,32 +223,30 @@ class Quants(RowMeasurement[ChunkRow]):
         return [(name, chunk) for name in self._files for chunk in range(len(self._chunks))]
 
     def measure_rows(self, keys: Sequence[tuple[str, int]], store: Store[ChunkRow]) -> Iterator[ChunkRow]:
-        stored = StoredBase(store.folder / BASE, self._samplers)
-        chunks = list(dict.fromkeys(chunk for _, chunk in keys))
-        if unknown := [chunk for chunk in chunks if stored.read(chunk) is None]:
-            self._keep_base(unknown, stored, store)
+        kept = {chunk: store.folder / BASE / f"{chunk:05}.npz" for _, chunk in keys}
+        unknown = {chunk: path for chunk, path in kept.items() if read_positions(path) is None}
+        if unknown:
+            self._keep_base(unknown, store)
         for name, members in groupby(keys, lambda key: key[0]):
             n_outputs = _OTHER_SPLIT if name == self._base.name else N_OUTPUTS
             sets = CandidateSets(self._samplers, self._n_common[name])
             with self._opened(name, n_outputs, store) as model:
-                for _, chunk in members:
+                for _, number in members:
                     if self.interrupted:
                         return
-                    base = stored.read(chunk)
+                    chunk, base = self._chunks[number], read_positions(kept[number])
                     assert base is not None
-                    yield self._row(name, chunk, base, self._evaluate(model, chunk), sets)
+                    divergence = compare(base, *self._evaluate(model, chunk), sets)
+                    yield ChunkRow(name, number, divergence, chunk.kind)
 
-    def _keep_base(self, chunks: Sequence[int], stored: StoredBase, store: Store[ChunkRow]) -> None:
-        """Evaluate chunks with the base, and keep its distributions."""
-        name = self._base.name
-        sets = CandidateSets(self._samplers, self._n_common[name])
-        with self._opened(name, N_OUTPUTS, store) as model:
-            for chunk in chunks:
-                rows = self._evaluate(model, chunk)
-                follows = self._chunks[chunk].tokens[-len(rows) :]
+    def _keep_base(self, chunks: Mapping[int, Path], store: Store[ChunkRow]) -> None:
+        """Evaluate chunks with the base, and keep its distributions in their files."""
+        sets = CandidateSets(self._samplers, self._n_common[self._base.name])
+        with self._opened(self._base.name, N_OUTPUTS, store) as model:
+            for number, path in chunks.items():
+                rows, follows = self._evaluate(model, self._chunks[number])
                 store.save()  # the folder is this measurement's from now on
-                kept = [position_of(row, token, sets) for row, token in zip(rows, follows, strict=True)]
-                stored.write(chunk, kept)
+                write_positions(path, [position_of(*one, sets) for one in zip(rows, follows, strict=True)])
 
     @contextmanager
     def _opened(self, name: str, n_outputs: int, store: Store[ChunkRow]) -> Iterator[Model]:
@@ -202,36 +259,11 @@ class Quants(RowMeasurement[ChunkRow]):
             self.reserve(opened, model, [(self._chunk, "a --chunk")], 1, n_outputs)
             yield model
 
-    def _evaluate(self, model: Model, chunk: int) -> Logits:
-        """Return a model's raw logits before each token of a chunk's second half, (positions, V)."""
-        tokens = self._chunks[chunk].tokens
-        ((_, rows),) = self.rows_of(model, [(tokens[:-1], n_scored(len(tokens)))])
-        return rows
-
-    def _row(
-        self, name: str, chunk: int, base: Sequence[Position], rows: Logits, sets: CandidateSets
-    ) -> ChunkRow:
-        """Return a chunk's figures, and the positions at which the file differs most."""
-        tokens = self._chunks[chunk].tokens
-        divergence = compare(base, rows, tokens, sets)
-        first = len(tokens) - len(base)
-        peaks = [
-            Peak(
-                divergence.kld[i],
-                self._text_of(tokens[max(0, first + i - _N_BEFORE) : first + i]),
-                self._text_of([tokens[first + i]]),
-                self._shown(base[i].most_probable),
-                self._shown(most_probable(rows[i])),
-            )
-            for i in np.argsort(divergence.kld)[: -N_PEAKS - 1 : -1].tolist()
-        ]
-        return ChunkRow(name, chunk, divergence, peaks, self._chunks[chunk].kind)
-
-    def _shown(self, distribution: Sequence[tuple[int, float]]) -> list[tuple[str, float]]:
-        return [(self._text_of([token]), p) for token, p in distribution]
-
-    def _text_of(self, tokens: Sequence[int]) -> str:
-        return b"".join(map(self._vocabulary.piece, tokens)).decode("utf-8", "replace")
+    def _evaluate(self, model: Model, chunk: Chunk) -> tuple[Logits, list[int]]:
+        """Return raw logits, (positions, V), before each token of a chunk's second half, and these."""
+        n = n_scored(len(chunk.tokens))
+        ((_, rows),) = self.rows_of(model, [(chunk.tokens[:-1], n)])
+        return rows, chunk.tokens[-n:]
 
     def conclude(self, results: Results) -> None:
         files = report_on(results).frames["files"]

@@ -7,7 +7,6 @@ are dependent; quantiles are over all positions. All files are compared on the s
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,6 @@ from matplotlib.ticker import NullFormatter
 from mink_local.errors import ReportError
 from mink_local.evals.figures import COLOURS, FILLED, GREY, Picture
 from mink_local.evals.measurement import Results
-from mink_local.evals.quants.divergence import Divergence
-from mink_local.evals.quants.texts import ENOUGH, FEWEST
 from mink_local.evals.report.report import Report, Section
 from mink_local.evals.run.report import settings_table
 from mink_local.evals.stats import Interval, few_clusters, mean
@@ -37,9 +34,10 @@ from mink_local.evals.tables import (
 )
 from mink_local.samplers import label
 
+FEWEST = 2  # chunks needed for an interval
+ENOUGH = 8  # chunks needed for a verdict, and of each kind of text, unless more or fewer positions are wanted
 _NOISE_LEVEL = 2  # times the self-noise: within it, a file counts as the base itself
 _UNQUANTIZED_BITS = 15.9  # per weight; the largest quantizations have 8.5
-N_PEAKS = 10  # positions shown, and kept per chunk
 _QUANTILES = {
     "kld_median": 0.5,
     "kld_90": 0.9,
@@ -48,6 +46,7 @@ _QUANTILES = {
     "kld_99_9": 0.999,
     "kld_max": 1.0,
 }
+_SAME_SET, _SINGLE = "set_same ", "k_is_1 "  # columns, with a sampler's name
 FIGURES = ("kld_mean", *_QUANTILES, "rms_dp", "ppl", "ppl_ratio", "same_top", "bits_per_weight")
 """Figures that can be limited."""
 
@@ -74,15 +73,14 @@ _PREDICTIONS = ("same_top", "rms_dp", "mean_dp", "ppl", "ppl_ratio")
 _BRIEF = ("bytes", "bits_per_weight", "kld_mean", "kld_99_9", "same_top", "ppl_ratio")
 
 
-def text_figures(rows: pd.DataFrame) -> dict[str, Any]:
+def figures_of(rows: pd.DataFrame) -> dict[str, Any]:
     """Return a file's figures on some chunks, some as intervals, as used in the report.
 
     Args:
         rows: The file's rows, one per chunk.
     """
-    found: list[Divergence] = list(rows["divergence"])
     kld, base_logprob, logprob, same_top = (
-        np.array([getattr(one, name) for one in found])
+        np.array([getattr(one, name) for one in rows["divergence"]])
         for name in ("kld", "base_logprob", "logprob", "same_top")
     )  # (chunks, positions)
     change = np.exp(logprob) - np.exp(base_logprob)
@@ -101,31 +99,20 @@ def text_figures(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def file_figures(
-    name: str, rows: pd.DataFrame, facts: Mapping[str, Any], base: pd.DataFrame
-) -> dict[str, Any]:
-    """Return a file's figures, with its size and the candidates of samplers.
-
-    Args:
-        rows: The file's rows, one per chunk.
-        facts: The file's size, bits per weight and type; see `measure.file_facts`.
-        base: The base's rows, for its self-noise.
-    """
-    found: list[Divergence] = list(rows["divergence"])
+def _above_noise(rows: pd.DataFrame, base: pd.DataFrame) -> Interval:
+    """Return the divergence of a file beyond twice the self-noise of the base."""
     kld, noise = (np.array([one.kld for one in part["divergence"]]).mean(axis=1) for part in (rows, base))
-    samplers = list(found[0].same_set)
-    k_is_1 = {one: np.mean(np.concatenate([row.k_is_1[one] for row in found]), axis=0) for one in samplers}
-    return {
-        "file": name,
-        "type": facts["nominal_type"],
-        "bytes": facts["bytes"],
-        "bits_per_weight": facts["bits_per_weight"],
-        **text_figures(rows),
-        **columns_of(mean(kld - _NOISE_LEVEL * noise), "above_noise"),
-        "set_same": {one: float(np.mean([row.same_set[one] for row in found])) for one in samplers},
-        "base_k_is_1": {one: float(k_is_1[one][0]) for one in samplers},
-        "k_is_1": {one: float(k_is_1[one][1]) for one in samplers},
-    }
+    return mean(kld - _NOISE_LEVEL * noise)
+
+
+def _of_sets(rows: pd.DataFrame) -> dict[str, float]:
+    """Return for each sampler the shares of positions with the same candidates, and with a single one."""
+    found: dict[str, float] = {}
+    for sampler in rows["divergence"].iloc[0].same_set:
+        singles = np.concatenate([one.k_is_1[sampler] for one in rows["divergence"]]).mean(axis=0)
+        found[f"{_SAME_SET}{sampler}"] = float(np.mean([one.same_set[sampler] for one in rows["divergence"]]))
+        found[f"base_k_is_1 {sampler}"], found[f"{_SINGLE}{sampler}"] = singles.tolist()
+    return found
 
 
 def verdict(figures: Mapping[str, Any]) -> str:
@@ -154,28 +141,31 @@ def report(results: Results) -> Report:
     base, facts = manifest["base"]["name"], manifest["facts"]
     rows = _rows(results)
     figures = pd.DataFrame(
-        [file_figures(name, found, facts[name], rows[base]) for name, found in rows.items()]
+        {
+            "file": name,
+            "type": facts[name]["nominal_type"],
+            "bytes": facts[name]["bytes"],
+            "bits_per_weight": facts[name]["bits_per_weight"],
+            **figures_of(found),
+            **columns_of(_above_noise(found, rows[base]), "above_noise"),
+            **_of_sets(found),
+        }
+        for name, found in rows.items()
     )
     noise = figures.iloc[0]
     kinds = pd.DataFrame(
-        [
-            {"file": name, "kind": kind, **text_figures(part)}
-            for name, found in rows.items()
-            for kind, part in found.groupby("kind", sort=False)
-        ]
+        {"file": name, "kind": kind, **figures_of(part)}
+        for name, found in rows.items()
+        for kind, part in found.groupby("kind", sort=False)
     )
     size = Picture.of(
         "quants-size", "Size against the divergence of 99.9% of the positions", lambda: _size_figure(figures)
     )
     own = ("base", "files", "facts")  # have tables of their own
     settings = {key: value for key, value in public(manifest).items() if key not in own}
-    distribution = Picture.of(
-        "quants-distribution", "Distribution of divergence", lambda: _distribution_figure(rows)
-    )
-    lost, *tables = _tables(figures, kinds, rows)
     verdicts = [verdict(one) for one in figures[1:].to_dict("records")]
     sections = [
-        Section("Quantization loss", [lost, distribution, *tables], verdicts, size),
+        Section("Quantization loss", list(_tables(figures, kinds)), verdicts, size),
         Section(
             "How to read this", [_how_to_read(results, figures), _files(manifest), settings_table(settings)]
         ),
@@ -189,10 +179,7 @@ def report(results: Results) -> Report:
         [_in_brief(figures, _base_in_words(manifest))],
         about={**about, "base": base, "self_noise": noise.where(noise.notna(), None).to_dict()},
         frames={"files": figures[1:], "kinds": kinds},
-        csv={
-            "quants": pd.json_normalize(figures.to_dict("records"), sep=" "),
-            "quants-kinds": kinds,
-        },
+        csv={"quants": figures, "quants-kinds": kinds},
         extra={"quants-card.md": _card(manifest, figures, size)},
     )
 
@@ -257,8 +244,8 @@ def _files(manifest: Mapping[str, Any]) -> Table:
     return Table("Files", pd.DataFrame(rows), numbers=False)
 
 
-def _tables(figures: pd.DataFrame, kinds: pd.DataFrame, rows: Mapping[str, pd.DataFrame]) -> Iterator[Table]:
-    """Yield the tables of divergence, kinds of text, predictions, candidates and peaks."""
+def _tables(figures: pd.DataFrame, kinds: pd.DataFrame) -> Iterator[Table]:
+    """Yield the tables of divergence, kinds of text, predictions and candidates."""
     yield _of("Divergence", figures, _DIVERGENCE)
     if kinds["kind"].nunique() > 1:
         cells = kinds.assign(
@@ -271,15 +258,17 @@ def _tables(figures: pd.DataFrame, kinds: pd.DataFrame, rows: Mapping[str, pd.Da
     yield _of("Predictions and perplexity", figures, _PREDICTIONS)
     kept = {
         label(sampler): [
-            Cell(percent(same[sampler]), percent(single[sampler]))
-            for same, single in zip(figures["set_same"], figures["k_is_1"], strict=True)
+            Cell(percent(same), percent(single))
+            for same, single in zip(figures[_SAME_SET + sampler], figures[_SINGLE + sampler], strict=True)
         ]
-        for sampler in figures["set_same"].iloc[0]
+        for sampler in _samplers(figures)
     }
     title = "Positions with the same candidates, % (below: with a single candidate)"
     yield Table(title, pd.DataFrame({"file": _names(figures), **kept}))
-    for name in list(rows)[1:]:
-        yield Table(f"Where {name} differs most", _peaks(rows[name]), numbers=False)
+
+
+def _samplers(figures: pd.DataFrame) -> list[str]:
+    return [name.removeprefix(_SAME_SET) for name in figures if name.startswith(_SAME_SET)]
 
 
 def _card(manifest: Mapping[str, Any], figures: pd.DataFrame, size: Picture) -> str:
@@ -319,28 +308,9 @@ def _of(title: str, figures: pd.DataFrame, names: Sequence[str]) -> Table:
 
 def _in_brief(figures: pd.DataFrame, base: str) -> Table:
     """Return the table to print, which fits most terminals."""
-    sampler, *_ = figures["set_same"].iloc[0]
-    brief = figures.assign(same_set=[same[sampler] for same in figures["set_same"]])
+    sampler = _samplers(figures)[0]
+    brief = figures.assign(same_set=figures[_SAME_SET + sampler])
     return _of(f"Loss against {base} (same set: {label(sampler)})", brief, (*_BRIEF, "same_set"))
-
-
-def _peaks(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a file's positions with the largest divergence."""
-    peaks = pd.DataFrame(list(chain.from_iterable(rows["peaks"])))
-    peaks = peaks.sort_values("kld", ascending=False).head(N_PEAKS)
-    return pd.DataFrame(
-        {
-            "KLD": peaks["kld"].map("{:.2f}".format),
-            "text before": peaks["before"].map(lambda text: repr(text)[1:-1]),
-            "follows": peaks["follows"].map(repr),
-            "base": peaks["base"].map(_in_words),
-            "file": peaks["file"].map(_in_words),
-        }
-    )
-
-
-def _in_words(distribution: Sequence[tuple[str, float]]) -> str:
-    return ", ".join(f"{token!r} {100 * p:.0f}%" for token, p in distribution)
 
 
 def _size_figure(figures: pd.DataFrame) -> Figure:
@@ -360,22 +330,4 @@ def _size_figure(figures: pd.DataFrame) -> Figure:
     axis.yaxis.set_major_formatter("{x:g}")
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.margins(x=0.4, y=0.12)  # names are to the right of their points
-    return figure
-
-
-def _distribution_figure(rows: Mapping[str, pd.DataFrame]) -> Figure:
-    """Draw the share of positions with at least a given divergence, for each file and the self-noise."""
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axis = figure.subplots()
-    for i, (name, found) in enumerate(rows.items()):
-        kld = np.concatenate([one.kld for one in found["divergence"]])
-        look: dict[str, Any] = {"color": COLOURS[(i - 1) % len(COLOURS)], "label": name}
-        if i == 0:
-            look = {"color": GREY, "label": f"{name}, self-noise", "linestyle": "--"}
-        axis.ecdf(kld, complementary=True, **look)
-    axis.set(xscale="log", yscale="log", xlim=(1e-6, None))
-    axis.set(xlabel="divergence, nats", ylabel="share of positions with at least that")
-    for ticks in (axis.xaxis, axis.yaxis):
-        ticks.set_major_formatter("{x:g}")
-    axis.legend(frameon=False, fontsize="small")
     return figure
