@@ -1,26 +1,35 @@
 """Measures validity and coverage of answers to closed prompts, for every sampler and temperature."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from mink_local.errors import ReportError
-from mink_local.evals.coverage.answers import BUNDLED, AnswerSet, ClosedPrompt, read_prompts
-from mink_local.evals.coverage.tree import MOST_TOKENS, TokenProbabilities, Vocabulary, walk
+from mink_local.errors import DataError, ReportError
+from mink_local.evals.coverage.tree import (
+    MOST_TOKENS,
+    AnswerSet,
+    TokenProbabilities,
+    Vocabulary,
+    normalise,
+    walk,
+)
 from mink_local.evals.figures import Picture, curves
 from mink_local.evals.measurement import Results
 from mink_local.evals.report.report import Report, Section
 from mink_local.evals.settings import SamplerSetting, SettingsMeasurement, settings_report
 from mink_local.evals.stats import FEW, share
 from mink_local.evals.tables import Format, Table, columns_of, count, percent, temperature_name
+from mink_local.evals.tasks.base import Text, json_rows, read_each_once
 from mink_local.generation.model import Model
 from mink_local.models.catalog import resolve
 from mink_local.samplers import Greedy, MinK, MinP, Sampler, default_samplers, label
@@ -29,6 +38,59 @@ N_SAMPLES = 100
 _BELOW_GREEDY = (0.01, 0.05)  # allowed drop of mean validity below greedy's, for the tables with the best T
 
 Floats = NDArray[np.float64]
+
+BUNDLED = Path(__file__).with_name("prompts.jsonl")
+
+_Name = Annotated[str, msgspec.Meta(pattern=r"^[^\r\n]+\Z")]
+_Names = Annotated[tuple[_Name, ...], msgspec.Meta(min_length=1)]
+
+
+class ClosedPrompt(msgspec.Struct, frozen=True):
+    """A prompt whose valid answers can be listed: a line of a prompts file.
+
+    Attributes:
+        id: Name used in the report.
+        prompt: The user message.
+        answers: The valid answers, at least two: each is a name or a list of accepted names, the usual one
+            first.
+    """
+
+    id: Text
+    prompt: Text
+    answers: Annotated[tuple[_Names | _Name, ...], msgspec.Meta(min_length=2)]
+
+    @property
+    def names(self) -> list[tuple[str, ...]]:
+        """The accepted names for each answer."""
+        return [(names,) if isinstance(names, str) else names for names in self.answers]
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
+
+
+def read_prompts(path: Path) -> list[ClosedPrompt]:
+    """Return the prompts in a file.
+
+    Raises:
+        DataError: The file cannot be read, a line is not a `ClosedPrompt` as JSON, an id or prompt occurs
+            twice, or a name is only punctuation or stands for two answers.
+    """
+    return read_each_once(path, json_rows(path, ClosedPrompt), _checked)
+
+
+def _checked(prompt: ClosedPrompt, _: int) -> ClosedPrompt:
+    """Return the prompt. Raises DataError if a name is only punctuation or stands for two answers."""
+    owners: dict[str, tuple[str, ...]] = {}
+    for names in prompt.names:
+        for name in names:
+            normalised = normalise(name)
+            if not normalised:
+                raise DataError(f"{name!r} has no letter or digit")
+            other = owners.setdefault(normalised, names)
+            if other is not names:
+                raise DataError(f"{name!r} stands for two answers, {other[0]!r} and {names[0]!r}")
+    return prompt
 
 
 @dataclass(frozen=True)

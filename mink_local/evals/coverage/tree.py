@@ -2,9 +2,16 @@
 
 A node is the beginning of an answer. It is evaluated once: its row of logits yields every sampler's
 candidates and their probabilities at every temperature. Tokens that make the answer invalid are not nodes.
+
+An answer ends at an end token, or at the first line break after its first letter or digit. It is valid if
+it is one of the accepted names. Case and the shape of quotation marks, apostrophes and dashes do not matter;
+accents and a leading "the" are optional. Up to four characters of white space or " ' * ` may surround the
+name, and . and ! may follow it.
 """
 
+import codecs
 import functools
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError
-from mink_local.evals.coverage.answers import AnswerSet, Open, Step, decoded
 from mink_local.evals.settings import SamplerSetting, cuts
 from mink_local.llama.weights import Weights
 from mink_local.samplers import Workspace
@@ -23,6 +29,110 @@ _WORTHWHILE = 0.1  # nodes below this share of a batch's largest probability wai
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
+
+_BEFORE = " \t\n\"'*`"
+_AFTER = _BEFORE + ".!"
+_MOST_MARKS = 4  # at either end: code vocabularies have hundreds of whitespace tokens
+_SHAPES = str.maketrans("‘’ʼ′“”„«»‐‑–—−\r", '\'\'\'\'"""""-----\n')
+_ARTICLE = "the "
+
+
+def fold(text: str) -> str:
+    """Return a text in lower case and with plain punctuation, character by character."""
+    return text.casefold().translate(_SHAPES)
+
+
+def decoded(data: bytes) -> tuple[str, bytes] | None:
+    """Split UTF-8 bytes into folded text and the start of an incomplete character; None if invalid."""
+    try:
+        text, n_decoded = codecs.utf_8_decode(data, "strict", False)
+    except UnicodeDecodeError:
+        return None
+    return fold(text), data[n_decoded:]
+
+
+def normalise(name: str) -> str:
+    """Return a name in a form in which equivalent names are equal; empty if it is only punctuation."""
+    decomposed = unicodedata.normalize("NFD", _bare(name))
+    return "".join(c for c in decomposed if unicodedata.category(c) != "Mn")
+
+
+def _bare(name: str) -> str:
+    folded = fold(unicodedata.normalize("NFC", name))
+    return folded.strip(_AFTER).removeprefix(_ARTICLE).strip(_AFTER)
+
+
+@dataclass(frozen=True)
+class Open:
+    """The beginning of an answer that may still become valid.
+
+    Attributes:
+        text: The name so far, folded, with any marks after it; before the name, a space per mark.
+        partial: The first bytes of an incomplete character.
+    """
+
+    text: str = ""
+    partial: bytes = b""
+
+
+Step = Open | int | None
+"""What a text is: the beginning of an answer, a complete one by its index, or neither, whatever follows."""
+
+
+class AnswerSet:
+    """The valid answers to one prompt, each a sequence of its accepted names."""
+
+    def __init__(self, answers: Sequence[Sequence[str]]) -> None:
+        self._n = len(answers)
+        self._answers = {
+            article + name: i
+            for i, names in enumerate(answers)
+            for one in names
+            for name in (_bare(one), normalise(one))
+            for article in ("", _ARTICLE)
+        }
+        self._beginnings = {name[:n] for name in self._answers for n in range(len(name) + 1)}
+
+    def __len__(self) -> int:
+        return self._n
+
+    def advance(self, state: Open, data: bytes) -> Step:
+        """Return an answer's state after more bytes."""
+        text = decoded(state.partial + data)
+        return self.step(state.text + text[0], text[1]) if text else None
+
+    def step(self, text: str, partial: bytes = b"") -> Step:
+        """Return the state of an answer that starts with a folded text and part of a character."""
+        name = text.lstrip(_BEFORE)
+        n_before = len(text) - len(name)
+        if n_before > _MOST_MARKS:
+            return None
+        name, line_break, _ = name.partition("\n")
+        if line_break or name not in self._beginnings:
+            bare = name.rstrip(_AFTER)
+            if bare not in self._answers or len(name) - len(bare) > _MOST_MARKS:
+                return None
+            if line_break:
+                return self._answers[bare]
+        if partial and partial not in self._beginnings_of_characters:
+            return None
+        return Open(name or " " * n_before, partial)
+
+    def end(self, state: Open) -> int | None:
+        """Return the index of an answer that ends here; None if it is invalid."""
+        step = None if state.partial else self.step(state.text + "\n")
+        return step if isinstance(step, int) else None
+
+    @functools.cached_property
+    def _beginnings_of_characters(self) -> set[bytes]:
+        """All proper prefixes, as UTF-8 bytes, of characters that may occur in a valid answer."""
+        alphabet = {*"".join(self._answers), *_AFTER}
+        found: set[bytes] = set()
+        for character in map(chr, (*range(0x80, 0xD800), *range(0xE000, 0x10000))):
+            if alphabet.issuperset(fold(character)):
+                encoded = character.encode()
+                found.update(encoded[:n] for n in range(1, len(encoded)))
+        return found
 
 
 class Vocabulary:

@@ -91,17 +91,13 @@ class FrontierResults:
             }
             for i, one in enumerate(self.settings)
         )
-        curves = self.figures.groupby(["temperature", "curve"], sort=False)
         self._numbers: dict[tuple[float, str], list[int]] = {  # of the settings
-            key: list(curve.index) for key, curve in curves
+            key: list(curve.index)
+            for key, curve in self.figures.groupby(["temperature", "curve"], sort=False)
         }
 
     def at_tail_mass(self, temperature: float, wanted: float) -> pd.DataFrame:
         """Return the maximum entropy of each curve at a given tail mass, the best curve first.
-
-        A curve consists of straight lines from greedy through its settings: a point on a line is reached by
-        choosing at random, at each position, between the settings at its ends. Settings above
-        `MOST_TAIL_MASS` are ignored: a little of them would add much entropy, all of it from the tail.
 
         Args:
             temperature: One of `temperatures`.
@@ -112,28 +108,24 @@ class FrontierResults:
             intervals; and `between` which settings it lies: a single one if the sweep ends below the wanted
             tail mass.
         """
-        found: list[tuple[str, Floats, str]] = []
-        for (t, curve), members in self._numbers.items():
-            if t != temperature or not self.settings[members[0]].option:
-                continue
-            numbers = np.array(self._numbers[t, "greedy"] + members)
-            tail, entropy = self._path(numbers)
-            kept = np.concatenate([[True], tail[0, 1:] <= MOST_TAIL_MASS])
-            if kept.sum() > 1:
-                best, place = most_entropy(tail[:, kept], entropy[:, kept], tail[:, 0] + wanted)
-                names = [self.settings[i].option or "greedy" for i in numbers[kept]]
-                found.append((curve, best, " to ".join(names[place : place + 2])))
-        found.sort(key=lambda one: -one[1][0])
-        rows = [
+        bound = self._of(*self._numbers[temperature, "greedy"])[0] + wanted
+        curves = [
+            curve
+            for (t, curve), (first, *_) in self._numbers.items()
+            if t == temperature and self.settings[first].option
+        ]
+        found = {curve: self._most_entropy(temperature, curve, bound) for curve in curves}
+        ranked = sorted(found, key=lambda curve: -found[curve][0][0])
+        return pd.DataFrame(
             {
                 "curve": curve,
-                **columns_of(self._interval(best), "entropy"),
-                "between": between,
-                **columns_of(self._interval(found[0][1] - best), "behind"),
+                **columns_of(self._interval(found[curve][0]), "entropy"),
+                "between": found[curve][1],
+                **columns_of(self._interval(found[ranked[0]][0] - found[curve][0]), "behind"),
             }
-            for curve, best, between in found
-        ]
-        return pd.DataFrame(rows)
+            for curve in ranked
+            if found[curve][1] != "greedy"
+        )
 
     def defaults(self, temperature: float) -> pd.DataFrame:
         """Return the `figures` of every sampler's default at a temperature, with its `gain`.
@@ -143,23 +135,35 @@ class FrontierResults:
         the yardstick's sweep ends below the default's tail mass.
         """
         greedy = self._numbers[temperature, "greedy"]
-        tail, entropy = self._path(greedy + self._numbers[temperature, YARDSTICK])
+        most = max(self._of(i)[0][0] for i in greedy + self._numbers[temperature, YARDSTICK])
         gains: dict[int, Interval | None] = {}
         for i, setting in enumerate(self.settings):
-            if setting.temperature != temperature or not setting.is_default:
-                continue
-            own_tail, own_entropy = (means[:, 0] for means in self._path([i]))
-            gains[i] = None
-            if i not in greedy and own_tail[0] <= tail[0].max():
-                best, _ = most_entropy(tail, entropy, np.maximum(own_tail, tail[:, 0]))
-                gains[i] = self._interval(own_entropy - best)
+            if setting.temperature == temperature and setting.is_default:
+                tail, entropy = self._of(i)
+                best, _ = self._most_entropy(temperature, YARDSTICK, tail)
+                has_gain = i not in greedy and tail[0] <= min(most, MOST_TAIL_MASS)
+                gains[i] = self._interval(entropy - best) if has_gain else None
         found = pd.DataFrame([columns_of(gain, "gain") for gain in gains.values()], index=list(gains))
         return self.figures.loc[list(gains)].join(found.astype(float))
 
-    def _path(self, numbers: Any) -> tuple[Floats, Floats]:
-        """Return tail mass and entropy along the settings, float64 (1 + resamples, settings)."""
-        means = self._means[:, numbers]
-        return means[:, :, FIGURES.index("tail_mass")], means[:, :, FIGURES.index("entropy")]
+    def _most_entropy(self, temperature: float, curve: str, bound: Floats) -> tuple[Floats, str]:
+        """Return the maximum entropy of a curve at a tail mass, and between which settings it lies.
+
+        A curve consists of straight lines from greedy through its settings: a point on a line is reached by
+        choosing at random, at each position, between the settings at its ends. Settings above
+        `MOST_TAIL_MASS` are ignored: a little of them would add much entropy, all of it from the tail.
+        """
+        (greedy,) = self._numbers[temperature, "greedy"]
+        swept = [i for i in self._numbers[temperature, curve] if self._of(i)[0][0] <= MOST_TAIL_MASS]
+        tail, entropy = np.stack([self._of(i) for i in (greedy, *swept)], axis=-1)
+        best, place = most_entropy(tail, entropy, np.maximum(bound, tail[:, 0]))
+        names = ["greedy", *(self.settings[i].option for i in swept)]
+        return best, " to ".join(names[place : place + 2])
+
+    def _of(self, setting: int) -> Floats:
+        """Return the tail mass and the entropy of a setting, float64 (2, 1 + resamples)."""
+        means: Floats = self._means[:, setting, [FIGURES.index("tail_mass"), FIGURES.index("entropy")]]
+        return means.T
 
     def _interval(self, means: Floats) -> Interval:
         """Return the first number, with an interval from the others, its resamples."""

@@ -10,17 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mink_local.errors import DataError
-from mink_local.evals.coverage.answers import (
-    BUNDLED,
-    AnswerSet,
-    ClosedPrompt,
-    Open,
-    Step,
-    fold,
-    normalise,
-    read_prompts,
-)
-from mink_local.evals.coverage.tree import Vocabulary
+from mink_local.evals.coverage.measure import BUNDLED, ClosedPrompt, read_prompts
+from mink_local.evals.coverage.tree import AnswerSet, Open, Step, Vocabulary, fold, normalise
 from mink_local.generation.model import Model
 
 NAMES = (

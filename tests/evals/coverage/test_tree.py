@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from mink_local import load_model
 from mink_local.errors import GenerationError
-from mink_local.evals.coverage.answers import AnswerSet, Open
 from mink_local.evals.coverage.measure import standard_samplers
-from mink_local.evals.coverage.tree import Distribution, TokenProbabilities, Vocabulary, walk
+from mink_local.evals.coverage.tree import AnswerSet, Distribution, Open, TokenProbabilities, Vocabulary, walk
 from mink_local.evals.settings import SamplerSetting
 from mink_local.generation.model import Model
 from mink_local.samplers import Greedy, MinK, Sampler, TopK, TopP
