@@ -99,7 +99,7 @@ def ask(
     left = new[:limit]
     if not left:
         raise DataError(f"{file} has no questions besides those used for --shots")
-    remarks = task.remarks(file)
+    remarks = list(task.remarks)
     copies = sum(question not in new and question not in examples for question in questions)
     if copies:
         which = "1 question is" if copies == 1 else f"{copies:,} questions are"

@@ -4,10 +4,9 @@ from pathlib import Path
 
 from mink_local.errors import DataError, TaskNotFoundError
 from mink_local.evals.tasks.base import OnDisk, OwnCopy, Published, Question, Task, Verdict, score
-from mink_local.evals.tasks.chosen import chosen_scorer
 from mink_local.evals.tasks.datasets import Aqua, Gpqa, Gsm8k, Math500
-from mink_local.evals.tasks.own import OwnTask, own_task
-from mink_local.evals.tasks.rows import SUFFIXES
+from mink_local.evals.tasks.own import SUFFIXES, OwnTask, own_task
+from mink_local.evals.tasks.scoring import chosen_scorer
 from mink_local.files import user_path
 
 __all__ = ["TASKS", "Question", "Task", "Verdict", "find_task", "recorded_task", "score"]

@@ -27,12 +27,8 @@ Name = Annotated[str, msgspec.Meta(pattern=rf"\A[^{NO_TEXT}]*\Z")]
 SCORER = 2
 """The scorers' version, raised with every change of a verdict: 1 is that of mink-local 0.1.0 and 0.2.0."""
 
-_MARKS = {  # in this order: that of UTF-32 begins with that of UTF-16
-    codecs.BOM_UTF32_LE: "UTF-32",
-    codecs.BOM_UTF32_BE: "UTF-32",
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
-}
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_PATTERN = re.compile(" matching regex '.*'")
 _PLACE = re.compile(r"\{(question|choices)\}")
 _REASONING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 
@@ -171,6 +167,7 @@ class Task(ABC):
         row_type: A msgspec struct with the fields of a line, if the file is JSON Lines.
         open_ended: Whether questions have no right answer, so that responses get no verdict.
         given_instruction: The user's, in place of the task's own; see `prompt_of`.
+        remarks: Sentences on what of the user's own file is not used.
     """
 
     name: str
@@ -179,6 +176,7 @@ class Task(ABC):
     n_questions: int | None = None
     open_ended: bool = False
     given_instruction: str | None = None
+    remarks: tuple[str, ...] = ()
 
     max_tokens: ClassVar[int] = 1024
     instruction: ClassVar[str]
@@ -201,10 +199,6 @@ class Task(ABC):
     def rows(self, path: Path) -> Iterator[tuple[str, Any]]:
         """Yield every row's place, such as "line 3", and content. Raises DataError."""
         return json_rows(path, self.row_type)
-
-    def remarks(self, path: Path) -> list[str]:  # noqa: ARG002
-        """Return sentences on what is not used of a file that `read` has read."""
-        return []
 
     @abstractmethod
     def question(self, row: Any, seed: int) -> Question | None:
@@ -283,15 +277,14 @@ def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    encoding = next((name for mark, name in _MARKS.items() if data.startswith(mark)), "UTF-8")
+    encoding = "UTF-16" if data.startswith(_UTF_16) else "UTF-8"
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError as error:
         line = 1 + data[: error.start].count(b"\n")
         raise DataError(f"{path}, line {line}: not {encoding} text; save the file as UTF-8") from None
     if "\0" in text:
-        line = 1 + text[: text.index("\0")].count("\n")
-        raise DataError(f"{path}, line {line}: a NUL character; if this is UTF-16, save it as UTF-8")
+        raise DataError(f"{path} has NUL characters; if this is UTF-16 or UTF-32, save it as UTF-8")
     yield from enumerate(io.StringIO(text.removeprefix("\ufeff"), newline=None), start=1)
 
 
@@ -340,12 +333,18 @@ def json_rows(path: Path, kind: type[Row]) -> Iterator[tuple[str, Row]]:
         try:
             yield place, msgspec.json.decode(line, type=kind)
         except (msgspec.ValidationError, RecursionError) as error:
-            wrong = str(error).replace(" matching regex '\\\\S'", " that is not blank")
-            raise DataError(f"{path}, {place}: {wrong}") from None
+            raise DataError(f"{path}, {place}: {in_words(error)}") from None
         except msgspec.DecodeError as error:
             raise DataError(
                 f"{path}, {place}: write one JSON object per line, or a list of them ({error})"
             ) from None
+
+
+def in_words(error: Exception) -> str:
+    """Return what is wrong with a row, without regular expressions."""
+    return _PATTERN.sub(
+        lambda found: " that is not blank" if "\\S" in found[0] else " of printable characters", str(error)
+    )
 
 
 def score(task: Task, question: Question, response: str, finish_reason: str) -> tuple[Verdict, Verdict]:

@@ -17,7 +17,7 @@ from mink_local.evals.tasks.base import (
     csv_rows,
     worked,
 )
-from mink_local.evals.tasks.scoring import ChoiceScorer, MathScorer, NumberScorer
+from mink_local.evals.tasks.scoring import MATH_SCORER, NUMBER_SCORER, ChoiceScorer
 
 _GSM8K_GOLD = re.compile(r"####\s*(-?\d+(?:,\d{3})*(?:\.\d+)?)\s*$")
 _CALCULATION = re.compile(r"<<[^<>]*>>")
@@ -32,7 +32,7 @@ class Gsm8k(Task):
     """GSM8K (Cobbe et al. 2021, arXiv 2110.14168): word problems whose answer is a number."""
 
     instruction = 'Your response must end with "The final answer is (answer)".'
-    scorer = NumberScorer(r"The final answer is\s*([-]?\d{1,3}(?:,\d{3})*\.?\d*)")
+    scorer = NUMBER_SCORER
     row_type = _Gsm8kRow
 
     def question(self, row: _Gsm8kRow, seed: int) -> Question:  # noqa: ARG002
@@ -135,7 +135,7 @@ class Math500(Task):
 
     max_tokens = 2048
     instruction = Gsm8k.instruction
-    scorer = MathScorer(r"The final answer is[:\s]+(.+?)(?:\.|$)")
+    scorer = MATH_SCORER
     row_type = _Math500Row
 
     def question(self, row: _Math500Row, seed: int) -> Question:  # noqa: ARG002

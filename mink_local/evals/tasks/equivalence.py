@@ -1,39 +1,170 @@
-"""Compares mathematical expressions: exactly if they are numbers, otherwise with math-verify.
+"""Which answers are equal: numbers exactly, in the units that they are stated in; formulas by math-verify.
 
 math-verify runs in a child process, which runs this module too: a few characters (9^9^9^9) can send SymPy
 into an endless computation, and math-verify's own time limit works only in the main thread and cannot stop C
-code. Its "equal" is checked exactly, because it rounds.
+code. It rounds decimals, so it gets them as fractions, and compares irrational numbers to many digits.
 """
 
 import importlib.util
 import re
+import unicodedata
 from collections.abc import Callable
+from fractions import Fraction
 from functools import lru_cache
-from itertools import permutations
-from typing import Any
+from typing import Any, NamedTuple
 
 from mink_local.errors import DataError
-from mink_local.evals.tasks.exact import LONGEST, based, exact, same_quantity, unit_of
+from mink_local.evals.tasks.statements import plain
 from mink_local.sandbox import GIB, Child, SandboxError, serve
 
 SECONDS = 5  # per comparison
+LONGEST = 2000  # characters; no real answer is that long
+_DIGITS = 1000
 
-_MOST_MEMBERS = 6  # of a set whose members are matched with another's in every order
+# Numbers
 
-_SCALES = {
-    "dozen": "12",
-    "hundred": "10^2",
-    "thousand": "10^3",
-    "million": "10^6",
-    "billion": "10^9",
-    "trillion": "10^{12}",
+_POWERS = {
+    **dict.fromkeys(("k", "thousand", "grand", "千"), 3),
+    **dict.fromkeys(("hundred", "百"), 2),
+    **dict.fromkeys(("M", "million", "mn", "mln", "mil", "mio"), 6),
+    **dict.fromkeys(("billion", "bn"), 9),
+    **dict.fromkeys(("trillion", "tn"), 12),
+    "lakh": 5,
+    "crore": 7,
+    "万": 4,
+    "亿": 8,
 }
-_SCALE = re.compile(rf"(?:\\text\w*\s*\{{\s*|\b|(?<=\d))({'|'.join(_SCALES)})s?\b\s*\}}?")
-_UNIT = re.compile(
-    r"(?:\\[,;:! ]|\s)*(?:\\(?:text\w*|mathrm|mbox)\s*\{[^{}]*\}|(?<=[\d)}\s])[A-Za-z°¢€/.]{2,}|[°¢€£]"
-    r"|(?<=\d)\s*[a-zA-Z])?(?:\^\{?[23]\}?|[²³])?(?:\^\{?\\circ\}?)?[.\s]*$"
+_SCALES = re.compile(  # 18 hundred, 15k, 1.5 million, 3 hundred thousand
+    r"(?<=\d)((?:[\s-]*(?:hundred|thousand|million|billion|trillion|lakh|crore|grand)s?\b"
+    r"|\s?(?:mn|mln|mio|bn|tn)\b|k\b|(?-i:M\b)|[万亿千百])+)",
+    re.IGNORECASE,
 )
-_WORD = re.compile(r"[A-Za-z][A-Za-z' -]+")
+_SCALE = re.compile("|".join(sorted(_POWERS, key=len, reverse=True)))
+_CURRENCIES = {"$": "dollars", "USD": "dollars", "€": "euros", "EUR": "euros", "£": "GBP", "¥": "yen"}
+_CURRENCIES |= dict.fromkeys(("₹", "Rs", "Rs."), "rupees")
+_AMOUNT = re.compile(  # $5, US$1,800, £3M, $2 million; but $3m$ is a formula
+    r"(?:US)?\\?([$€£¥₹]|USD|EUR|Rs\.?)\s?(-?[\d.,]*\d(?:(?:,?\\[,!]|\{,\}|\s)\d{3}\b)*(?:\s?(?:[mMbBtTkK]|mm|mn|mil|bn|tn)\b(?![\^²³/])"
+    r"|\s(?:hundred|thousand|million|billion|trillion|lakh|crore)\b)?)(?![^$\n]*(?<!\\)\$)",
+)
+_COUNTED_IN_MILLIONS = r"(?= (?:dollars|euros?|pounds|GBP|yen|rupees|people)\b)"
+_SPELLINGS = (
+    (rf"(?<=\d)\s?(?:mm?|mil){_COUNTED_IN_MILLIONS}", " million"),
+    (rf"(?<=\d)\s?b{_COUNTED_IN_MILLIONS}", " billion"),
+    (rf"(?<=\d)\s?t{_COUNTED_IN_MILLIONS}", " trillion"),
+    (r"(?<=\d)(?:[,’']|\s(?!\d+ ?/))(?=(?:\d{2},)*\d{3}\b(?!-[a-z]))", ""),  # 1,800 and 1 800
+    (r"(?<=10)([⁰¹²³⁴-⁹]+)", lambda digits: f"^{unicodedata.normalize('NFKC', digits[0])}"),
+    (r"\s*[×x*·]\s?10\s?\^", "e"),
+    (r"(?<=[A-Za-z])\^2", "²"),  # 18 m^2
+    (r"(?<=[A-Za-z])\^3", "³"),
+    (r"(?<=[A-Za-z])\^-?\d", ""),
+    (r"==?>|-+>", "="),
+    (r"\b(?:minus|negative) +(?=\.?\d)", "-"),
+    (r"(?:^|(?<=[(\[:=≈,;]))\s*[-–]\s*(?=\.?\d)", "-"),
+    (r"(?<![\d/.])(\d+) of (?:the|these|those|his|her|their|all) \d+(?= [a-z])", r"\1"),
+)
+
+# What is measured, and units as number of the first one = names. A plural needs no name of its own.
+_TABLE = """
+length: 1 = mm millimeter millimetre; 10 = cm centimeter centimetre; 100 = dm decimeter decimetre
+  ; 1000 = m meter metre; 1000000 = km kilometer kilometre; 127/5 = inch inches; 1524/5 = ft foot feet
+  ; 4572/5 = yd yard; 1609344 = mi mile
+mass: 1 = mg milligram; 1000 = g gram; 1000000 = kg kilogram kilo; 1000000000 = t tonne ton
+  ; 45359237/1600 = oz ounce; 45359237/100 = lb
+time: 1 = ms millisecond; 1000 = s sec second; 60000 = min minute; 3600000 = h hr hour; 86400000 = day
+  ; 604800000 = week
+volume: 1 = ml milliliter millilitre; 1000 = l L liter litre
+speed: 1 = km/h kph; 3.6 = m/s; 1.609344 = mph miles/h
+dollars: 1 = cent ¢; 100 = dollar usd
+euros: 1 = euro eur
+pounds: 1 = penny pence; 100 = gbp
+yen: 1 = yen jpy
+rupees: 1 = rupee inr rs
+share: 1/100 = % percent
+angle: 1 = ° degree deg
+before noon: 1 = am a.m.
+after noon: 1 = pm p.m.
+"""
+_UNITS = {
+    name: (measure.strip(), Fraction(amount.strip()))
+    for measure, units in (line.split(":") for line in _TABLE.replace("\n  ", "").strip().splitlines())
+    for amount, names in (unit.split("=") for unit in units.split(";"))
+    for name in names.split()
+}
+_DIMENSIONS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "²": 2, "³": 3}
+_COUNTED = re.compile(r"[a-z]{3,}[^s\W]s|people|children|men|women")  # apples, which are no pears
+_NUMBER = re.compile(
+    r"\+?(-?)((?:\d+ )?\d+ ?/ ?\d+|(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d{1,3})?)", re.IGNORECASE | re.ASCII
+)
+UNIT = re.compile(
+    r"(?:\s*(%|°|¢)|(?:\s*(?=\w\w|\w/)|\s+)(?:(square|cubic|sq|cu)\b\.? )?([ap]\.m\.|[A-Za-z/]+)([²³])?)\.?"
+)
+
+
+class Quantity(NamedTuple):
+    """A number, and what its unit measures, if it has one; `amount` is in the smallest unit of that."""
+
+    value: Fraction
+    measure: str
+    amount: Fraction
+
+
+def quantity(text: str) -> Quantity | None:
+    """Return the quantity that a text such as -1,450.5, 2\\frac{1}{2}, 3/4 or 5 \\text{ cm}^2 states.
+
+    None for anything else, such as several numbers, formulas, and words that are no unit.
+    """
+    shown = spelled(text[: LONGEST + 1])
+    number = _NUMBER.match(shown)
+    if number is None or len(text) > LONGEST:
+        return None
+    try:
+        value = sum(map(Fraction, re.sub(r" ?/ ?", "/", number[2]).split()), Fraction())
+    except ZeroDivisionError:
+        return None
+    value = -value if number[1] else value
+    if shown[number.end() :] in ("", "."):
+        return Quantity(value, "", value)
+    unit = UNIT.fullmatch(shown, number.end())
+    found = _measured(unit) if unit else None
+    return Quantity(value, found[0], value * found[1]) if found else None
+
+
+def _measured(unit: re.Match[str]) -> tuple[str, Fraction] | None:
+    """Return what a unit measures, and how much of it."""
+    name = unit[1] or (unit[3].lower() if len(unit[3]) > 1 else unit[3])
+    known = _UNITS.get(name) or _UNITS.get(name.removesuffix("s"))
+    if known is None:
+        return (name, Fraction(1)) if _COUNTED.fullmatch(name) else None
+    power = _DIMENSIONS.get(unit[2] or unit[4] or "", 1)
+    return (f"{known[0]}^{power}", known[1] ** power) if power > 1 else known
+
+
+def same(gold: Quantity, answer: Quantity) -> bool:
+    """Return whether quantities are equal, in their units if both have one; 50 is 50%, and so is 0.5."""
+    if gold.measure and answer.measure:
+        return gold[1:] == answer[1:]
+    is_share = "share" in (gold.measure, answer.measure)
+    return gold.value == answer.value or (is_share and gold.amount == answer.amount)
+
+
+def spelled(text: str) -> str:
+    """Return plain text with its numbers in digits: 1,800 is 1800, and $1.8k is 1.8e3 dollars."""
+    text = plain(_AMOUNT.sub(lambda amount: f"{amount[2]} {_CURRENCIES[amount[1]]}", text))
+    for written, meant in _SPELLINGS:
+        text = re.sub(written, meant, text, flags=re.IGNORECASE)
+    return _SCALES.sub(_as_power, text).strip()
+
+
+def _as_power(scales: re.Match[str]) -> str:
+    words = scales[1] if "M" in scales[1] else scales[1].lower()
+    return f"e{sum(_POWERS[word] for word in _SCALE.findall(words))}"
+
+
+# Formulas
+
+_SPACING = re.compile(r"\s|\\[,;:! ]|\\(?:left|right|displaystyle)(?![a-zA-Z])|(?<=\\)d(?=frac)")
+_BASED = re.compile(r"\(?(-?[\dA-Fa-f.]+)\)?_\{*(?:\\text\{)?(?:base )?(\d{1,2})\}*")  # 52_8, 4210_{5}
+_WORDS = re.compile(r"[A-Za-z][A-Za-z' -]+")
 
 _verifier = Child("mink_local.evals.tasks.equivalence", memory=2 * GIB)
 
@@ -44,33 +175,25 @@ def same_maths(gold: str, answer: str) -> bool:
     Numbers are equal only if they are so exactly, in the same base, and in units that agree if both have one.
     Words are compared as texts, and everything else with `equivalent`, whose exceptions it raises.
     """
-    gold, answer = (_SCALE.sub(lambda word: rf"\cdot {_SCALES[word[1]]} ", text) for text in (gold, answer))
-    bases = based(gold), based(answer)
-    if any(bases):
-        return (bases[0] or (_canonical(gold), "10")) == (bases[1] or (_canonical(answer), "10"))
-    words = [re.sub(r"\\text\w*|[{}]", "", text).strip() for text in (gold, answer)]
-    if all(map(_WORD.fullmatch, words)):
-        return words[0].casefold() == words[1].casefold()
-    bare = [_bare(gold), _bare(answer)]
-    values = exact(bare[0]), exact(bare[1])
-    if values[0] is None or values[1] is None:
-        return _canonical(gold) == _canonical(answer) or equivalent(gold, answer)
-    if ("%" in gold) != ("%" in answer):  # 50 is 50%, and so is 0.5
-        return values[0] == values[1] or exact(bare[0].rstrip("\\%")) == exact(bare[1].rstrip("\\%"))
-    return same_quantity(values[0], gold, values[1], answer)
-
-
-def _bare(text: str) -> str:
-    """Return a number without its unit and currency."""
-    return re.sub(r"\\?[$€£¥₹]", "", _UNIT.sub("", text) if unit_of(text) or "\\text" in text else text)
-
-
-def _canonical(text: str) -> str:
-    """Return an expression without what only spaces and sizes it."""
-    text = re.sub(
-        r"\\(?:left|right|displaystyle)(?![a-zA-Z])|\\[,;:! ]", "", text.replace("\\dfrac", "\\frac")
+    if max(len(gold), len(answer)) > LONGEST:
+        return False
+    shown = plain(gold), plain(answer)
+    based = [_BASED.fullmatch(text.strip()) for text in (gold, answer)]
+    if any(based):
+        digits = [found.groups() if found else (text, "10") for found, text in zip(based, shown, strict=True)]
+        return digits[0] == digits[1]
+    values = quantity(gold), quantity(answer)
+    if values[0] and values[1]:
+        return same(values[0], values[1])
+    if all(map(_WORDS.fullmatch, shown)):
+        return shown[0].casefold() == shown[1].casefold()
+    bare = [_SPACING.sub("", text).removesuffix(".") for text in (gold, answer)]
+    return bare[0] == bare[1] or equivalent(
+        *(
+            f"\\frac{{{one.value.numerator}}}{{{one.value.denominator}}}" if one and not one.measure else text
+            for one, text in zip(values, (gold, answer), strict=True)
+        )
     )
-    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text).removesuffix(".")
 
 
 @lru_cache(maxsize=100_000)
@@ -96,51 +219,25 @@ def equivalent(gold: str, answer: str) -> bool:
 def _begin(_: object) -> Callable[[tuple[str, str]], bool]:
     """Return the function with which the child answers."""
     import math_verify
+    import sympy
+
+    def exactly(expression: Any) -> Any:
+        """Return an expression without decimals, and ∞ of x = ∞, of which SymPy finds no solution."""
+        if isinstance(expression, sympy.Eq) and expression.rhs.is_infinite:
+            return expression.rhs
+        if isinstance(expression, sympy.Basic | sympy.MatrixBase):
+            decimals = expression.atoms(sympy.Float)
+            expression = expression.xreplace({number: sympy.Rational(str(number)) for number in decimals})
+        return expression.doit() if getattr(expression, "is_number", False) else expression
 
     def verify(expressions: tuple[str, str]) -> bool:
-        gold, answer = (math_verify.parse(f"\\boxed{{{text}}}", parsing_timeout=None) for text in expressions)
-        return bool(math_verify.verify(gold, answer, timeout_seconds=None)) and not _differ(
-            gold[0], answer[0]
+        gold, answer = (
+            list(map(exactly, math_verify.parse(f"\\boxed{{{text}}}", parsing_timeout=None)))
+            for text in expressions
         )
+        return bool(math_verify.verify(gold, answer, numeric_precision=_DIGITS, timeout_seconds=None))
 
     return verify
-
-
-def _differ(gold: Any, answer: Any) -> bool:
-    """Return whether two SymPy expressions that math-verify calls equal have different values.
-
-    False if their values cannot be compared.
-    """
-    import sympy
-
-    gold, answer = (_exactly(one) for one in (gold, answer))
-    if isinstance(gold, sympy.FiniteSet | sympy.Union) and type(gold) is type(answer):
-        members = list(gold.args)
-        if len(members) != len(answer.args) or len(members) > _MOST_MEMBERS:
-            return len(members) != len(answer.args)
-        return all(any(map(_differ, members, order)) for order in permutations(answer.args))
-    if isinstance(gold, sympy.Tuple | sympy.Interval | sympy.MatrixBase) and type(gold) is type(answer):
-        parts = [list(one) if isinstance(one, sympy.MatrixBase) else one.args for one in (gold, answer)]
-        return any(map(_differ, *parts))
-    if isinstance(gold, sympy.Rel) and isinstance(answer, sympy.Rel):  # equal up to a factor
-        ratio = sympy.simplify((gold.lhs - gold.rhs) / (answer.lhs - answer.rhs))
-        return bool(ratio.free_symbols)
-    both = isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)
-    return both and (gold - answer).equals(0) is False and gold.doit() != answer.doit()  # oo - oo is nan
-
-
-def _exactly(expression: Any) -> Any:
-    """Return 5 of x = 5, and decimals as fractions. What math-verify left a text stays one."""
-    import sympy
-
-    if isinstance(expression, sympy.Eq) and expression.lhs.is_Symbol:
-        expression = expression.rhs
-    decimals = expression.atoms(sympy.Float) if isinstance(expression, sympy.Basic) else ()
-    return (
-        expression.xreplace({number: sympy.Rational(str(number)) for number in decimals})
-        if decimals
-        else expression
-    )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 A row has a question and may have an answer or a list of accepted ones, choices (2 to 10 options, or columns
 A, B, …), an id, a worked solution, a category, a system message, and beside another name of the question an
-instruction, under any of the names in `rows.SPELLINGS`; other columns are ignored. In JSON, a first row
+instruction, under any of the names in `_SPELLINGS`; other columns are ignored. In JSON, a first row
 {"defaults": {…}} has the fields that other rows lack. Unless the user names a scorer, the scoring depends on
 the question:
 
@@ -19,27 +19,97 @@ the question:
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from string import ascii_uppercase
+from typing import Annotated, Any
 
+import msgspec
 from msgspec.structs import replace
 
 from mink_local.errors import DataError
-from mink_local.evals.tasks.base import OnDisk, Question, Scorer, Task, worked
-from mink_local.evals.tasks.chosen import chosen_scorer
-from mink_local.evals.tasks.datasets import Gsm8k, Math500, gsm8k_solution
-from mink_local.evals.tasks.rows import (
-    LETTERS,
-    SPELLINGS,
-    as_text,
-    either,
-    fields_of,
-    rows,
-    text_of,
+from mink_local.evals.tasks.base import (
+    Name,
+    OnDisk,
+    Question,
+    Scorer,
+    Task,
+    Text,
+    csv_rows,
+    in_words,
+    json_rows,
+    worked,
 )
-from mink_local.evals.tasks.scoring import LETTER_SCORER, TEXT_SCORER, as_formula, as_number
+from mink_local.evals.tasks.datasets import Gsm8k, gsm8k_solution
+from mink_local.evals.tasks.scoring import (
+    LETTER_SCORER,
+    MATH_SCORER,
+    NUMBER_SCORER,
+    TEXT_SCORER,
+    as_formula,
+    as_number,
+    chosen_scorer,
+)
 
+SUFFIXES = (".jsonl", ".json", ".csv", ".tsv")
+_LETTERS = tuple(ascii_uppercase[:10])
+_SPELLINGS = {
+    "question": ("question", "prompt", "problem", "instruction", "input", "query"),
+    "answer": (
+        *("answer", "answers", "target", "gold", "label", "answerKey", "correct", "correct_answer"),
+        *("expected", "expected_answer", "ground_truth", "reference_answer"),
+    ),
+    "choices": ("choices", "options"),
+    "id": ("id", "question_id", "unique_id"),
+    "solution": ("solution", "rationale", "explanation"),
+    "system": ("system", "system_prompt"),
+}
+_FIELDS = {name.casefold(): field for field, names in _SPELLINGS.items() for name in names}
+_CATEGORIES = ("category", "subject", "domain", "level")
+"""Names of a question's category; the first of them that a row has counts."""
+
+_UNUSED = {
+    *("comment", "dataset", "difficulty", "generator", "language", "license", "notes", "source", "split"),
+    *("subset", "task", "topic", "type", "url"),
+    "unnamed: 0",  # the index of a pandas frame
+}
+_NEAR = 0.8  # similarity from which a name is a known one, misspelt
+_INDEX = re.compile("[0-9]{1,18}")  # an answer in CSV that may be one
+_NO_ANSWERS = ("nan", "NaN", "<NA>")  # what pandas writes for a missing one
 _LABEL = re.compile(r"\(?([A-J])[).:]\s*")
+
+_Value = Text | int | float
+
+
+class _Choices(msgspec.Struct):
+    """Options, and their labels if they have any."""
+
+    text: Annotated[list[_Value], msgspec.Meta(min_length=2, max_length=len(_LETTERS))]
+    label: list[str | int] = []
+
+    def __post_init__(self) -> None:
+        if len(self.label) not in (0, len(self.text)):
+            raise ValueError("as many labels as texts are needed")
+
+
+class OwnRow(msgspec.Struct, kw_only=True):
+    """A row with our names; `unknown` has the names of what is ignored."""
+
+    question: _Value
+    answer: _Value | list[_Value] | None = None
+    choices: _Choices | None = None
+    id: Name | int = ""
+    solution: str | None = None
+    system: str = ""
+    instruction: str = ""
+    category: Any = ""
+    unknown: list[str] = []
+
+    @property
+    def answers(self) -> list[str | int | float]:
+        """The accepted answers."""
+        given = self.answer if isinstance(self.answer, list) else [self.answer]
+        return [one for one in given if one is not None]
 
 
 @dataclass(frozen=True)
@@ -66,86 +136,60 @@ class OwnTask(Task):
         if question.choices:
             return LETTER_SCORER
         if as_number(question.gold) == question.gold:
-            return Gsm8k.scorer
-        return Math500.scorer if as_formula(question.gold) == question.gold else TEXT_SCORER
+            return NUMBER_SCORER
+        return MATH_SCORER if as_formula(question.gold) == question.gold else TEXT_SCORER
 
-    def rows(self, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-        return rows(path)
+    def rows(self, path: Path) -> Iterator[tuple[str, OwnRow]]:
+        return _rows(path)
 
-    def remarks(self, path: Path) -> list[str]:
-        names: dict[str, None] = {}
-        unanswered = 0
-        for _, row in rows(path):
-            fields = fields_of(row)
-            names |= dict.fromkeys(fields["unknown"])
-            unanswered += "answer" not in fields
-        ignored = [f"{path}: ignored {', '.join(map(repr, names))}."] if names else []
-        if unanswered and not self.open_ended:
-            left_out = "1 question" if unanswered == 1 else f"{unanswered:,} questions"
-            ignored.append(f"{path}: left out {left_out} without an answer.")
-        return ignored
-
-    def question(self, row: Mapping[str, Any], seed: int) -> Question | None:  # noqa: ARG002
-        fields = fields_of(row)
-        text, name = text_of(fields, "question"), text_of(fields, "id")
-        if not text:
-            raise DataError(f"no {either(SPELLINGS['question'])}")
-        if not name.isprintable():
-            raise DataError("'id' contains an unprintable character")
-        if "answer" not in fields and not self.open_ended:
-            return None
+    def question(self, row: OwnRow, seed: int) -> Question | None:  # noqa: ARG002
+        if self.open_ended and row.choices:
+            raise DataError("'choices' without an 'answer'")
         if self.open_ended:
-            if "choices" in fields:
-                raise DataError("'choices' without an 'answer'")
-            found = Question(name, self.prompt(text, (), text_of(fields, "instruction") or ""), "")
-        elif "choices" in fields:
-            found = self._choice_question(name, text, fields)
+            found = Question("", self.prompt(str(row.question), (), row.instruction), "")
+        elif not row.answers:
+            return None
         else:
-            found = self._answered(name, text, fields)
-        return replace(found, system=text_of(fields, "system"), category=fields.get("category", ""))
+            found = self._choice_question(row, row.choices) if row.choices else self._answered(row)
+        return replace(found, id=str(row.id).strip(), system=row.system.strip(), category=str(row.category))
 
-    def _answered(self, name: str, text: str, fields: Mapping[str, Any]) -> Question:
+    def _answered(self, row: OwnRow) -> Question:
         """Return a question with an answer, or several."""
-        first, *others = (as_text(answer, "answer") for answer in _listed(fields["answer"]))
-        solution, _, last = first.rpartition("####")  # as in GSM8K
-        is_solved = "####" in first and last.strip() and "\n" not in last.strip()
-        golds = tuple(dict.fromkeys(map(self._gold, (last.strip() if is_solved else first, *others))))
+        first, *others = map(_text, row.answers)
+        solution, _, last = map(str.strip, first.rpartition("####"))  # as in GSM8K
+        is_solved = "####" in first and last and "\n" not in last
+        golds = tuple(dict.fromkeys(map(self._gold, (last if is_solved else first, *others))))
         ending = f"The final answer is {golds[0]}."
-        own = worked(text_of(fields, "solution"), ending)
-        steps = gsm8k_solution(solution, golds[0]) if is_solved else own
-        prompt = self.prompt(text, (), text_of(fields, "instruction") or None)
-        return Question(name, prompt, golds[0], others=golds[1:], worked=steps or ending)
+        steps = gsm8k_solution(solution, golds[0]) if is_solved else worked(row.solution, ending)
+        prompt = self.prompt(str(row.question), (), row.instruction or None)
+        return Question("", prompt, golds[0], others=golds[1:], worked=steps or ending)
 
     def _gold(self, gold: str) -> str:
         """Return a right answer as it is compared. Raises DataError if the named scorer cannot find it."""
-        if self.scorer_name == "letter":
-            if gold.upper() not in LETTERS:
-                raise DataError(f"'answer' is {gold[:20]!r}, and no letter, as --scorer letter needs")
-            return gold.upper()
-        if self.scorer_name == "number" and as_number(gold) is None:
-            raise DataError(f"'answer' is {gold[:20]!r}, and no number, as --scorer number needs")
-        if self.scorer_name not in ("", "number"):
-            return gold
-        return as_number(gold) or as_formula(gold) or gold
+        found = {"letter": gold.upper() if gold.upper() in _LETTERS else None, "number": as_number(gold)}
+        compared = found.get(self.scorer_name, gold)
+        if compared is None:
+            raise DataError(
+                f"'answer' is {gold[:20]!r}, and no {self.scorer_name}, as --scorer {self.scorer_name} needs"
+            )
+        return compared if self.scorer_name else as_number(gold) or as_formula(gold) or gold
 
-    def _choice_question(self, name: str, text: str, fields: Mapping[str, Any]) -> Question:
+    def _choice_question(self, row: OwnRow, given: _Choices) -> Question:
         if self.scorer_name in ("number", "text", "math"):
             raise DataError(
                 f"a question with choices, which --scorer {self.scorer_name} cannot score: use letter"
             )
-        written, labels = _choices(fields["choices"])
-        choices = _without_labels(written)
-        answers = _listed(fields["answer"])
-        gold, *others = (_letter(answer, written, choices, labels) for answer in answers)
-        letters = LETTERS[: len(choices)]
+        choices = _without_labels(tuple(map(_text, given.text)))
+        gold, *others = (_letter(answer, given, choices) for answer in row.answers)
+        letters = _LETTERS[: len(choices)]
         instruction = (
             f'Your response must end with "The answer is (X)" where X is one of {", ".join(letters[:-1])}, '
             f"or {letters[-1]}."
         )
         ending = f"The answer is ({gold})."
-        prompt = self.prompt(text, choices, text_of(fields, "instruction") or instruction)
-        steps = worked(text_of(fields, "solution"), ending) or ending
-        return Question(name, prompt, gold, choices, worked=steps, others=tuple(others))
+        prompt = self.prompt(str(row.question), choices, row.instruction or instruction)
+        steps = worked(row.solution, ending) or ending
+        return Question("", prompt, gold, choices, worked=steps, others=tuple(others))
 
 
 def own_task(path: Path, scorer: str = "") -> OwnTask:
@@ -157,51 +201,125 @@ def own_task(path: Path, scorer: str = "") -> OwnTask:
         raise DataError(f"{path.stem!r} contains an unprintable character: rename the file")
     if scorer:
         chosen_scorer(scorer)
-    place, open_ended = None, True
-    for place, row in rows(path):
-        try:
-            open_ended = open_ended and "answer" not in fields_of(row)
-        except DataError as error:
-            raise DataError(f"{path}, {place}: {error}") from None
-    if place is None:
+    rows = [row for _, row in _rows(path)]
+    if not rows:
         raise DataError(f"{path} contains no questions")
-    if scorer and open_ended:
+    n_answered = sum(bool(row.answers) for row in rows)
+    if scorer and not n_answered:
         raise DataError(f"{path} has no answers that --scorer could compare with")
-    return OwnTask(path.stem, path.stem, OnDisk(path), open_ended=open_ended, scorer_name=scorer)
+    remarks = []
+    if names := dict.fromkeys(name for row in rows for name in row.unknown):
+        remarks.append(f"{path}: ignored {', '.join(map(repr, names))}.")
+    if n_left := (len(rows) - n_answered) * bool(n_answered):
+        left_out = "1 question" if n_left == 1 else f"{n_left:,} questions"
+        remarks.append(f"{path}: left out {left_out} without an answer.")
+    return OwnTask(
+        path.stem,
+        path.stem,
+        OnDisk(path),
+        open_ended=not n_answered,
+        scorer_name=scorer,
+        remarks=tuple(remarks),
+    )
 
 
-def _listed(answer: Any) -> list[Any]:
-    return answer if isinstance(answer, list) else [answer]
+def _rows(path: Path) -> Iterator[tuple[str, OwnRow]]:
+    """Yield every question's place and row, with the fields of a first {"defaults": {…}} that it lacks.
+
+    Raises DataError for a file that is not in the format that its suffix says, and for a malformed row.
+    """
+    is_csv = path.suffix.lower() in (".csv", ".tsv")
+    defaults: dict[str, Any] = {}
+    for number, (place, row) in enumerate(csv_rows(path) if is_csv else json_rows(path, dict[str, Any])):
+        if number == 0 and list(row) == ["defaults"] and isinstance(row["defaults"], dict):
+            defaults = row["defaults"]
+            continue
+        try:
+            yield place, msgspec.convert(_with_our_names({**defaults, **row}, is_csv), OwnRow)
+        except (DataError, msgspec.ValidationError) as error:
+            raise DataError(f"{path}, {place}: {in_words(error)}") from None
+
+
+def _with_our_names(row: Mapping[str, Any], is_csv: bool) -> dict[str, Any]:
+    """Return a row's fields under our names, without empty ones, and the names that are ignored.
+
+    Raises DataError for what is nearly a known name, and for two names of one field.
+    """
+    given = {name.strip(): value for name, value in row.items() if value not in (None, "", [])}
+    options = {name: given.pop(name) for name in sorted(given.keys() & set(_LETTERS))}
+    if tuple(options) != _LETTERS[: len(options)]:
+        raise DataError(f"choices {', '.join(options)}: name them A, B, … without a gap")
+    fields: dict[str, Any] = {"choices": list(options.values())} if options else {}
+    is_question = [_FIELDS.get(name.casefold()) == "question" for name in given]
+    for name, value in given.items():
+        field = _FIELDS.get(name.casefold())
+        if name.casefold() == "instruction" and sum(is_question) > 1:
+            field = "instruction"
+        if field in fields:
+            raise DataError(f"{name!r} gives the {field}, which another field gives, too: keep one")
+        if field:
+            fields[field] = value
+    if "question" not in fields:
+        raise DataError(f"no question: name it {' or '.join(map(repr, _SPELLINGS['question']))}")
+    if "choices" in fields:
+        fields["choices"] = _with_labels(fields["choices"])
+    if is_csv and "answer" in fields:
+        fields["answer"] = _from_csv(fields["answer"])
+    by_name = {name.casefold(): value for name, value in given.items()}
+    named = [by_name[name] for name in _CATEGORIES if isinstance(by_name.get(name), str | int)]
+    category = " ".join(str(named[0]).split()) if named else ""
+    return {**fields, "category": category, "unknown": [name for name in given if _is_unknown(name)]}
+
+
+def _is_unknown(name: str) -> bool:
+    """Return whether a column has no meaning here. Raises DataError if it nearly has one."""
+    known = [*_FIELDS, *_CATEGORIES]
+    if name[:1] in ("", "_") or name.casefold() in (*known, *_UNUSED):
+        return False
+    near = get_close_matches(name.casefold(), known, n=1, cutoff=_NEAR)
+    if near:
+        raise DataError(
+            f"unknown field {name!r}: did you mean {near[0]!r}? (A name that begins with _ is ignored.)"
+        )
+    return True
+
+
+def _with_labels(choices: Any) -> dict[str, Any]:
+    """Return options, {"A": …, "B": …} too, as Hugging Face writes them."""
+    if not isinstance(choices, dict):
+        return {"text": choices}
+    is_labelled = choices.keys() == {"text", "label"}
+    return choices if is_labelled else {"text": list(choices.values()), "label": list(choices)}
+
+
+def _from_csv(answer: str) -> str | int | None:
+    """Return an answer, which may be an index, as an integer if it is one."""
+    if answer in _NO_ANSWERS:
+        return None
+    return int(answer) if _INDEX.fullmatch(answer) else answer
+
+
+def _text(value: object) -> str:
+    return str(value).strip()
 
 
 def _without_labels(choices: tuple[str, ...]) -> tuple[str, ...]:
     """Return options without the labels that AQuA's have: A)21, B)24."""
     found = [_LABEL.match(choice) for choice in choices]
     labels = tuple(label[1] for label in found if label)
-    if labels != LETTERS[: len(choices)]:
+    if labels != _LETTERS[: len(choices)]:
         return choices
     return tuple(_LABEL.sub("", choice, count=1) for choice in choices)
 
 
-def _choices(given: Any) -> tuple[tuple[str, ...], list[str]]:
-    """Return the options in a field, and their labels if they have any. Raises DataError."""
-    labels: list[str] = []
-    if isinstance(given, dict):  # {"text": […], "label": […]}, or {"A": …, "B": …}
-        is_listed = set(given) == {"text", "label"}
-        given, labels = (given["text"], given["label"]) if is_listed else (list(given.values()), list(given))
-    if not isinstance(given, list) or not 2 <= len(given) <= len(LETTERS):
-        raise DataError(f"'choices' must be a list of 2 to {len(LETTERS)} options")
-    if not isinstance(labels, list) or len(labels) not in (0, len(given)):
-        raise DataError("'choices' needs as many labels as texts")
-    return tuple(as_text(choice, "choices") for choice in given), list(map(str, labels))
-
-
-def _letter(answer: Any, written: Sequence[str], choices: Sequence[str], labels: Sequence[str]) -> str:
+def _letter(answer: object, given: _Choices, choices: Sequence[str]) -> str:
     """Return the letter of the right option. Raises DataError if there is no or more than one reading."""
-    letters, text = LETTERS[: len(choices)], str(answer).strip()
+    letters, text = _LETTERS[: len(choices)], _text(answer)
+    labels = list(map(_text, given.label))
     if labels.count(text) == 1:
         return letters[labels.index(text)]
-    found = {names[0] for names in zip(letters, choices, written, strict=True) if text in names}
+    options = zip(letters, choices, map(_text, given.text), strict=True)
+    found = {names[0] for names in options if text in names}
     if isinstance(answer, int) and 0 <= answer < len(letters):
         found.add(letters[answer])
     if len(found) == 1:

@@ -1,54 +1,19 @@
-"""Strict and flexible scorers for numbers, options, texts and mathematical expressions."""
+"""Strict and flexible scorers for numbers, options, texts and formulas, and those that users name."""
 
+import importlib
+import os
 import re
+import sys
 import unicodedata
-from collections.abc import Sequence
-from fractions import Fraction
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from string import ascii_uppercase
 
-from mink_local.evals.tasks.base import Question, Scorer, Verdict
-from mink_local.evals.tasks.equivalence import same_maths
-from mink_local.evals.tasks.exact import exact, same_quantity, unit_of
+from mink_local.errors import DataError
+from mink_local.evals.tasks.base import Question, Scorer, ScorerError, Verdict
+from mink_local.evals.tasks.equivalence import UNIT, quantity, same, same_maths, spelled
 from mink_local.evals.tasks.statements import BOUND, Statement, plain
 
-_POWERS = {
-    **dict.fromkeys(("k", "thousand", "grand", "千"), 3),
-    **dict.fromkeys(("hundred", "百"), 2),
-    **dict.fromkeys(("M", "million", "mn", "mln", "mil", "mio"), 6),
-    **dict.fromkeys(("billion", "bn"), 9),
-    **dict.fromkeys(("trillion", "tn"), 12),
-    "lakh": 5,
-    "crore": 7,
-    "万": 4,
-    "亿": 8,
-}
-_SCALES = re.compile(  # 18 hundred, 15k, 1.5 million, 3 hundred thousand
-    r"(?<=\d)((?:[\s-]*(?:hundred|thousand|million|billion|trillion|lakh|crore|grand)s?\b"
-    r"|\s?(?:mn|mln|mio|bn|tn)\b|k\b|(?-i:M\b)|[万亿千百])+)",
-    re.IGNORECASE,
-)
-_SCALE = re.compile("|".join(sorted(_POWERS, key=len, reverse=True)))
-_MONEY = re.compile(  # $3M, £1m, 3m dollars; but $3m$ is a formula
-    r"((?:[€£¥₹]|\\?\$|USD|EUR|Rs\.?)\s?-?[\d.,]*\d)\s?(m|mm|mn|mil|b|bn|t|tn|k)\b(?![\^²³/]|[^$\n]*\$)"
-    r"|([\d.]*\d)\s?(m|b)(?= (?:dollars|euros?|pounds|yen|USD|EUR|people)\b)",
-    re.IGNORECASE,
-)
-_CURRENCY = re.compile(r"(?:US)?\\?([$€£¥₹])\s?(-?[\d.,]*\d)(?![^$\n]*(?<!\\)\$)")
-_CURRENCIES = {"$": "dollars", "€": "euros", "£": "GBP", "¥": "yen", "₹": "rupees"}
-_UNIT = re.compile(r"\s*(?:(?:square|cubic|sq|cu)\b\.? )?(?:[ap]\.m\.|[A-Za-z°%¢/]+(?:\^[23]|[²³])?)")
-_LETTERS_OF_MONEY = {"m": "million", "mm": "million", "b": "billion", "t": "trillion", "k": "thousand"}
-_SPELLINGS = (
-    (r"(?<=\d)[,’']?\s?(?=(?:\d{2},)*\d{3}\b(?!-[a-z]))", ""),  # 1,800 and 1 800
-    (r"(?<=10)([⁰¹²³⁴-⁹]+)", lambda digits: f"^{unicodedata.normalize('NFKC', digits[0])}"),
-    (r"\s*[×x*]\s?10\s?\^", "e"),
-    (r"(?<=[A-Za-z])\^2", "²"),  # 18 m^2
-    (r"(?<=[A-Za-z])\^3", "³"),
-    (r"(?<=[A-Za-z])\^-?\d", ""),
-    (r"==?>|-+>", "="),
-    (r"\b(?:minus|negative) +(?=\.?\d)", "-"),
-    (r"(?:^|(?<=[(\[:=≈,;]))\s*[-–]\s*(?=\.?\d)", "-"),
-    (r"(?<![\d/.])(\d+) of (?:the|these|those|his|her|their|all) \d+(?= [a-z])", r"\1"),
-)
 _NUMBER = re.compile(
     r"(?<![A-Za-z_\d.,])(?<!\d:)(?:(?<![\d)\]]\s)(?<!\b[A-Za-z]\s)(?<![)\]])-)?"  # a sign, no subtraction
     r"(?:\d+ (?=\d+ ?/ ?\d))?(?:\d+(?:\.\d+)?|\.\d+)"  # the 1 of 1 1/2
@@ -108,70 +73,37 @@ class NumberScorer(Scorer):
     """
 
     def is_same(self, answer: str, gold: str) -> bool:
-        values = _value(gold), _value(answer)
-        if values[0] is None or values[1] is None:
-            return False
-        return (
-            values[0] == values[1] if gold.isdecimal() else same_quantity(values[0], gold, values[1], answer)
-        )
+        values = quantity(_with_point(gold)), quantity(_with_point(answer))
+        return values[0] is not None and values[1] is not None and same(values[0], values[1])
 
     def read(self, statement: Statement, question: Question) -> str | None:
-        has_unit = unit_of(question.gold) is not None
-        text = _spelled(_CURRENCY.sub(_in_currency, statement.text) if has_unit else statement.text)
+        found = quantity(_with_point(question.gold))
+        has_unit = bool(found and found.measure)
+        text = spelled(statement.text)
         if _COMMA.fullmatch(question.gold):
-            text = _with_point(text)
+            text = _as_point(text)
         if _SEVERAL.search(text) or (statement.terse and not _TERSE.match(text)):
             return None
         for part in reversed(re.split("[=≈]", _NUMBER_TAIL.sub(r"\1", text))):
             numbers = list(_NUMBER.finditer(part))
             if len(numbers) == 1 and not _NUMBER_HEDGES.search(_POWER.sub("", _NUMBER.sub("#", part))):
-                unit = _UNIT.match(part, numbers[0].end()) if has_unit else None
+                unit = UNIT.match(part, numbers[0].end()) if has_unit else None
                 return f"{numbers[0][0]}{unit[0] if unit else ''}"
         return None
 
 
-def _spelled(text: str) -> str:
-    """Return a text with its numbers in digits: 1,800, 18 hundred and $1.8k are 1800, 18e2 and 1.8e3."""
-    text = plain(_MONEY.sub(_in_words, text))
-    for written, meant in _SPELLINGS:
-        text = re.sub(written, meant, text, flags=re.IGNORECASE)
-    return _SCALES.sub(_as_power, text)
+NUMBER_SCORER = NumberScorer(r"The final answer is\s*([-]?\d{1,3}(?:,\d{3})*\.?\d*)")
 
-
-def _in_currency(amount: re.Match[str]) -> str:
-    return f"{amount[2]} {_CURRENCIES[amount[1]]}"
+_COMMA = re.compile(r"[-+−]?\s*(?:\d{1,3}(?:\.\d{3})+|\d+),(?!\d{3}$)\d+")  # 3,5 and 1.450,50
 
 
 def _with_point(text: str) -> str:
-    """Return 1.450,5 as 1450.5."""
+    """Return a number with a decimal comma, such as 1.450,5, with a point; other texts as they are."""
+    return _as_point(text) if _COMMA.fullmatch(text.strip()) else text
+
+
+def _as_point(text: str) -> str:
     return re.sub(r"(\d),(\d+)", r"\1.\2", re.sub(r"(?<=\d)\.(?=\d{3}(?:\D|$))", "", text))
-
-
-def _in_words(money: re.Match[str]) -> str:
-    letters = (money[2] or money[4]).lower()
-    return f"{money[1] or money[3]} {_LETTERS_OF_MONEY.get(letters, letters)}"
-
-
-def _as_power(scales: re.Match[str]) -> str:
-    words = scales[1] if "M" in scales[1] else scales[1].lower()
-    return f"e{sum(_POWERS[word] for word in _SCALE.findall(words))}"
-
-
-_POINTED = r"\d+(?:\.\d+)?|\.\d+|\d+(?:\.\d+)?e[-+]?\d{1,3}|(?:\d+ )?\d+ ?/ ?\d+"
-_COMMA = re.compile(r"[-+−]?\s*(?:\d{1,3}(?:\.\d{3})+|\d+),(?!\d{3}$)\d+")  # 3,5 and 1.450,50
-_QUANTITY = re.compile(
-    rf"\+?(-?(?:{_POINTED}))\s*"
-    r"(%|(?:(?:square|cubic) )?[A-Za-z°¢/]+(?:\^[23]|[²³])?|[ap]\.m\.)?\.?",
-    re.ASCII,
-)
-
-
-def _value(text: str) -> Fraction | None:
-    """Return the value of a number such as 18, -1.5, 1e6, 1 1/2, 3,5 or 18 dollars; None of other texts."""
-    found = _QUANTITY.fullmatch(
-        _spelled(_with_point(text) if _COMMA.fullmatch(text.strip()) else text).strip()
-    )
-    return exact(found[1]) if found else None
 
 
 def as_number(gold: str) -> str | None:
@@ -179,12 +111,10 @@ def as_number(gold: str) -> str | None:
 
     That is a plain number, unless it has a unit or a decimal comma. None for other texts.
     """
-    if _value(gold) is None:
+    if quantity(_with_point(gold)) is None:
         return None
-    text = _spelled(gold).removesuffix("%").removeprefix("+").strip()
-    if re.fullmatch(rf"-?(?:{_POINTED})", text, re.ASCII):
-        return text
-    return gold.strip() if _COMMA.fullmatch(gold.strip()) or unit_of(gold) else None
+    text = spelled(gold).removesuffix("%").removeprefix("+").strip()
+    return text if re.fullmatch(r"-?[\d.e/ ]+", text, re.ASCII) else gold.strip()
 
 
 _LEAD = r"\W*(?i:(?:the|option|choice|letter|answer|therefore|thus|so|most|\w+ly)\b\W+){0,3}"
@@ -222,9 +152,7 @@ class ChoiceScorer(Scorer):
         worded = [letter for letter, option in options.items() if option in (_key(text), _key(words))]
         if worded and not (len(words) == 1 and words.isalpha()):
             return worded[0]
-        text = _LETTER_TAIL.sub(r"\1", text)
-        if _LETTER_HEDGES.search(text):
-            text = _without_own_words(text, question.choices)
+        text = _without_own_words(_LETTER_TAIL.sub(r"\1", text), question.choices)
         if _LETTER_HEDGES.search(text):
             return None
         named = {"".join(letters).upper() for letters in _LETTER.findall(text)}
@@ -262,8 +190,7 @@ def _key(text: str) -> str:
 
 
 _ARTICLE = re.compile(r"^(?:an?|the) ")
-_SHIELDED = str.maketrans(".?!。\n", "\ue000\ue001\ue002\ue003 ")  # do not end a sentence within the gold
-_UNSHIELDED = str.maketrans("\ue000\ue001\ue002\ue003", ".?!。")
+_GOLD = "\ue000"  # stands for the gold while sentences are found: it may have a full stop
 _SIGNS = str.maketrans("’‘“”‐‑‒–—", "''\"\"-----")
 _AROUND_TEXT = " \t\n.,;:!?\"'()[]"
 _TEXT_TAIL = re.compile(r",? (?:not|and not|rather than|because|since|which is|as)\b.*|\s*\(.*\)$", re.DOTALL)
@@ -280,15 +207,13 @@ class TextScorer(Scorer):
         return normal_text(answer) == normal_text(gold)
 
     def flexible(self, response: str, question: Question) -> Verdict:
-        for gold in question.golds:
-            words = r"\s+".join(map(re.escape, gold.split()))
-            response = re.sub(
-                words, lambda found: found[0].translate(_SHIELDED), response, flags=re.IGNORECASE
-            )
+        if re.search("[.?!。]", question.gold):
+            words = r"\s+".join(map(re.escape, question.gold.split()))
+            response = re.sub(words, _GOLD, response, flags=re.IGNORECASE)
         return super().flexible(response, question)
 
     def read(self, statement: Statement, question: Question) -> str | None:
-        answer = plain(statement.text).translate(_UNSHIELDED)
+        answer = plain(statement.text).replace(_GOLD, question.gold)
         head = _TEXT_TAIL.sub("", answer)
         if self.is_same(head, question.gold):
             return head
@@ -310,17 +235,13 @@ _DRESS = re.compile(r"\\(?:left|right|displaystyle)(?![a-zA-Z])|\\[()\[\],;:! ]|
 _THOUSANDS = re.compile(r"(?<=\d)(?:,|\{,\})(?:\\!\s*)?(?=\d{3}(?!\d))")
 _FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?")
 
-_MATHS = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-_DELIMITER = re.compile(r"\\[()\[\]]|(?<!\\)\$")
+_DELIMITER = re.compile(r"\\[()\[\]]|(?<!\\)\$\$?")
 _ROOT = re.compile(r"√(\w+|\([^()]*\))")
 _PROSE = re.compile(r"^(?:not\b|answer$|(?:in)?correct\b)|(?<!\\)\b[A-Za-z]{2,}[ ,]+[A-Za-z]{2,}\b")
-_UNIT_WORDS = re.compile(
-    r"\A(?:(?:square|cubic|sq|cu)\.? )?[A-Za-z°]+(?:[²³]|\^[23])?(?: (?:per|an?) [a-z]+)?"
+_NO_MORE_THAN_UNIT = re.compile(
+    r"(?:\\?%|(?:(?:square|cubic|sq|cu)\.? )?[A-Za-z°]+(?:[²³]|\^[23])?(?: (?:per|an?) [a-z]+)?)?"
 )
 _UNIT_AFTER = re.compile(r"(?<=[\d)}])\s*(?:\\[,;:! ])*\\(?:text\w*|mathrm|mbox)\s*\{[^{}]*\}[.\s]*$")
-_NOT_ALL = re.compile(
-    rf"\b(?:{BOUND}|or|nor|and|not|twice|half|double|times)\b|[<>≤≥≠±+*/×·=]", re.IGNORECASE
-)
 _AROUND_MATHS = " \t\n*_`,:;\"'“”"
 
 
@@ -341,13 +262,16 @@ class MathScorer(Scorer):
 
     def read(self, statement: Statement, question: Question) -> str | None:  # noqa: ARG002
         """Return the statement's only part in math mode, or all of it; None for a sentence."""
-        text = statement.text
-        pieces = list(_MATHS.finditer(text))
-        if len(pieces) == 1:
-            text = _with_unit(text, pieces[0])
-        elif _PROSE.search(_MATHS.sub("", _UNIT_AFTER.sub("", text))):
+        parts = _DELIMITER.split(statement.text)
+        text = "".join(parts)
+        if len(parts) == 3:
+            sign, unit = (part.strip(f"{_AROUND_MATHS}().") for part in parts[::2])
+            if sign not in ("", "-", "−") or not _NO_MORE_THAN_UNIT.fullmatch(unit):
+                return None
+            text = f"{'-' if sign else ''}{parts[1].rstrip('. ')}" + (rf" \text{{ {unit}}}" if unit else "")
+        elif _PROSE.search(" ".join(_DELIMITER.split(_UNIT_AFTER.sub("", statement.text))[::2])):
             return None
-        text = _DELIMITER.sub("", text).lstrip(_AROUND_MATHS).rstrip(f"{_AROUND_MATHS}.")
+        text = text.lstrip(_AROUND_MATHS).rstrip(f"{_AROUND_MATHS}.")
         # Names of commands are no words: (\sin x, \cos x) is no prose.
         words = re.sub(r"\\(?!text|mbox|math|boxed)[A-Za-z]+", ".", _UNIT_AFTER.sub("", text))
         if text.count("{") != text.count("}") or _PROSE.search(normalized(words)):
@@ -360,15 +284,7 @@ class MathScorer(Scorer):
         return any(same_maths(question.gold, one) for one in readings)
 
 
-def _with_unit(text: str, piece: re.Match[str]) -> str:
-    """Return the part in math mode with the sign before it and the unit after it; "" if there is more."""
-    before, after = text[: piece.start()].rstrip(" (*"), text[piece.end() :].strip(" ).*")
-    if _PROSE.search(f"{before} {_UNIT_WORDS.sub('', after)}") or _NOT_ALL.search(f"{before}#{after}"):
-        return ""
-    inside = next(filter(None, piece.groups()))
-    sign = "-" if before.endswith(("-", "−")) else ""
-    unit = rf" \text{{ {after}}}" if _UNIT_WORDS.fullmatch(after) else ""
-    return f"{sign}{inside.rstrip('. ')}{unit}"
+MATH_SCORER = MathScorer(r"The final answer is[:\s]+(.+?)(?:\.|$)")
 
 
 _COMMAND = re.compile(r"\\[a-zA-Z]|\^|[√π]")
@@ -391,3 +307,90 @@ def normalized(answer: str) -> str:
     text = _DRESS.sub("", _TEXT.sub(r"\1", text))
     text = _FRACTION.sub(lambda match: f"{match[1] or match[2]}/{match[3] or match[4]}", text)
     return text.replace("\\", "").lower()
+
+
+# Scorers that users name
+
+
+OwnFunction = Callable[[str, Question], object]
+"""A user's scorer of a response, without its reasoning, to a question; returns True, False or a Verdict."""
+
+_NAMED: dict[str, Scorer] = {
+    "number": NUMBER_SCORER,
+    "letter": LETTER_SCORER,
+    "text": TEXT_SCORER,
+    "math": MATH_SCORER,
+}
+
+
+@lru_cache
+def chosen_scorer(name: str) -> Scorer:
+    """Return the scorer with a name: number, letter, text, math, regex:PATTERN or MODULE:FUNCTION.
+
+    The module is looked for in the current folder, too. Raises DataError if there is no such scorer.
+    """
+    if name in _NAMED:
+        return _NAMED[name]
+    kind, colon, rest = name.partition(":")
+    if not colon:
+        raise DataError(f"no scorer {name!r}: use {', '.join(_NAMED)}, regex:PATTERN or MODULE:FUNCTION")
+    if kind != "regex":
+        return FunctionScorer(name, _function(kind, rest))
+    try:
+        n_groups = re.compile(rest).groups
+    except re.error as error:
+        raise DataError(f"{rest!r} is no regular expression ({error})") from None
+    if n_groups > 1:
+        raise DataError(f"{rest!r} has {n_groups} groups: leave one, and write the others as (?:…)")
+    return RegexScorer(rest)
+
+
+def _function(module: str, name: str) -> OwnFunction:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except Exception as error:  # whatever the user's module raises
+        raise DataError(
+            f"the scorer's module {module!r} cannot be imported ({type(error).__name__}: {error})"
+        ) from None
+    if not callable(found):
+        raise DataError(f"the module {module!r} has no function {name!r}")
+    function: OwnFunction = found
+    return function
+
+
+class RegexScorer(Scorer):
+    """Scores the group, or all, of the pattern's last match: as a number if both are, or else as a text."""
+
+    flexible = Scorer.strict
+
+    def is_same(self, answer: str, gold: str) -> bool:
+        values = quantity(gold), quantity(answer)
+        if values[0] and values[1]:
+            return same(values[0], values[1])
+        return normal_text(answer) == normal_text(gold)
+
+
+class FunctionScorer(Scorer):
+    """Scores by a function of the user's."""
+
+    is_own = True
+
+    def __init__(self, name: str, function: OwnFunction) -> None:
+        super().__init__("")
+        self._name, self._function = name, function
+
+    def strict(self, response: str, question: Question) -> Verdict:
+        """Return the function's verdict. Raises ScorerError if it fails, or returns something else."""
+        try:
+            found = self._function(response, question)
+        except Exception as error:  # whatever the user's function raises
+            reason = f"{type(error).__name__}: {error}"
+        else:
+            if isinstance(found, Verdict):
+                return found
+            if isinstance(found, bool):
+                return Verdict(None, found)
+            reason = f"it returned {found!r:.40}, and neither True, False nor a Verdict"
+        raise ScorerError(f"{self._name} cannot score question {question.id} of {question.task}: {reason}")

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 _READ = 20_000  # characters read of a response, from the end
 _LONGEST = 1000  # maximum characters of a statement; keeps hostile text cheap
 _MOST = 20  # statements read, from the end
-_SHORT = 20  # maximum characters of a response that is only an answer
 
 _OPTION = r"(?:option|choice|alternative|letter)"
 _NAME = rf"(?:(?:correct|right|best|closest|only|chosen|answer) {_OPTION}|(?:final )?(?:answer|result))"
@@ -75,8 +74,9 @@ _DENIED = re.compile(  # before a form: I don't think the answer is 18, if the a
     re.IGNORECASE,
 )
 _BOLD = re.compile(r"(?:^|\n) *\*\*(\S[^*\n]{0,40})\*\*$")
+_SHORT = re.compile(r"\A(?=[^\n]{1,20}\Z)(?:[^A-Za-z=]*=)?(.*)\Z")  # only an answer: 18, or 1 + 1 = 2
 _CONCLUSION = re.compile(  # a last sentence that begins with "so", or states a total
-    r"(?:.*[.!?。\n])?\W*(?:(?:so|therefore|thus|hence|in (?:total|conclusion))\b|因此|所以"
+    r"\A(?:.*[.!?。\n])?\W*(?:(?:so|therefore|thus|hence|in (?:total|conclusion))\b|因此|所以"
     r"|(?:the|his|her|their) (?:grand )?total (?:\w+ ){0,9}?(?:is|was|equals|comes to)\b)"
     r"([^\n]+[.!。)*$\]])$",
     re.IGNORECASE | re.DOTALL,
@@ -104,7 +104,6 @@ _WIDE = re.compile(  # letters, digits and signs that only look different: （�
 )
 _BRACKETS = str.maketrans("【】〔〕「」", "[][][]")
 _VULGAR = re.compile("(\\d?)([¼-¾⅐-⅞])")  # 1½
-_SUM = re.compile(r"^[^A-Za-z=]*=")  # 1 + 1 = 2, as a whole response
 _HALF_DAY = re.compile(r"(?<=\d )([ap])\.m\.?")  # whose full stops end no sentence
 _FENCE = re.compile(r"^\s*(?:```|~~~)\w*[ \t]*$", re.MULTILINE)
 
@@ -136,6 +135,10 @@ _PLAIN = (  # pattern, what it means
 )
 
 
+_SOURCES = ((_FORM, _MOST), (_BOXED, 1), (_BEFORE, _MOST), (_BOLD, 1), (_SHORT, 1), (_CONCLUSION, 1))
+"""Where an answer is looked for, the most reliable first, and how many of each are read, from the end."""
+
+
 @dataclass(frozen=True)
 class Statement:
     """Text that states the answer, or begins with it.
@@ -153,20 +156,10 @@ def statements(response: str) -> Iterator[Statement]:
     response = _HALF_DAY.sub(r"\1m", _DISPLAY.sub(_on_one_line, response))
     withdrawn = deque(_WITHDRAWN.finditer(response), maxlen=1)
     response = _NO_STATEMENT.sub("", response[withdrawn[0].end() :] if withdrawn else response)
-    for form in reversed(deque(_FORM.finditer(response), maxlen=_MOST)):
-        if not _is_denied(response, form):
-            yield _statement(response, form)
-    for box in deque(_BOXED.finditer(response), maxlen=1):
-        yield Statement(_with_context(response, box))
-    for before in reversed(list(_BEFORE.finditer(response))):
-        if not _is_denied(response, before):
-            yield Statement(before[1] or before[2])
-    if bold := _BOLD.search(response):
-        yield Statement(bold[1])
-    if len(response) <= _SHORT and "\n" not in response:
-        yield Statement(_SUM.sub("", response), terse=True)
-    if conclusion := _CONCLUSION.match(response[-_LONGEST:]):
-        yield Statement(conclusion[1])
+    for form, most in _SOURCES:
+        for found in reversed(deque(form.finditer(response), maxlen=most)):
+            if not _is_denied(response, found):
+                yield _statement(response, found)
 
 
 def _is_denied(response: str, form: re.Match[str]) -> bool:
@@ -186,10 +179,14 @@ def _on_one_line(display: re.Match[str]) -> str:
 
 
 def _statement(response: str, form: re.Match[str]) -> Statement:
-    """Return the sentence after a form, or the first box in it.
+    """Return what a form encloses, or else the sentence after it, or the first box in that.
 
     After "Answer:" or a heading, it is terse if numbers follow: it may be the first sentence of a solution.
     """
+    if form.re is _BOXED:
+        return Statement(_with_context(response, form))
+    if form.lastindex:
+        return Statement(form[form.lastindex], terse=form.re is _SHORT)
     rest = response[form.end() : form.end() + _LONGEST]
     start = rest.lstrip(_OPENING)
     if "\n" in rest[: -len(start)]:
