@@ -70,7 +70,8 @@ def write_positions(path: Path, positions: Sequence[Position]) -> None:
 
 def read_positions(path: Path) -> list[Position] | None:
     """Return the positions in a file of `write_positions`; None if it is missing or damaged."""
-    with suppress(OSError, ValueError, KeyError, EOFError, BadZipFile), np.load(path) as stored:
+    with suppress(OSError, ValueError, KeyError, EOFError, BadZipFile):
+        stored = np.load(io.BytesIO(path.read_bytes()))
         tokens = np.split(stored["tokens"], np.cumsum(stored["sizes"])[:-1])
         columns = [stored[name].tolist() for name in Position._fields[1:]]
         return [Position(*one) for one in zip(tokens, *columns, strict=True)]
