@@ -1,7 +1,7 @@
 """The answers to many requests, generated side by side."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 
@@ -9,14 +9,14 @@ from mink_local.errors import MinkError
 from mink_local.generation.answer import Answer
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.engine_thread import EngineThread, Event
-from mink_local.generation.events import Events
 from mink_local.generation.request import Request
+from mink_local.generation.streams import News, Stream
 
 _AHEAD = 3  # times n_parallel: requests taken before their answers are read, so that no slot waits
 _AHEAD_IN_ORDER = 16  # the same for answers that may have to wait for an earlier one
 
 
-class Answers:
+class Answers(Stream[Answer]):
     """The answers to requests: an iterator, for `for` and for `async for`.
 
     Args:
@@ -39,48 +39,17 @@ class Answers:
         ordered: bool,
         is_finite: bool,
     ) -> None:
+        super().__init__(thread, News())
         self._upcoming = enumerate(requests)
-        self._prepare, self._thread = prepare, thread
+        self._prepare = prepare
         self._n_parallel, self._is_interrupted = n_parallel, is_interrupted
         self._is_ordered, self._is_finite = ordered, is_finite
-        self._ended: Events[Answer] = Events()
+        self._ended: deque[Answer] = deque()  # those not in `_done` yet
         self._given: set[Answer] = set()
         self._done: dict[int, Answer] = {}  # by index, until they are read
         self._n_read = 0
         self._failure: BaseException | None = None  # of the iterable; raised after the answers
-        self._listener = partial(_hear, self._ended)  # which does not keep this object alive
-
-    def __iter__(self) -> "Answers":
-        return self
-
-    def __aiter__(self) -> "Answers":
-        return self
-
-    def __next__(self) -> Answer:
-        return self._next(lambda: None)
-
-    def _next(self, waiting: Callable[[], object]) -> Answer:
-
-        def wait() -> None:
-            self._thread.check()
-            waiting()
-
-        try:
-            while (answer := self._ready(StopIteration)) is None:
-                self._keep(self._ended.get(wait))
-        except BaseException:
-            self.close()
-            raise
-        return answer
-
-    async def __anext__(self) -> Answer:
-        try:
-            while (answer := self._ready(StopAsyncIteration)) is None:
-                self._keep(await self._ended.wait(self._thread.check))
-        except BaseException:
-            self.close()
-            raise
-        return answer
+        self._listener = partial(_hear, self._ended, self._news)  # which does not keep this object alive
 
     def close(self) -> None:
         """End the answers that are being generated; no further one is begun."""
@@ -93,19 +62,22 @@ class Answers:
             self.close()
 
     def _ready(self, end: type[Exception]) -> Answer | None:
-        """Return the next answer, or begin more, and return None while it is being generated.
-
-        Raises `end` after the last one.
-        """
+        """Return the next answer, or begin more."""
+        while self._ended:
+            self._thread.check()
+            answer = self._ended.popleft()
+            if answer in self._given:
+                self._given.remove(answer)
+                self._done[answer.index] = answer
         if self._failure is None:
             self._take()
         index = self._n_read if self._is_ordered else next(iter(self._done), -1)
-        if (answer := self._done.pop(index, None)) is not None:
+        if (found := self._done.pop(index, None)) is not None:
             self._n_read += 1
         elif not self._given:
             failure, self._failure = self._failure, StopIteration()
             raise end if failure is None or isinstance(failure, StopIteration) else failure
-        return answer
+        return found
 
     def _take(self) -> None:
         ahead = _AHEAD_IN_ORDER if self._is_ordered else _AHEAD
@@ -143,21 +115,9 @@ class Answers:
                 self._done[answer.index] = answer
         self._thread.generate(decodings, self._listener, bulk=True)
 
-    def _keep(self, answer: Answer) -> None:
-        self._thread.check()
-        self._given.discard(answer)
-        self._done[answer.index] = answer
 
-
-def answers_of(answers: Answers, waiting: Callable[[], object]) -> Iterator[Answer]:
-    """Yield answers; `waiting` is called periodically while none has ended."""
-    with suppress(StopIteration):
-        while True:
-            yield answers._next(waiting)
-
-
-def _hear(ended: Events[Answer], events: Sequence[Event]) -> None:
+def _hear(ended: deque[Answer], news: News, events: Sequence[Event]) -> None:
     """Note the answers that have ended; called in the model's thread."""
-    for answer, piece in events:
-        if piece.finish_reason is not None:
-            ended.put(answer)
+    ended += [answer for answer, piece in events if piece.finish_reason is not None]
+    if ended:
+        news.tell()

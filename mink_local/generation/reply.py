@@ -1,58 +1,15 @@
 """A reply: an answer that is being generated, and its pieces for any number of readers."""
 
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import WeakSet
 
 from mink_local.errors import GenerationError, MinkError
 from mink_local.generation.answer import Answer, Piece
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.engine_thread import EngineThread, Event
-from mink_local.generation.events import Events
-
-_END_SECONDS = 1.0  # that a cancelled reader waits for the end of its answer
-
-
-class Pieces:
-    """The pieces of an answer so far. They are kept, so that everybody who reads them gets all."""
-
-    def __init__(self) -> None:
-        self._arrived: list[Piece] = []
-        self._waiting: list[Events[None]] = []  # each a reader's
-
-    def hear(self, events: Sequence[Event]) -> None:
-        """Take the pieces among an answer's events; called in the model's thread."""
-        self._arrived += [piece for _, piece in events]
-        for reader in self._waiting.copy():
-            reader.put(None)
-
-    def end_before(self, n: int) -> bool:
-        """Return whether the last piece is before number `n`."""
-        return 0 < n <= len(self._arrived) and self._arrived[n - 1].finish_reason is not None
-
-    def get(self, n: int, waiting: Callable[[], object]) -> Piece:
-        """Wait for piece number `n`, counted from 0; see `Events.get`."""
-        with self._news() as news:
-            while n >= len(self._arrived):
-                news.get(waiting)
-        return self._arrived[n]
-
-    async def wait(self, n: int, waiting: Callable[[], object]) -> Piece:
-        """Like `get`, without a thread that waits."""
-        with self._news() as news:
-            while n >= len(self._arrived):
-                await news.wait(waiting)
-        return self._arrived[n]
-
-    @contextmanager
-    def _news(self) -> Iterator[Events[None]]:
-        news: Events[None] = Events()
-        self._waiting.append(news)
-        try:
-            yield news
-        finally:
-            self._waiting.remove(news)
-
+from mink_local.generation.streams import News, Stream
 
 if TYPE_CHECKING:  # a reply has an answer's attributes, but is none
     _HasAnswer = Answer
@@ -74,13 +31,14 @@ class Reply(_HasAnswer):
 
     def __init__(self, decoding: Decoding, thread: EngineThread, model: object) -> None:
         self._model = model  # which would be closed if nobody referred to it
-        # The engine has the answer but not the reply, so that a reply that nobody refers to ends.
         self.answer = decoding.answer
         self._thread = thread
-        self._pieces = Pieces()
+        self._news = News()
+        self._arrived: list[Piece] = []  # kept, so that every reader gets all
+        self._readers: WeakSet[Pieces] = WeakSet()
         self._n_read = 0  # by `next`
-        self._n_readers = 0  # in `async for`
-        thread.generate([decoding], self._pieces.hear)
+        # The engine does not have the reply, so that one that nobody refers to ends.
+        thread.generate([decoding], partial(_hear, self._arrived, self._news))
 
     if not TYPE_CHECKING:
 
@@ -98,7 +56,7 @@ class Reply(_HasAnswer):
         raise TypeError("a reply cannot be copied or pickled: use its answer, reply.answer")
 
     def __del__(self) -> None:
-        if "_n_readers" in vars(self):
+        if "_n_read" in vars(self):
             self.close()
 
     def __enter__(self) -> "Reply":
@@ -107,33 +65,18 @@ class Reply(_HasAnswer):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __iter__(self) -> Iterator[Piece]:
-        return pieces_of(self, lambda: None)
+    def __iter__(self) -> "Pieces":
+        return Pieces(self)
 
-    async def __aiter__(self) -> AsyncIterator[Piece]:
-        self._n_readers += 1
-        try:
-            n = 0
-            while not self._pieces.end_before(n):
-                yield await self._wait(n)
-                n += 1
-        finally:
-            self._n_readers -= 1
-        self._raise_error()
+    __aiter__ = __iter__
 
     def __next__(self) -> Piece:
-        if self._pieces.end_before(self._n_read):
-            self._raise_error()
-            raise StopIteration
-        piece = self._get(self._n_read, lambda: None)
+        piece = next(Pieces(self, self._n_read))
         self._n_read += 1
         return piece
 
     async def __anext__(self) -> Piece:
-        if self._pieces.end_before(self._n_read):
-            self._raise_error()
-            raise StopAsyncIteration
-        piece = await self._wait(self._n_read)
+        piece = await anext(Pieces(self, self._n_read))
         self._n_read += 1
         return piece
 
@@ -158,46 +101,33 @@ class Reply(_HasAnswer):
 
     interrupt = close
 
-    def _get(self, n: int, waiting: Callable[[], object]) -> Piece:
-        def wait() -> None:
-            self._thread.check()
-            waiting()
 
-        try:
-            return self._pieces.get(n, wait)
-        except BaseException:  # Ctrl-C in a program that does not handle it
-            self.close()
-            raise
+class Pieces(Stream[Piece]):
+    """The pieces of a reply, from number `n_read` on, for one reader."""
 
-    async def _wait(self, n: int) -> Piece:
-        try:
-            return await self._pieces.wait(n, self._thread.check)
-        except BaseException:  # the task is cancelled
-            if self._n_readers <= 1:
-                self.close()
-                await self._end()
-            raise
+    def __init__(self, reply: Reply, n_read: int = 0) -> None:
+        super().__init__(reply._thread, reply._news)
+        self._reply, self._n_read = reply, n_read
+        reply._readers.add(self)
 
-    async def _end(self) -> None:
-        """Wait for the end of the answer, for a second at most."""
-        import asyncio  # see `Events.wait`
+    def _ready(self, end: type[Exception]) -> Piece | None:
+        arrived, error = self._reply._arrived, self._reply.error
+        if self._n_read < len(arrived):
+            self._n_read += 1
+            return arrived[self._n_read - 1]
+        if not arrived or arrived[-1].finish_reason is None:
+            return None
+        if error is None or isinstance(error, MinkError):
+            raise error or end
+        raise GenerationError(str(error)) from error
 
-        with suppress(Exception):
-            async with asyncio.timeout(_END_SECONDS):
-                while self.answer.finish_reason is None:
-                    await asyncio.sleep(_END_SECONDS / 100)
-
-    def _raise_error(self) -> None:
-        if isinstance(self.error, MinkError):
-            raise self.error
-        if self.error is not None:
-            raise GenerationError(str(self.error)) from self.error
+    def close(self) -> None:
+        """End the reply, unless others read it."""
+        if len(self._reply._readers) <= 1:
+            self._reply.close()
 
 
-def pieces_of(reply: Reply, waiting: Callable[[], object]) -> Iterator[Piece]:
-    """Yield a reply's pieces; `waiting` is called periodically while there is none."""
-    n = 0
-    while not reply._pieces.end_before(n):
-        yield reply._get(n, waiting)
-        n += 1
-    reply._raise_error()
+def _hear(arrived: list[Piece], news: News, events: Sequence[Event]) -> None:
+    """Take the pieces among an answer's events; called in the model's thread."""
+    arrived += [piece for _, piece in events]
+    news.tell()

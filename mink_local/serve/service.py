@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -16,9 +17,9 @@ from mink_local.errors import MinkError
 from mink_local.generation.answer import Answer
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.engine_thread import Event
-from mink_local.generation.events import Events
 from mink_local.generation.model import Model
 from mink_local.generation.request import Prompt, Request, is_token_ids
+from mink_local.generation.streams import News
 from mink_local.llama.guide import tokenizer_of
 from mink_local.sandbox import ChildStartError
 from mink_local.serve.admission import Admission
@@ -56,7 +57,8 @@ class EventStream:
         self.client = client
         self.has_failed = False
         self._open = len(decodings)
-        self._arrived: Events[Event | ApiError] = Events()
+        self._arrived: deque[Event | ApiError] = deque()
+        self._news = News()
 
     @property
     def answers(self) -> list[Answer]:
@@ -69,7 +71,7 @@ class EventStream:
     async def __anext__(self) -> Event:
         if not self._open:
             raise StopAsyncIteration
-        event = await self._arrived.wait()
+        event = await self._news.wait(self._next)
         if isinstance(event, ApiError):
             self.has_failed = True
             raise event
@@ -80,9 +82,13 @@ class EventStream:
             raise _error(answer)
         return event
 
+    def _next(self) -> Event | ApiError | None:
+        return self._arrived.popleft() if self._arrived else None
+
     def put(self, event: Event | ApiError) -> None:
         """Add an event, or the error that ends the iteration, from any thread; a slow reader finds all."""
-        self._arrived.put(event)
+        self._arrived.append(event)
+        self._news.tell()
 
 
 def _error(answer: Answer) -> ApiError:

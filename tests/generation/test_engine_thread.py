@@ -5,6 +5,7 @@ import asyncio
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,10 +19,10 @@ from hypothesis import strategies as st
 
 from mink_local import load_model
 from mink_local.errors import GenerationError, ModelError
-from mink_local.generation.events import Events
 from mink_local.generation.model import Model
 from mink_local.generation.reply import Reply
 from mink_local.generation.request import Request, SamplingParams
+from mink_local.generation.streams import News
 from mink_local.interrupts import on_interrupt
 from tests.conftest import forget, held
 
@@ -36,8 +37,8 @@ def model(tiny_path: Path) -> Iterator[Model]:
 
 
 def test_an_error_while_waiting_is_raised() -> None:
-    """Also while nothing comes; items that are there come first."""
-    events: Events[str] = Events()
+    """Also while nothing comes; what is there comes first."""
+    arrived: list[str] = []
     calls: list[float] = []
 
     def waiting() -> None:
@@ -45,24 +46,27 @@ def test_an_error_while_waiting_is_raised() -> None:
         if len(calls) == 2:
             raise RuntimeError("the window is gone")
 
-    events.put("first")
-    assert events.get(waiting) == "first"
     with pytest.raises(RuntimeError, match="window"):
-        events.get(waiting)
+        News().get(lambda: next(iter(arrived), None), waiting)
+    arrived.append("first")
+    assert News().get(lambda: next(iter(arrived), None), waiting) == "first"
 
 
 def test_a_task_is_woken_by_another_thread() -> None:
-    events: Events[int] = Events()
+    arrived: deque[int] = deque()
+    news = News()
+
+    def put(i: int) -> None:
+        arrived.append(i)
+        news.tell()
 
     async def read() -> list[int]:
-        return [await events.wait() for _ in range(1000)]
+        return [await news.wait(lambda: arrived.popleft() if arrived else None) for _ in range(1000)]
 
     with ThreadPoolExecutor(1) as other:
-        putting = [other.submit(events.put, i) for i in range(1000)]
+        putting = [other.submit(put, i) for i in range(1000)]
         assert asyncio.run(read()) == list(range(1000))
     assert all(put.exception() is None for put in putting)
-    events.put(1)  # nobody waits, and the loop has ended
-    assert events.get() == 1
 
 
 def test_ctrl_c_ends_an_answer_as_the_program_wants(model: Model) -> None:

@@ -18,7 +18,6 @@ from mink_local.chat.terminal.progress import candidates
 from mink_local.chat.terminal.screen import Screen, counted, one_line
 from mink_local.errors import ContextOverflowError, MinkError
 from mink_local.generation.answer import Answer
-from mink_local.generation.answers import answers_of
 from mink_local.generation.common_numbers import CommonNumbers
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request
@@ -91,7 +90,7 @@ class Comparison:
         ]
         model.reserve(min(before, self._n_prompt + max_tokens), len(requests))
         try:
-            for answer in answers_of(model.answer_all(requests), waiting):
+            for answer in model.answer_all(requests).reading(waiting):
                 if answer.finish_reason == "overflow":
                     raise ContextOverflowError(answer.prompt_tokens, before)
                 self.answers[answer.index] = answer

@@ -24,7 +24,7 @@ from mink_local.chat.settings import Settings
 from mink_local.errors import GenerationError, MinkError
 from mink_local.generation.answer import Piece
 from mink_local.generation.model import Model
-from mink_local.generation.reply import Reply, pieces_of
+from mink_local.generation.reply import Reply
 from mink_local.generation.request import SamplingParams
 from mink_local.generation.text import joined
 from mink_local.interrupts import on_interrupt
@@ -464,7 +464,7 @@ class AnswerStream:
         unseen = [] if message.content or message.reasoning else [reply.prefix]
         try:
             with on_interrupt(reply.interrupt):
-                for piece in pieces_of(reply, lambda: waiting(engine.unevaluated(reply.answer))):
+                for piece in iter(reply).reading(lambda: waiting(engine.unevaluated(reply.answer))):
                     message.first_token_s = message.first_token_s or time.perf_counter() - self._began
                     if piece.token is not None and guard and guard.feed(piece.token, len(piece), reply.text):
                         reply.interrupt()
