@@ -2,13 +2,10 @@
 
 import json
 import re
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import date as Date
-from datetime import datetime
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from itertools import count
 from typing import Any, cast
 
@@ -33,8 +30,6 @@ PLAIN_TURNS = (
     "{% endfor %}Assistant:"
 )
 PLAIN_STOP = "\nUser:"
-
-_LONGEST_REMEMBERED = 1 << 20  # characters of messages and tools
 
 
 class ChatTemplate:
@@ -64,11 +59,6 @@ class ChatTemplate:
         self.supports_tools = "tools" in source
         self.call_marks = marks_of(source)
         self.style = style_of(source) if self.supports_tools else None
-        self._dates = re.findall(r"strftime_now\(\s*['\"](.*?)['\"]", source)
-        if source.count("strftime_now") > len(self._dates):
-            self._dates.append("%s %f")  # in what form is not known: nothing is remembered
-        self._tokenizer = _MessageTokenizer(weights, self._renderer)
-        self._remembered = lru_cache(maxsize=64)(self._tokenizer)
 
     def stop(self, prompt: Prompt) -> tuple[str, ...]:
         """Return the strings that end an answer, in addition to the model's own end tokens."""
@@ -116,7 +106,10 @@ class ChatTemplate:
 
         In this text, markup typed in messages looks like the template's own. Errors as for `tokens`.
         """
-        return self._tokenizer.render(self._input(messages, enable_thinking, tools, template_kwargs))
+        given = self._input(messages, enable_thinking, tools, template_kwargs)
+        turns, prefill = _split_prefill(given["messages"])
+        rendered = self._rendered({**given, "messages": turns})
+        return rendered + "".join(_prefill(prefill, _opens_reasoning(rendered)))
 
     def opens_reasoning(self, prompt: Sequence[int], answer: str = "") -> bool:
         """Return whether a prompt, before the beginning of an answer in it, ends by opening reasoning."""
@@ -158,21 +151,6 @@ class ChatTemplate:
         """End the child process that renders the template, if any."""
         self._renderer.close()
 
-    def _of_messages(self, given: dict[str, Any]) -> list[int]:
-        """Return the token ids for a template's input, cached: requests often have the same messages."""
-        try:
-            question = _Question(json.dumps(given, ensure_ascii=False), given)
-        except TypeError as error:
-            raise ValueError(f"messages, tools and template_kwargs must be JSON values: {error}") from None
-        if len(question.text) > _LONGEST_REMEMBERED:
-            return self._tokenizer(question).tolist()
-        return self._remembered(question, self._moment()).tolist()
-
-    def _moment(self) -> tuple[str, ...]:
-        """Return the dates and times that the prompt may contain."""
-        now = datetime.now()
-        return tuple(now.strftime(form) for form in self._dates)
-
     def _input(
         self,
         messages: Sequence[Message],
@@ -186,33 +164,22 @@ class ChatTemplate:
         switch = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         return template_input(messages, tools, self.style) | kwargs | switch
 
+    def _of_messages(self, given: dict[str, Any]) -> list[int]:
+        """Return the token ids for a template's input, in which markup that others typed stays plain text.
 
-@dataclass(frozen=True)
-class _Question:
-    """A template's input, and the same as JSON, by which it is remembered."""
-
-    text: str
-    given: dict[str, Any] = field(compare=False)
-
-
-class _MessageTokenizer:
-    """Tokenizes messages so that markup typed in them stays plain text.
-
-    `<|im_end|>` in a message, a tool's description or a call's arguments does not end a turn.
-    """
-
-    def __init__(self, weights: Weights, renderer: Renderer) -> None:
-        self._weights, self._renderer = weights, renderer
-
-    def __call__(self, question: _Question, _: object = None) -> "array[int]":
-        """Return the token ids for the template's input."""
+        `<|im_end|>` in a message, a tool's description or a call's arguments does not end a turn.
+        """
+        try:
+            text = json.dumps(given, ensure_ascii=False)
+        except TypeError as error:
+            raise ValueError(f"messages, tools and template_kwargs must be JSON values: {error}") from None
         # Before rendering, a mark is put inside every token of markup; afterwards, the text is split at the
         # marks, so that no part contains a whole such token from a message. The mark is a noncharacter or
         # private-use character that no string contains.
-        mark = next(c for c in map(chr, range(0xFDD0, 0x110000)) if c not in question.text)
-        turns, prefill = _split_prefill(question.given["messages"])
+        mark = next(c for c in map(chr, range(0xFDD0, 0x110000)) if c not in text)
+        turns, prefill = _split_prefill(given["messages"])
         typed, own = (partial(pattern.sub, rf"\g<0>{mark}") for pattern in self._markup)
-        marked = _map_strings({**question.given, "messages": turns}, typed)
+        marked = _map_strings({**given, "messages": turns}, typed)
         for turn, changed in zip(turns, marked["messages"], strict=True):
             if turn["role"] == "assistant":  # templates look for the tags that the model itself wrote
                 changed |= {name: own(turn[name]) for name in _OWN if isinstance(turn.get(name), str)}
@@ -223,13 +190,7 @@ class _MessageTokenizer:
             tokens += self._tokenized(part)
         for i, part in enumerate(_prefill(prefill, _opens_reasoning(rendered))):
             tokens += self._tokenized(part, parse_special=i % 2 == 1)
-        return array("i", tokens)
-
-    def render(self, given: dict[str, Any]) -> str:
-        """Return the prompt's text."""
-        turns, prefill = _split_prefill(given["messages"])
-        rendered = self._rendered({**given, "messages": turns})
-        return rendered + "".join(_prefill(prefill, _opens_reasoning(rendered)))
+        return tokens
 
     def _rendered(self, given: dict[str, Any]) -> str:
         try:

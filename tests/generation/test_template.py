@@ -221,31 +221,6 @@ def test_a_template_without_tools_has_them_and_calls_as_text(smollm2: Model) -> 
         assert text in prompt
 
 
-def test_a_prompt_is_rendered_once(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless its messages have changed in place, or it is too long to be remembered."""
-    rendered: list[Any] = []
-    render = Renderer.__call__
-
-    def watched(self: Renderer, messages: Any, **options: Any) -> str:
-        rendered.append(messages)
-        return render(self, messages, **options)
-
-    monkeypatch.setattr(Renderer, "__call__", watched)
-    with load_model(tiny_path, n_ctx=256, trust=True) as model:
-        messages = [{"role": "user", "content": "How many times am I rendered?"}]
-        model.prompt_tokens(messages).clear()
-        messages[0]["content"] += " Once?"
-        asked = [messages, *([{"role": "user", "content": f"Say {i}."}] for i in range(40))]
-        assert len(list(model.generate(asked, max_tokens=1, temperature=0.0))) == 41
-        assert model.prompt_tokens(messages)
-        assert len(rendered) == 42
-        model.prompt_tokens(messages, enable_thinking=True)
-        assert len(rendered) == 43
-        for _ in range(2):
-            model.prompt_tokens([{"role": "user", "content": "long " * 220_000}])
-        assert len(rendered) == 45
-
-
 def test_no_more_of_messages_is_tokenized_than_overflows_every_context(tmp_path: Path) -> None:
     """All of a million characters would take minutes. A raw text is tokenized whole."""
     template = "{% for i in range(1000) %}{% for j in range(1000) %}é{% endfor %}{% endfor %}"
