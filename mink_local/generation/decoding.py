@@ -121,10 +121,10 @@ class Decoding:
         n_tokens = self.answer.prompt_tokens
         return min(self.answer.request.n_rows, n_tokens) if self._params.prompt_logprobs is None else n_tokens
 
-    def record(self, logits: NDArray[np.float32], position: int) -> None:
+    def record(self, logits: NDArray[np.float32], position: int) -> Iterator[Piece]:
         """Take the raw logits, float32 (V,), after `position` tokens of the prompt, if they are wanted.
 
-        Raises GenerationError for a NaN, if log-probabilities are wanted.
+        Yields nothing. Raises GenerationError for a NaN, if log-probabilities are wanted.
         """
         answer, count = self.answer, self._params.prompt_logprobs
         watch, n_rows = answer.request.watch, answer.request.n_rows
@@ -134,6 +134,7 @@ class Decoding:
             logprob, top = log_probabilities(logits, answer.prompt[position], count)
             answer.prompt_logprobs.append(logprob)
             answer.prompt_top_logprobs.append(top)
+        yield from ()
 
     def sample(self, logits: NDArray[np.float32]) -> Iterator[Piece]:
         """Append a token sampled from raw logits, float32 (V,), and those that must follow it.

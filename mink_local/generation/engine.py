@@ -18,7 +18,7 @@ While answers are being generated, prompts are prefilled in chunks small enough 
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, takewhile
 from typing import Any
@@ -149,38 +149,31 @@ class Engine:
         """Have a function called when the answers before it have ended; requests after it wait for it."""
         self._waiting.append(job)
 
-    def cancel(self, answer: Answer, error: BaseException | None = None) -> Step:
-        """End one answer, with finish_reason "interrupted", or "error" if there is one.
+    def cancel(self, answers: Container[Answer], error: BaseException | None = None) -> Step:
+        """End answers, with finish_reason "interrupted", or "error" if there is one.
 
-        Returns its last piece, unless it has ended, and what else had to be told before.
+        Returns the last pieces of those that had not ended, and what else had to be told before.
         """
         told = self.tell()
-        decoding = next((each for each in self._decodings() if each.answer is answer), None)
-        if decoding is None:
-            return told
-        piece = _ended(decoding, error)
-        self._waiting = deque(each for each in self._waiting if each is not decoding)
-        self._bulk = deque(each for each in self._bulk if each is not decoding)
+        return [*told, *self._end([each for each in self._decodings() if each.answer in answers], error)]
+
+    def cancel_all(self, error: BaseException | None = None) -> Step:
+        """End all answers, like `cancel`."""
+        told = self.tell()
+        return [*told, *self._end([*self._decodings()], error)]
+
+    def _end(self, decodings: Sequence[Decoding], error: BaseException | None) -> Step:
+        """End answers and free what they occupy; return their last pieces."""
+        ended = set(decodings)
+        self._waiting = deque(each for each in self._waiting if each not in ended)
+        self._bulk = deque(each for each in self._bulk if each not in ended)
         for group in self._groups():
-            if decoding in group:
-                group.remove(decoding)
+            group[:] = [each for each in group if each not in ended]
         self._forked = [group for group in self._forked if group]
         for slot in self.slots:
             if slot.job == []:
                 slot.release()
-        return [*told, (answer, piece)]
-
-    def cancel_all(self, error: Exception | None = None) -> Step:
-        """End all answers, with finish_reason "interrupted", or "error" if there is one.
-
-        Returns the answers' last pieces.
-        """
-        ended = [*self.tell(), *self._end_started(error)]
-        ended += [(decoding.answer, _ended(decoding, error)) for decoding in self._decodings()]
-        self._waiting.clear()  # including jobs
-        self._bulk.clear()
-        self._forked.clear()
-        return ended
+        return [(each.answer, _ended(each, error)) for each in decodings]
 
     def interrupt(self) -> None:
         """On a CPU, give up the batch that is being evaluated; a later step evaluates it again.
@@ -218,7 +211,8 @@ class Engine:
         try:
             self._batch = decode(self.context, busy, self._n_prompt(busy, is_burst), starts=not is_burst)
         except GenerationError as error:
-            self._ended = [*self.tell(), *self._end_started(error)]
+            told = self.tell()
+            self._ended = [*told, *self._end([each for slot in busy for each in slot.job or ()], error)]
 
     def _n_prompt(self, busy: Sequence[Slot[Group]], is_burst: bool) -> int:
         """Return how many tokens of prompts are evaluated in a step."""
@@ -269,7 +263,8 @@ class Engine:
             if not job or slot.job is not job:  # its answers have ended, and others may have its slot
                 continue
             if position < job[0].answer.prompt_tokens:
-                told += self._record(slot, row, position)
+                for decoding in job.copy():
+                    told += self._taken(decoding, decoding.record(row, position))
             elif self.tells_late and len(job) == 1 and job[0] in sampled and job[0].is_plain:
                 self._go_on(slot, *sampled[job[0]])
             else:
@@ -319,7 +314,7 @@ class Engine:
             for piece in pieces:
                 told.append((decoding.answer, piece))
         except BaseException as error:  # also of `watch`, and of a sampler from another package
-            told.append((decoding.answer, _ended(decoding, error)))
+            told += self._end([decoding], error)
         return told
 
     def forget(self) -> None:
@@ -347,13 +342,6 @@ class Engine:
 
     def _fits(self, decoding: Decoding) -> bool:
         return decoding.answer.prompt_tokens < self.context.n_ctx
-
-    def _end_started(self, error: Exception | None) -> Step:
-        """End the answers with a slot."""
-        ended = [(d.answer, _ended(d, error)) for slot in self.slots for d in slot.job or ()]
-        for slot in self.slots:
-            slot.release()
-        return ended
 
     def _resume(self) -> None:
         """Give free slots to answers that diverged from others."""
@@ -430,27 +418,13 @@ class Engine:
             gap.take_over(slot)
         return place
 
-    def _record(self, slot: Slot[Group], logits: NDArray[np.float32], position: int) -> Step:
-        """Give the logits after part of the prompt to the answers in a slot."""
-        assert slot.job
-        events: Step = []
-        for decoding in slot.job.copy():
-            try:
-                decoding.record(logits, position)
-            except BaseException as error:  # also of `watch`
-                events.append((decoding.answer, _ended(decoding, error)))
-                slot.job.remove(decoding)
-        if not slot.job:
-            slot.release()
-        return events
-
     def _sample(
         self, slot: Slot[Group], row: NDArray[np.float32], sampled: dict[Decoding, tuple[int, int]]
     ) -> Step:
         """Give every answer in a slot its token, and what must follow; then fork it if they diverge."""
         told: Step = []
         by_tokens: dict[tuple[int, ...], Group] = {}
-        for decoding in slot.job or ():
+        for decoding in [*(slot.job or ())]:
             n_before = decoding.answer.n_tokens
             is_done = decoding in sampled
             pieces = decoding.take(*sampled[decoding]) if is_done else decoding.sample(row)

@@ -8,7 +8,7 @@ import atexit
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -78,10 +78,10 @@ class EngineThread:
 
         If nothing else is being generated, a batch on a CPU is given up in the middle.
         """
-        ended = list(answers)
+        ended = set(answers)
         if not ended:
             return
-        if set(self._listeners) <= set(ended):
+        if set(self._listeners) <= ended:
             self._engine.interrupt()
         self._commands.put(partial(self._cancel, ended))  # after the interrupt, which it takes back
 
@@ -180,13 +180,11 @@ class EngineThread:
         except BaseException as error:
             for answer in [answer for answer, its in self._listeners.items() if its is listener]:
                 del self._listeners[answer]
-                self._tell(self._engine.cancel(answer, error))  # with what others were to be told
+                self._tell(self._engine.cancel([answer], error))  # with what others were to be told
 
-    def _cancel(self, answers: Sequence[Answer]) -> None:
+    def _cancel(self, answers: Container[Answer]) -> None:
         self._engine.context.interrupted = False
-        for answer in answers:
-            if answer in self._listeners:
-                self._tell(self._engine.cancel(answer))
+        self._tell(self._engine.cancel(answers))
 
     def _cancel_all(self) -> None:
         self._cancel(list(self._listeners))

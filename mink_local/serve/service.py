@@ -71,7 +71,7 @@ class EventStream:
     async def __anext__(self) -> Event:
         if not self._open:
             raise StopAsyncIteration
-        event = await self._news.wait(self._next)
+        event: Event | ApiError = await self._news.wait(self._next)
         if isinstance(event, ApiError):
             self.has_failed = True
             raise event

@@ -252,7 +252,7 @@ def test_a_cancelled_slot_is_free_at_the_next_step(model: Model) -> None:
     answers = [submit(engine, greedy(text, 200)) for text in QUESTIONS[:5]]
     run(engine, 3)
     assert engine.n_waiting == 1
-    engine.cancel(answers[0])
+    engine.cancel([answers[0]])
     assert answers[4] in [answer for answer, _ in engine.step() + engine.step()]
     assert engine.n_waiting == 0
     engine.cancel_all()
@@ -327,7 +327,7 @@ def test_a_slot_freed_during_a_step_does_not_pass_on_its_logits(
             submit(engine, request(PROMPTS[2], temperature=10.0, max_tokens=3, seed=seed)) for seed in (1, 2)
         ]
         engine.launch()
-        engine.tell() if how == "text" else engine.cancel(ending)
+        engine.tell() if how == "text" else engine.cancel([ending])
         assert ending.finish_reason == ("stop" if how == "text" else "interrupted")
         engine.collect()
         assert [answer.n_tokens for answer in diverging] == [1, 1]
@@ -379,7 +379,7 @@ def test_requests_that_come_and_go(model: Model, monkeypatch: pytest.MonkeyPatch
         elif action < 0.55 and answers:
             answer = choice.choice(answers)
             was_running = answer.finish_reason is None
-            told = engine.cancel(answer)
+            told = engine.cancel([answer])
             ends += [each for each, piece in told if piece.finish_reason is not None]
             if was_running:
                 [*_, last] = [piece for each, piece in told if each is answer]
@@ -417,7 +417,7 @@ def test_what_is_told_late_is_the_same(real: Model, monkeypatch: pytest.MonkeyPa
             params = SamplingParams(**{"seed": seed, "max_tokens": 30, **one})
             answer = submit(engine, Request(ask(QUESTIONS[3]), params))
             run(engine, 12 if seed >= len(options) else 1000)
-            engine.cancel(answer)
+            engine.cancel([answer])
             assert engine.idle
             held = [list(slot.tokens) for slot in engine.slots if slot.tokens]
             yield answer.tokens, answer.k, answer.text, answer.usage, answer.finish_reason, held
@@ -447,7 +447,7 @@ def test_64_answers_at_a_time_are_those_of_one(tiny_path: Path) -> None:
             answers = [submit(engine, one) for one in requests]
             run(engine, 5)
             for answer in answers[::9]:
-                engine.cancel(answer)
+                engine.cancel([answer])
             run(engine)
             assert engine.n_busy == 0
             for i, answer in enumerate(answers):
@@ -520,7 +520,7 @@ def test_a_finished_answer_is_not_taken(real: Model) -> None:
     for decoding in (too_long, left):
         engine.enqueue(decoding)
         assert engine.idle
-        engine.cancel(decoding.answer)
+        engine.cancel([decoding.answer])
 
 
 def test_a_request_watches_the_logits_of_its_steps(real: Model) -> None:
