@@ -47,7 +47,6 @@ CALL_TEXTS = (
 )  # fmt: skip
 """Texts around and in calls that are control tokens in some vocabularies."""
 
-_MOST_COMMAS = 50  # at which arguments that are cut off may be complete
 SPACES = re.compile(r"\s*")
 FEW_SPACES = re.compile(r"\s{0,64}")
 
@@ -151,14 +150,12 @@ def _gemma_arguments(text: str) -> dict[str, Any]:
 def _notation(closing: str, arguments: Callable[[str], dict[str, Any]]) -> Format:
     """Return the format of arguments that show only at their end that this is a call."""
 
-    def cut(name: str, text: str, schema: Any) -> Call | None:  # noqa: ARG001
-        commas = [match.start() for match in re.finditer(",", text)][-_MOST_COMMAS:]
-        for end in (*reversed(commas), 1):  # without what may be incomplete
-            with suppress(SyntaxError, *NO_CALL):
-                return Call(name, as_json(arguments(text[:end] + closing))[:-1], is_whole=False)
-        return None
-
-    return Format(closing, lambda name, text, _: Call(name, as_json(arguments(text))), cut, is_certain=False)
+    return Format(
+        closing,
+        lambda name, text, _: Call(name, as_json(arguments(text))),
+        lambda name, *_: Call(name, "", is_whole=False),  # part of it cannot be said in JSON
+        is_certain=False,
+    )
 
 
 def _tags(closing: str, begin: re.Pattern[str], end: re.Pattern[str]) -> Format:
@@ -244,12 +241,8 @@ HEADS = (
     _head(r"@~(?=</tool_call>)", _ARG_KEYS, True),
     PYTHON_HEAD,
 )
-BEGUN_HEAD = re.compile(
-    rf"(?:(?:call:|functions\.|function<｜tool▁sep｜>)?(?:(?!function<){_NAME}(?P<rest>(?::\w{{0,64}})?{_FEW}"
-    r"(?:[<>`\[].{0,100})?))?|function<｜?[tool▁sep]{0,8}｜?)\Z",
-    re.DOTALL,
-)
-"""The beginning of a head; the name is complete if something follows it."""
+ARGUMENTS = re.compile(r"[({]|<parameter=|<arg_key>|</")
+"""What a head ends before."""
 
 
 class _JsonConstants(ast.NodeTransformer):

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from mink_local.generation.call_formats import (
-    BEGUN_HEAD,
+    ARGUMENTS,
     CALL_ENDS,
     CALL_MARKS,
     FEW_SPACES,
@@ -118,7 +118,6 @@ class ToolParser:
         self._is_parallel = is_parallel
         self._text, self._at = "", 0  # what is held back, from a place on
         self._begun: _Begun | None = None  # the call that begins there
-        self._begun_name = ""  # of what may be one
         self._closings: frozenset[str] = frozenset()  # what may follow the last one
         self._space = ""  # what is held back before the place: spaces, after a call also a separator
         self._gap = ""  # between text and the call after it; for more text after the call
@@ -168,7 +167,7 @@ class ToolParser:
             elif found and not is_final:
                 return
             elif found and is_cut:
-                yield from self._call(Call(self._begun_name, "", is_whole=False), len(self._text))
+                yield from self._call(Call("", "", is_whole=False), len(self._text))
             else:
                 yield self._take_text(end_of(_WORD, self._text, self._at))
         if is_final and self._space and not self._follows_call:
@@ -205,7 +204,6 @@ class ToolParser:
     def _look(self) -> _Begun | bool:
         """Return the call that begins here, or whether more text may show that one does."""
         text, at, closings = self._text, self._at, self._closings
-        self._begun_name = ""
         for _ in range(_MOST_WRAPPERS):
             openings = self._openings if self._is_line_start or at > self._at else self._marks
             begun = [each for each in openings if each.startswith(text[at : at + len(each)])]
@@ -226,9 +224,7 @@ class ToolParser:
             if match and (not head.is_known or match["name"] in self._schemas):
                 closings = closings.union(head.closing)
                 return _Begun(head.format, match.end(), closings, match["name"], head.format.is_certain)
-        if begun := BEGUN_HEAD.match(self._text, at):
-            self._begun_name = begun["name"] if begun["rest"] else ""
-        return begun is not None
+        return len(self._text) - at < _LONGEST_START and not ARGUMENTS.search(self._text, at)
 
     def _look_for_known(self, at: int, closings: frozenset[str]) -> _Begun | bool:
         objects = ['{"arguments":', '{"parameters":', *self._starts]
