@@ -1,18 +1,21 @@
 """The answers to many requests, generated side by side."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from mink_local.errors import MinkError
 from mink_local.generation.answer import Answer
-from mink_local.generation.decoding import Decoding
-from mink_local.generation.engine_thread import EngineThread, Event
+from mink_local.generation.engine_thread import Event
 from mink_local.generation.request import Request
 from mink_local.generation.streams import News, Stream
 
-_AHEAD = 3  # times n_parallel: requests taken before their answers are read, so that no slot waits
+if TYPE_CHECKING:
+    from mink_local.generation.model import Model
+
+_AHEAD = 2  # times n_parallel: requests taken before their answers are read, so that no slot waits
 _AHEAD_IN_ORDER = 16  # the same for answers that may have to wait for an earlier one
 
 
@@ -20,29 +23,18 @@ class Answers(Stream[Answer]):
     """The answers to requests: an iterator, for `for` and for `async for`.
 
     Args:
+        model: Generates them.
         requests: Taken as slots become free, by the thread that reads the answers.
-        prepare: Makes a request ready for `thread`.
-        n_parallel: Returns the number of slots.
-        is_interrupted: Returns whether to begin no further request.
         ordered: Yield the answers in the order of their requests.
         is_finite: Whether to tell those never begun after an interrupt.
     """
 
     def __init__(
-        self,
-        requests: Iterable[Request],
-        prepare: Callable[[Request, Answer], Decoding],
-        thread: EngineThread,
-        n_parallel: Callable[[], int],
-        is_interrupted: Callable[[], bool],
-        *,
-        ordered: bool,
-        is_finite: bool,
+        self, model: "Model", requests: Iterable[Request], *, ordered: bool, is_finite: bool
     ) -> None:
-        super().__init__(thread, News())
+        super().__init__(model.thread, News())
+        self._model, self._n_interrupts = model, model.n_interrupts
         self._upcoming = enumerate(requests)
-        self._prepare = prepare
-        self._n_parallel, self._is_interrupted = n_parallel, is_interrupted
         self._is_ordered, self._is_finite = ordered, is_finite
         self._ended: deque[Answer] = deque()  # those not in `_done` yet
         self._given: set[Answer] = set()
@@ -81,8 +73,8 @@ class Answers(Stream[Answer]):
 
     def _take(self) -> None:
         ahead = _AHEAD_IN_ORDER if self._is_ordered else _AHEAD
-        room = 1 + ahead * self._n_parallel() - len(self._given) - len(self._done)
-        was_interrupted = self._is_interrupted()
+        room = 1 + ahead * self._model.n_parallel - len(self._given) - len(self._done)
+        was_interrupted = self._model.n_interrupts != self._n_interrupts
         if was_interrupted and not self._is_finite:
             return
         begun = []
@@ -105,7 +97,7 @@ class Answers(Stream[Answer]):
         decodings = []
         for answer in answers:
             try:
-                decoding = self._prepare(answer.request, answer)
+                decoding = self._model.prepare(answer.request, answer)
             except (MinkError, ValueError, TypeError) as error:
                 answer.finish_reason, answer.error = "error", error
             if answer.finish_reason is None:
@@ -113,7 +105,7 @@ class Answers(Stream[Answer]):
                 decodings.append(decoding)
             else:
                 self._done[answer.index] = answer
-        self._thread.generate(decodings, self._listener, bulk=True)
+        self._thread.generate(decodings, self._listener)
 
 
 def _hear(ended: deque[Answer], news: News, events: Sequence[Event]) -> None:

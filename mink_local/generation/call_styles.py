@@ -44,7 +44,6 @@ class CallStyle:
         separator: The text between calls; without one, a message has a single call.
         has_text: Whether the template takes arguments only as text.
         has_short_ids: Whether the template takes only ids of nine letters and digits.
-        has_named_ids: Whether it writes an id for the name, such as `functions.get_weather:0`.
     """
 
     before: str
@@ -53,7 +52,6 @@ class CallStyle:
     separator: str | None = None
     has_text: bool = False
     has_short_ids: bool = False
-    has_named_ids: bool = False
 
     def write(self, name: str, arguments: str) -> str:
         """Return a call as the model writes it; the arguments are JSON."""
@@ -69,7 +67,6 @@ LLAMA = CallStyle('{"name": "', '", "parameters": ', "}")
 PLAIN = CallStyle('{"name": "', '", "arguments": ', "}", separator="\n")  # grammars allow no control tokens
 MISTRAL = replace(PLAIN, has_short_ids=True)
 DEEPSEEK = replace(PLAIN, has_text=True)
-KIMI = replace(PLAIN, has_named_ids=True)
 
 
 def style_of(chat_template: str) -> CallStyle | None:
@@ -82,7 +79,6 @@ def style_of(chat_template: str) -> CallStyle | None:
         "[TOOL_CALLS]": MISTRAL,
         "<｜tool▁calls▁begin｜>": DEEPSEEK,
         "<｜tool▁call▁begin｜>": DEEPSEEK,
-        "<|tool_calls_section_begin|>": KIMI,
     }.get(mark, PLAIN)
 
 

@@ -20,8 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, takewhile
-from typing import Any
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +62,6 @@ class Engine:
         self._template = template
         self._buffers = SamplingBuffers(weights.n_vocab)
         self._waiting: deque[Decoding | Job] = deque()
-        self._bulk: deque[Decoding] = deque()  # waiting behind all others
         self._forked: list[Group] = []  # waiting for a slot
         self._budget = PromptBudget()
         self._began = 0.0  # the running step
@@ -80,7 +78,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """True if there is nothing to generate."""
-        return not (self._waiting or self._bulk or self._groups() or self._sampled)
+        return not (self._waiting or self._groups() or self._sampled)
 
     @property
     def n_busy(self) -> int:
@@ -91,7 +89,7 @@ class Engine:
     def n_waiting(self) -> int:
         """Number of requests waiting for a slot."""
         waiting = list(self._waiting)  # another thread may ask
-        return sum(isinstance(each, Decoding) for each in waiting) + len(self._bulk)
+        return sum(isinstance(each, Decoding) for each in waiting)
 
     def prepare(self, request: Request, answer: Answer | None = None) -> Decoding:
         """Tokenize a request and compile its constraints; pass the result to `enqueue`.
@@ -136,14 +134,9 @@ class Engine:
             answer.finish_reason = "overflow"
         return decoding
 
-    def enqueue(self, *decodings: Decoding, bulk: bool = False) -> None:
-        """Take prepared requests, except those whose answer is already finished; `step` generates the others.
-
-        Args:
-            bulk: Whether they wait until no other request does.
-        """
-        queue: deque[Any] = self._bulk if bulk else self._waiting
-        queue += [decoding for decoding in decodings if decoding.answer.finish_reason is None]
+    def enqueue(self, *decodings: Decoding) -> None:
+        """Take prepared requests, except those whose answer is already finished; `step` does the others."""
+        self._waiting += [decoding for decoding in decodings if decoding.answer.finish_reason is None]
 
     def when_idle(self, job: Job) -> None:
         """Have a function called when the answers before it have ended; requests after it wait for it."""
@@ -166,7 +159,6 @@ class Engine:
         """End answers and free what they occupy; return their last pieces."""
         ended = set(decodings)
         self._waiting = deque(each for each in self._waiting if each not in ended)
-        self._bulk = deque(each for each in self._bulk if each not in ended)
         for group in self._groups():
             group[:] = [each for each in group if each not in ended]
         self._forked = [group for group in self._forked if group]
@@ -338,7 +330,6 @@ class Engine:
     def _decodings(self) -> Iterator[Decoding]:
         yield from (decoding for group in self._groups() for decoding in group)
         yield from (each for each in self._waiting if isinstance(each, Decoding))
-        yield from self._bulk
 
     def _fits(self, decoding: Decoding) -> bool:
         return decoding.answer.prompt_tokens < self.context.n_ctx
@@ -365,20 +356,17 @@ class Engine:
                 return []
             self._waiting.popleft()
             job()
-        ended = self._admit_from(self._waiting)
-        return ended if self._waiting else ended + self._admit_from(self._bulk)
-
-    def _admit_from(self, queue: deque[Any]) -> Step:
         ended: Step = []
-        first = takewhile(lambda each: isinstance(each, Decoding), islice(queue, len(self.slots)))
-        for decoding in list(first):
+        for decoding in list(islice(self._waiting, len(self.slots))):
+            if not isinstance(decoding, Decoding):
+                break
             if not self._fits(decoding):
                 ended.append((decoding.answer, decoding.end("overflow")))
             elif not self._place(decoding):
                 if self.n_busy == len(self.slots):
                     break
                 continue
-            queue.remove(decoding)
+            self._waiting.remove(decoding)
         return ended
 
     def _place(self, decoding: Decoding) -> bool:

@@ -57,12 +57,11 @@ class EngineThread:
         """Whether this is the calling thread."""
         return threading.current_thread() is self._thread
 
-    def generate(self, decodings: Iterable[Decoding], listener: Listener, *, bulk: bool = False) -> None:
+    def generate(self, decodings: Iterable[Decoding], listener: Listener) -> None:
         """Generate prepared answers, each after those that were given before.
 
         Args:
             listener: Receives their events.
-            bulk: Whether they wait until no other request does.
 
         Raises:
             GenerationError: The thread has failed, or is the calling one.
@@ -71,7 +70,7 @@ class EngineThread:
         self.check()
         if not self._listeners:
             self.last_step = time.monotonic()
-        self._commands.put(partial(self._take, list(decodings), listener, bulk))
+        self._commands.put(partial(self._take, list(decodings), listener))
 
     def cancel(self, answers: Iterable[Answer]) -> None:
         """End answers, with finish_reason "interrupted"; one that has ended stays as it is.
@@ -156,9 +155,9 @@ class EngineThread:
             if self._why_ending:
                 return
 
-    def _take(self, decodings: Sequence[Decoding], listener: Listener, bulk: bool) -> None:
+    def _take(self, decodings: Sequence[Decoding], listener: Listener) -> None:
         self._listeners |= {decoding.answer: listener for decoding in decodings}
-        self._engine.enqueue(*decodings, bulk=bulk)
+        self._engine.enqueue(*decodings)
 
     def _tell(self, events: Sequence[Event]) -> None:
         """Pass events on to the listeners of their answers."""

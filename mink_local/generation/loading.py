@@ -8,7 +8,7 @@ from functools import partial
 from itertools import pairwise
 from os import PathLike, fspath
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from mink_local.checks import Range, shown, spelled_out
 from mink_local.errors import MinkError, ModelError, OptionError
@@ -42,13 +42,10 @@ _EVERY_LAYER = 9999  # more than any model has; llama.cpp takes all there are
 _N_OUTPUTS = Range(0, N_BATCH * N_SEQ_MAX, whole=True)
 _N_CTX, _N_PARALLEL = Range(1, whole=True), Range(1, N_SEQ_MAX, whole=True)
 
+Loader = Callable[[int, int], tuple[Weights, Context]]
+"""Loads with so many layers on the GPU, and the experts of so many on the CPU. Raises ModelError."""
+
 log = logging.getLogger("mink_local")
-
-
-class Loader(Protocol):
-    """Loads with so many layers on the GPU, and the experts of so many on the CPU. Raises ModelError."""
-
-    def __call__(self, layers: int, n_cpu_moe: int, /) -> tuple[Weights, Context]: ...
 
 
 @spelled_out(PlacementOptions)

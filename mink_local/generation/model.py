@@ -43,7 +43,6 @@ from mink_local.models.placement import Placed
 log = logging.getLogger("mink_local")
 
 _NEXT = SamplingParams(temperature=0.0, max_tokens=1)  # for a request that is made for its logits
-_AHEAD = 2  # requests per slot that `answer_all` takes ahead, so that no slot waits for its reader
 
 
 class Model:
@@ -61,6 +60,7 @@ class Model:
         can_reason: Whether the chat template supports reasoning, `<think>…</think>` before an answer.
         has_thinking_switch: Whether the chat template can turn reasoning on and off (`enable_thinking`).
         supports_tools: Whether the chat template describes tools to the model.
+        n_interrupts: How often `interrupt` was called.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Model:
         self.thread = EngineThread(self.engine)
         self._end = weakref.finalize(self, self.thread.end, str(closed(name)))
         self._end.atexit = False  # the thread sees to that itself
-        self._n_interrupts = 0
+        self.n_interrupts = 0
         if template.is_plain:
             log.warning("%s has no chat template: its turns are plain text (User: … Assistant: …)", name)
 
@@ -331,7 +331,7 @@ class Model:
         """Answer many requests, `n_parallel` at a time, in order of completion or, if `ordered`, of requests.
 
         Requests are taken from the iterable as slots become free, in the thread that reads the answers: at
-        most 1 + 3 * n_parallel of them, or 1 + 16 * n_parallel if `ordered`, before their answers are read. A
+        most 1 + 2 * n_parallel of them, or 1 + 16 * n_parallel if `ordered`, before their answers are read. A
         beginning shared by successive requests is evaluated once. A prompt that does not fit into the context
         yields an answer with finish_reason "overflow", a malformed or failed one with "error", and the others
         continue. An error of the iterable is raised after the answers that are under way. After `interrupt`,
@@ -356,16 +356,7 @@ class Model:
 
     def _answers(self, requests: Iterable[Request], ordered: bool, is_finite: bool) -> Answers:
         self._require_open()
-        before = self._n_interrupts
-        return Answers(
-            requests,
-            self.prepare,
-            self.thread,
-            lambda: self.n_parallel,
-            lambda: self._n_interrupts != before,
-            ordered=ordered,
-            is_finite=is_finite,
-        )
+        return Answers(self, requests, ordered=ordered, is_finite=is_finite)
 
     def rows(
         self, sequences: Iterable[tuple[Sequence[int], int]]
@@ -426,7 +417,7 @@ class Model:
 
     def _read(self, requests: Iterable[Request]) -> Iterator[Answer]:
         """Return the answers to requests made for their logits; raise the error of one that fails."""
-        return self._successful(self.answer_all(requests), self._n_interrupts)
+        return self._successful(self.answer_all(requests), self.n_interrupts)
 
     def _successful(self, answers: Iterator[Answer], n_interrupts: int) -> Iterator[Answer]:
         for answer in answers:
@@ -436,7 +427,7 @@ class Model:
                 raise GenerationError(str(answer.error)) from answer.error
             if answer.finish_reason != "interrupted":
                 yield answer
-        if self._n_interrupts != n_interrupts:
+        if self.n_interrupts != n_interrupts:
             raise GenerationError("interrupted")
 
     def interrupt(self) -> None:
@@ -445,7 +436,7 @@ class Model:
         On a CPU, this also stops the prefill of a prompt midway. May be called from another thread or a
         signal handler.
         """
-        self._n_interrupts += 1
+        self.n_interrupts += 1
         self.thread.cancel_all()
 
     def forget(self) -> None:

@@ -112,11 +112,6 @@ class SamplingStep:
         positive = self.p[self.p > 0]
         return float(-(positive * np.log2(positive)).sum())
 
-    @property
-    def surprise(self) -> float:
-        """-log2 of the sampled token's probability at temperature 1, in bits."""
-        return float(-np.log2(max(self.p[self.sampled], np.finfo(float).tiny)))
-
     def at(self, temperature: float) -> "SamplingStep":
         """Return the step as it would be at another temperature > 0; nothing is sorted again."""
         moved = replace(self, temperature=temperature)

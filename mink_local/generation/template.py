@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date as Date
 from functools import cached_property, partial
-from itertools import count
 from typing import Any, cast
 
 from llama_cpp import llama_cpp as C
@@ -268,8 +267,6 @@ def template_input(
         raise ValueError("the last message calls tools: append a message with role tool for each call")
     if style is None:
         return {"messages": as_text(found, tools)}
-    if style.has_named_ids:
-        _name_calls(found)
     given = {"messages": [*one_call_each(found)] if style is LLAMA else found}
     return given | {"tools": [dict(tool) for tool in tools]} if tools else given
 
@@ -326,18 +323,6 @@ def _message(message: Message, style: CallStyle | None = None) -> dict[str, Any]
     if not isinstance(checked.get("role"), str) or not isinstance(content, str):
         raise ValueError(f"a message needs role and content, both str, not {message!r}")
     return checked
-
-
-def _name_calls(messages: Sequence[dict[str, Any]]) -> None:
-    """Replace the ids of calls by their names, numbered through the conversation; those of results alike."""
-    ids: dict[str, str] = {}
-    numbers = count()
-    for message in messages:
-        for call in message.get("tool_calls", ()):
-            name = f"functions.{call['function']['name']}:{next(numbers)}"
-            ids[str(call.get("id"))] = call["id"] = name
-        if (found := ids.get(str(message.get("tool_call_id")))) is not None:
-            message["tool_call_id"] = found
 
 
 def _text_of(part: Any) -> str:

@@ -57,10 +57,10 @@ def test_the_probability_that_a_token_is_sampled_with() -> None:
     assert (mirostat.k, mirostat.kept[Mirostat()], mirostat.p_sampled[3]) == (3, 3, 0)
 
 
-def test_entropy_and_surprise_are_in_bits() -> None:
+def test_entropy_is_in_bits() -> None:
     row = np.array([0, 0, 0, 0, -np.inf], np.float32)
     step = sampling_step(row, sampled=2, temperature=5.0)
-    assert [step.entropy, step.surprise] == pytest.approx([2, 2])
+    assert step.entropy == pytest.approx(2)
 
 
 def test_another_temperature_is_the_same_as_from_the_beginning(logits: NDArray[np.float32]) -> None:

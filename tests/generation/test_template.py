@@ -388,16 +388,12 @@ def test_a_message_that_a_template_refuses_is_named(tiny: Callable[..., Path]) -
             '{"query": "rain é"}<｜tool▁calls▁begin｜>',
         ),
         ("{{ call.id | length }}{{ messages[2].tool_call_id == call.id }}[TOOL_CALLS]", "9True[TOOL_CALLS]"),
-        (
-            "{{ call.id }} {{ messages[2].tool_call_id }}<|tool_calls_section_begin|>",
-            "functions.search:0 functions.search:0<|tool_calls_section_begin|>",
-        ),
     ],
 )
 def test_calls_are_written_as_templates_take_them(
     template: str, prompt: str, tiny: Callable[..., Path]
 ) -> None:
-    """DeepSeek's concatenate arguments, Mistral's insist on short ids, Kimi's write them for the name."""
+    """DeepSeek's concatenate arguments, Mistral's insist on short ids."""
     looped = "{# tools #}{% for call in messages[1].tool_calls %}" + template + "{% endfor %}"
     with load_model(tiny(template=looped), trust=True) as model:
         assert model.apply_chat_template(CALLED) == prompt

@@ -13,7 +13,6 @@ from mink_local.generation.call_formats import CALL_MARKS, GEMMA_QUOTES, OPEN, W
 from mink_local.generation.call_styles import (
     DEEPSEEK,
     HERMES,
-    KIMI,
     LLAMA,
     MISTRAL,
     PLAIN,
@@ -273,7 +272,7 @@ def test_marks_are_those_of_the_template() -> None:
         ('"parameters": ', LLAMA),
         ("[TOOL_CALLS]", MISTRAL),
         ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", DEEPSEEK),
-        ("<|tool_calls_section_begin|><|tool_call_begin|>", KIMI),
+        ("<|tool_calls_section_begin|><|tool_call_begin|>", PLAIN),
         ("<|START_ACTION|>", PLAIN),
         ('<|tool_call>call: <|"|>', PLAIN),
         ("tools", None),
