@@ -23,10 +23,9 @@ from mink_local.version import __version__
 
 if TYPE_CHECKING:
     from mink_local.generation.answer import Answer, Piece
-    from mink_local.generation.answers import Answers
     from mink_local.generation.loading import load_model
     from mink_local.generation.model import Model
-    from mink_local.generation.reply import Reply
+    from mink_local.generation.replies import Answers, Reply
     from mink_local.generation.request import Request, SamplingParams
     from mink_local.llama.constraints import Constraints
     from mink_local.models.placement import PlacementOptions
@@ -65,12 +64,12 @@ __all__ = [
 
 _HOMES = {
     "Answer": "generation.answer",
-    "Answers": "generation.answers",
+    "Answers": "generation.replies",
     "Constraints": "llama.constraints",
     "Model": "generation.model",
     "Piece": "generation.answer",
     "PlacementOptions": "models.placement",
-    "Reply": "generation.reply",
+    "Reply": "generation.replies",
     "Request": "generation.request",
     "SamplingParams": "generation.request",
     "load_model": "generation.loading",

@@ -18,11 +18,10 @@ from mink_local.checks import Range, as_ids, as_texts, shown, spelled_out
 from mink_local.errors import ContextOverflowError, GenerationError
 from mink_local.files import replaced
 from mink_local.generation.answer import Answer
-from mink_local.generation.answers import Answers
 from mink_local.generation.decoding import Decoding, log_probabilities
 from mink_local.generation.engine import Engine
 from mink_local.generation.engine_thread import EngineThread
-from mink_local.generation.reply import Reply
+from mink_local.generation.replies import Answers, Reply
 from mink_local.generation.request import (
     Message,
     Prompt,

@@ -18,8 +18,8 @@ from mink_local.generation.answer import Answer
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.engine_thread import Event
 from mink_local.generation.model import Model
+from mink_local.generation.replies import News
 from mink_local.generation.request import Prompt, Request, is_token_ids
-from mink_local.generation.streams import News
 from mink_local.llama.guide import tokenizer_of
 from mink_local.sandbox import ChildStartError
 from mink_local.serve.admission import Admission

@@ -19,7 +19,7 @@ from mink_local import Constraints, load_model
 from mink_local.errors import GenerationError, ModelError
 from mink_local.generation.answer import Answer, Splitter
 from mink_local.generation.model import Model
-from mink_local.generation.reply import Reply
+from mink_local.generation.replies import Reply
 from mink_local.generation.request import Prompt, Request, SamplingOptions, SamplingParams, Tool, merged
 from mink_local.generation.text import ReasoningSplitter, ReasoningState
 from mink_local.generation.tool_calls import ToolParser

@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 from mink_local import load_model
 from mink_local.errors import GenerationError, ModelError
 from mink_local.generation.model import Model
-from mink_local.generation.reply import Reply
+from mink_local.generation.replies import News, Reply
 from mink_local.generation.request import Request, SamplingParams
-from mink_local.generation.streams import News
 from mink_local.interrupts import on_interrupt
 from tests.conftest import forget, held
 

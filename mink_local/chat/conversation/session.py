@@ -24,7 +24,7 @@ from mink_local.chat.settings import Settings
 from mink_local.errors import GenerationError, MinkError
 from mink_local.generation.answer import Piece
 from mink_local.generation.model import Model
-from mink_local.generation.reply import Reply
+from mink_local.generation.replies import Reply
 from mink_local.generation.request import SamplingParams
 from mink_local.generation.text import joined
 from mink_local.interrupts import on_interrupt

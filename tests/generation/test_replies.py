@@ -14,8 +14,8 @@ import pytest
 
 from mink_local import Chain, ContextOverflowError, MinK, TopK, load_model
 from mink_local.errors import ConstraintError, GenerationError, MinkError, OptionError
-from mink_local.generation.answers import Answers
 from mink_local.generation.model import Model
+from mink_local.generation.replies import Answers
 from mink_local.generation.request import Request, SamplingParams
 
 SHORT: dict[str, Any] = {"temperature": 5.0, "ignore_eos": True, "max_tokens": 6, "seed": 1}
