@@ -3,8 +3,6 @@
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
-from operator import add
 from typing import Any, Literal
 
 from mink_local.errors import NoTokenLeftError
@@ -235,26 +233,23 @@ class Splitter:
         """True if reasoning has started and not ended."""
         return self._reasoning.in_reasoning
 
-    def feed(self, text: str) -> Piece:
-        """Return a piece with what is now certain; what may belong to a tag or the like is held back."""
-        return self._split(text, is_final=False)
+    def feed(self, text: str, *, is_final: bool = False, is_cut: bool = False) -> Piece:
+        """Return a piece with what is now certain; what may belong to a tag or the like is held back.
 
-    def end(self, text: str, *, is_cut: bool = False) -> Piece:
-        """Return the last piece, with what was held back; see `ToolParser.end`."""
-        return self._split(text, is_final=True, is_cut=is_cut)
-
-    def _split(self, text: str, *, is_final: bool, is_cut: bool = False) -> Piece:
+        Args:
+            text: More of the text.
+            is_final: Whether this is its end.
+            is_cut: Whether it is cut off there; see `ToolParser.feed`.
+        """
         had_content = self._reasoning.in_content
         self.waiting += text
-        reasoning, content = self._reasoning.feed(text)
-        if is_final:
-            reasoning, content = map(add, (reasoning, content), self._reasoning.end())
+        reasoning, content = self._reasoning.feed(text, is_final=is_final)
         self._thoughts.append(reasoning)
-        found: Iterable[Event] = [content] if self._parser is None else self._parser.feed(content)
-        if self._parser is not None and is_final:
-            found = chain(found, self._parser.end(is_cut=is_cut))
-            if self.in_reasoning and not is_cut:
-                found = self._parser.calls_at_end("".join(self._thoughts))
+        found: Iterable[Event] = [content]
+        if self._parser is not None and is_final and self.in_reasoning and not is_cut:
+            found = self._parser.calls_at_end("".join(self._thoughts))
+        elif self._parser is not None:
+            found = self._parser.feed(content, is_final=is_final, is_cut=is_cut)
         shown = ""
         if self._in_content and not had_content:
             shown = self.waiting[: len(self.waiting) - len(self._reasoning.held) - len(content)]

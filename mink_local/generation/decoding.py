@@ -244,10 +244,9 @@ class Decoding:
 
     def _piece(self, text: str, token: int | None, k: int, reason: FinishReason | None = None) -> Piece:
         answer = self.answer
-        if reason is None:
-            piece = self._splitter.feed(text)
-        else:
-            piece = self._splitter.end(text + self._decoder.decode(b"", final=True), is_cut=reason != "stop")
+        is_final, is_cut = reason is not None, reason not in (None, "stop")
+        text += self._decoder.decode(b"", final=is_final)
+        piece = self._splitter.feed(text, is_final=is_final, is_cut=is_cut)
         if self._splitter.stopped_by is not None:
             reason, answer.stopped_by = "stop", self._splitter.stopped_by
         if reason is not None:

@@ -142,18 +142,14 @@ class Engine:
         """Have a function called when the answers before it have ended; requests after it wait for it."""
         self._waiting.append(job)
 
-    def cancel(self, answers: Container[Answer], error: BaseException | None = None) -> Step:
-        """End answers, with finish_reason "interrupted", or "error" if there is one.
+    def cancel(self, answers: Container[Answer] | None = None, error: BaseException | None = None) -> Step:
+        """End answers, by default all, with finish_reason "interrupted", or "error" if there is one.
 
         Returns the last pieces of those that had not ended, and what else had to be told before.
         """
         told = self.tell()
-        return [*told, *self._end([each for each in self._decodings() if each.answer in answers], error)]
-
-    def cancel_all(self, error: BaseException | None = None) -> Step:
-        """End all answers, like `cancel`."""
-        told = self.tell()
-        return [*told, *self._end([*self._decodings()], error)]
+        ended = [each for each in self._decodings() if answers is None or each.answer in answers]
+        return [*told, *self._end(ended, error)]
 
     def _end(self, decodings: Sequence[Decoding], error: BaseException | None) -> Step:
         """End answers and free what they occupy; return their last pieces."""

@@ -72,22 +72,16 @@ class EngineThread:
             self.last_step = time.monotonic()
         self._commands.put(partial(self._take, list(decodings), listener))
 
-    def cancel(self, answers: Iterable[Answer]) -> None:
-        """End answers, with finish_reason "interrupted"; one that has ended stays as it is.
+    def cancel(self, answers: Iterable[Answer] | None = None) -> None:
+        """End answers, by default all, with finish_reason "interrupted"; one that has ended stays as it is.
 
-        If nothing else is being generated, a batch on a CPU is given up in the middle.
+        If nothing else is being generated, a batch on a CPU is given up in the middle, and a running
+        `call_when_idle` stopped.
         """
-        ended = set(answers)
-        if not ended:
-            return
-        if set(self._listeners) <= ended:
+        ended = None if answers is None else set(answers)
+        if ended is None or (ended and set(self._listeners) <= ended):
             self._engine.interrupt()
         self._commands.put(partial(self._cancel, ended))  # after the interrupt, which it takes back
-
-    def cancel_all(self) -> None:
-        """End all answers, with finish_reason "interrupted", and stop a running `call_when_idle`."""
-        self._engine.interrupt()
-        self._commands.put(self._cancel_all)
 
     def call_when_idle(self, function: Callable[[], T]) -> T:
         """Call a function in the thread when the answers that were given before have ended.
@@ -181,12 +175,9 @@ class EngineThread:
                 del self._listeners[answer]
                 self._tell(self._engine.cancel([answer], error))  # with what others were to be told
 
-    def _cancel(self, answers: Container[Answer]) -> None:
+    def _cancel(self, answers: Container[Answer] | None) -> None:
         self._engine.context.interrupted = False
         self._tell(self._engine.cancel(answers))
-
-    def _cancel_all(self) -> None:
-        self._cancel(list(self._listeners))
 
     def _end_everything(self) -> None:
         """Fail everything still pending."""
@@ -194,5 +185,5 @@ class EngineThread:
             with suppress(BaseException):
                 self._commands.get()()
         with suppress(BaseException):
-            self._tell(self._engine.cancel_all(self._over()))
+            self._tell(self._engine.cancel(error=self._over()))
         self._engine.context.interrupted = False

@@ -436,7 +436,7 @@ class Model:
         signal handler.
         """
         self.n_interrupts += 1
-        self.thread.cancel_all()
+        self.thread.cancel()
 
     def forget(self) -> None:
         """Empty the KV caches, so that later results do not depend on earlier prompts."""

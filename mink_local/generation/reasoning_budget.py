@@ -75,8 +75,7 @@ class ReasoningBudget:
         text = self._weights.piece(token).decode(errors="replace")
         self._n_tokens += self._splitter.in_reasoning
         self._tail = (self._tail + text)[-_TAIL:]
-        for _ in self._splitter.feed(text):
-            pass
+        self._splitter.feed(text)
         self._check()
 
     def _check(self) -> None:

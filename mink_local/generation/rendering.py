@@ -21,16 +21,12 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mink_local.checks import shown
-from mink_local.errors import OptionError
+from mink_local.errors import MinkError, OptionError
 from mink_local.sandbox import GIB, Child, SandboxError, in_a_line, serve
 
 SECONDS = 5  # an honest template takes less than a millisecond
 _MOST_CHARACTERS = 1 << 26
 _started: deque[Child] = deque()  # for the next renderer
-
-
-class TemplateError(Exception):
-    """A template yields no prompt; the text is a predicate, such as "is broken: …"."""
 
 
 def start_child() -> None:
@@ -94,18 +90,18 @@ class Renderer:
     def __call__(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """Return the prompt for a conversation.
 
-        `options` are further variables for the template, such as `enable_thinking`. Raises TemplateError if
+        `options` are further variables for the template, such as `enable_thinking`. Raises MinkError if
         the template is broken, refuses the conversation or does not end.
         """
         if self._is_closed:
-            raise TemplateError("is closed with its model")
+            raise MinkError("the chat template is closed with its model")
         try:
             question = [list(messages), options]
             answer = self._child.ask(question, SECONDS) if self._child else self._render(question)
         except SandboxError as error:
-            raise TemplateError(f"was stopped: it {error}") from None
+            raise MinkError(f"the chat template was stopped: it {error}") from None
         if "error" in answer:
-            raise TemplateError(answer["error"])
+            raise MinkError(f"the chat template {answer['error']}")
         return str(answer["text"])
 
 

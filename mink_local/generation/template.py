@@ -11,11 +11,10 @@ from typing import Any, cast
 from llama_cpp import llama_cpp as C
 
 from mink_local.checks import shown
-from mink_local.errors import MinkError
 from mink_local.generation.answer import Piece
 from mink_local.generation.call_formats import CALL_TEXTS, marks_of
 from mink_local.generation.call_styles import LLAMA, CallStyle, as_text, one_call_each, style_of
-from mink_local.generation.rendering import Renderer, TemplateError
+from mink_local.generation.rendering import Renderer
 from mink_local.generation.request import Message, Prompt, Request, Tool, is_raw, is_token_ids
 from mink_local.generation.text import THINK, THINK_END, ReasoningSplitter
 from mink_local.llama.constants import check_template_kwargs
@@ -107,7 +106,7 @@ class ChatTemplate:
         """
         given = self._input(messages, enable_thinking, tools, template_kwargs)
         turns, prefill = _split_prefill(given["messages"])
-        rendered = self._rendered({**given, "messages": turns})
+        rendered = self._renderer(**{**given, "messages": turns})
         return rendered + "".join(_prefill(prefill, _opens_reasoning(rendered)))
 
     def opens_reasoning(self, prompt: Sequence[int], answer: str = "") -> bool:
@@ -182,7 +181,7 @@ class ChatTemplate:
         for turn, changed in zip(turns, marked["messages"], strict=True):
             if turn["role"] == "assistant":  # templates look for the tags that the model itself wrote
                 changed |= {name: own(turn[name]) for name in _OWN if isinstance(turn.get(name), str)}
-        rendered = self._rendered(marked)
+        rendered = self._renderer(**marked)
         first, *rest = rendered.split(mark)
         tokens = self._tokenized(first, add_special=self._weights.chat_template is None)
         for part in rest:
@@ -190,12 +189,6 @@ class ChatTemplate:
         for i, part in enumerate(_prefill(prefill, _opens_reasoning(rendered))):
             tokens += self._tokenized(part, parse_special=i % 2 == 1)
         return tokens
-
-    def _rendered(self, given: dict[str, Any]) -> str:
-        try:
-            return self._renderer(**given)
-        except TemplateError as error:
-            raise MinkError(f"the chat template {error}") from None
 
     def _tokenized(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
         """Return the token ids of a text, or of its beginning if that alone is too long for any context.

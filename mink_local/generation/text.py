@@ -120,34 +120,29 @@ class ReasoningSplitter:
         """True if nothing that follows is reasoning, or dropped beside it."""
         return self.state == "text" and not self._strip
 
-    def feed(self, text: str) -> tuple[str, str]:
+    def feed(self, text: str, *, is_final: bool = False) -> tuple[str, str]:
         """Return the reasoning and the content that are now certain; what may begin a tag is held back."""
         self.held += text
         if self.state == "start":
-            self._decide()
-        reasoning = self._reasoning() if self.state == "reasoning" else ""
+            self._decide(is_final)
+        reasoning = self._reasoning(is_final) if self.state == "reasoning" else ""
         return reasoning, (self._take(len(self.held)) if self.state == "text" else "")
 
-    def end(self) -> tuple[str, str]:
-        """Return the text held back, as reasoning and content."""
-        if self.state == "reasoning":
-            self.held = self.held.rstrip()
-        text = self._take(len(self.held))
-        return (text, "") if self.state == "reasoning" else ("", text)
-
-    def _decide(self) -> None:
+    def _decide(self, is_final: bool) -> None:
         """Leave the state "start", unless the text may still become the opening tag."""
         text = self.held.lstrip()
         if text.startswith(THINK):
             self.state, self.held = "reasoning", text.removeprefix(THINK)
-        elif not THINK.startswith(text):
+        elif is_final or not THINK.startswith(text):
             self.state, self._strip = "text", False  # without reasoning, leading whitespace is kept
 
-    def _reasoning(self) -> str:
+    def _reasoning(self, is_final: bool) -> str:
         reasoning, mark, content = self.held.partition(THINK_END)
-        if not mark:  # hold back what may be the start of one
+        if not (mark or is_final):  # hold back what may be the start of one
             reasoning = reasoning[: len(reasoning) - started_length(reasoning, (THINK_END,))]
         taken = self._take(len(reasoning.rstrip()))
+        if is_final:
+            self.held = ""
         if mark:
             self.state, self._strip, self.held = "text", True, content
         return taken

@@ -134,21 +134,23 @@ class ToolParser:
         """Number of characters held back."""
         return len(self._space) + len(self._text) - self._at
 
-    def feed(self, text: str) -> Iterator[Event]:
-        """Yield what is now certain; what may be a call is held back."""
-        self._text += text
-        return filter(self._is_wanted, self._read())
+    def feed(self, text: str, *, is_final: bool = False, is_cut: bool = False) -> Iterator[Event]:
+        """Yield what is now certain; what may be a call is held back.
 
-    def end(self, *, is_cut: bool = False) -> Iterator[Event]:
-        """Yield what was held back; if the text is cut off, what may begin a call is dropped."""
-        return filter(self._is_wanted, self._read(is_final=True, is_cut=is_cut))
+        Args:
+            text: More of the text.
+            is_final: Whether this is its end.
+            is_cut: Whether it is cut off there: what may begin a call is dropped.
+        """
+        self._text += text
+        return filter(self._is_wanted, self._read(is_final, is_cut))
 
     def calls_at_end(self, reasoning: str) -> list[Event]:
         """Return the calls that reasoning ends with which has no end: the model did not go on after them."""
         starts = [match.start() for match in self._mark.finditer(reasoning) if match[0] in self._marks]
         for start in starts[-_MOST_WRAPPERS:]:
             parser = copy(self)
-            events = [*parser.feed(reasoning[start:]), *parser.end()]
+            events = [*parser.feed(reasoning[start:], is_final=True)]
             if not parser.is_cut and all(isinstance(event, ToolCallDelta) for event in events):
                 return events
         return []
@@ -156,7 +158,7 @@ class ToolParser:
     def _is_wanted(self, event: Event) -> bool:
         return self._is_parallel or isinstance(event, str) or event.index == 0
 
-    def _read(self, *, is_final: bool = False, is_cut: bool = False) -> Iterator[Event]:
+    def _read(self, is_final: bool, is_cut: bool) -> Iterator[Event]:
         while self._begun or self._skip(is_final):
             found = self._begun or self._look()
             if isinstance(found, _Begun):

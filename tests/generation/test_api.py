@@ -127,7 +127,7 @@ def test_reasoning_content_and_tool_calls(
 ) -> None:
     answer = Answer(Request(STORY, tools=tools))
     splitter = Splitter(ReasoningSplitter(state), ToolParser(tools) if tools else None)
-    for piece in [*map(splitter.feed, text), splitter.end("")]:
+    for piece in [*map(splitter.feed, text), splitter.feed("", is_final=True)]:
         answer.add(piece)
     assert (answer.text, answer.reasoning, answer.content) == (text, reasoning, content)
     functions = [call["function"] for call in answer.tool_calls]

@@ -154,7 +154,7 @@ def called(model: Model, request: Request, style: CallStyle) -> list[str | ToolC
     sampling = SamplingParams(sampler=MinK(), temperature=5.0, max_tokens=80, seed=1, constraints=constraints)
     [answer] = model.answer_all([Request([USER], sampling)])
     parser = ToolParser(request.tools, marks_of(""))
-    return [*parser.feed(answer.text), *parser.end()]
+    return [*parser.feed(answer.text, is_final=True)]
 
 
 @pytest.mark.parametrize("style", [HERMES, LLAMA])

@@ -255,7 +255,7 @@ def test_a_cancelled_slot_is_free_at_the_next_step(model: Model) -> None:
     engine.cancel([answers[0]])
     assert answers[4] in [answer for answer, _ in engine.step() + engine.step()]
     assert engine.n_waiting == 0
-    engine.cancel_all()
+    engine.cancel()
     assert engine.idle
 
 
@@ -482,7 +482,7 @@ def test_eight_threads_prepare_what_one_does(real: Model) -> None:
         while not (running.n_tokens and all(future.done() for future in futures)):
             engine.step()
     assert engine.n_waiting == 0
-    engine.cancel_all()
+    engine.cancel()
     prepared = [future.result() for future in futures]
     alone = [engine.prepare(one) for one in requests]
     assert [decoding.answer.prompt for decoding in prepared] == [decoding.answer.prompt for decoding in alone]
@@ -546,7 +546,7 @@ def engine(model: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     submit(engine, request("One", max_tokens=400, temperature=0, ignore_eos=True))
     engine.step()
     yield engine
-    engine.cancel_all()
+    engine.cancel()
 
 
 def prompt(tokens: Prompt) -> Request:
@@ -565,7 +565,7 @@ def test_a_prompt_is_evaluated_in_parts_while_answers_are_generated(model: Model
 
 
 def test_short_prompts_do_not_wait_for_part_of_a_long_one(engine: Engine) -> None:
-    engine.cancel_all()
+    engine.cancel()
     long = submit(engine, prompt(LONG))
     short = [submit(engine, prompt([n, *LONG[:80]])) for n in range(3)]
     engine.step()
@@ -620,7 +620,7 @@ def test_the_answers_of_a_burst_start_together(
     """Also those that come while the first prompt is read, and after as many steps as the tokens fill."""
     monkeypatch.setattr(PromptBudget, "longest", 128)
     monkeypatch.setattr(PromptBudget, "unnoticed", 32)
-    engine.cancel_all()
+    engine.cancel()
     burst = [submit(engine, prompt([0, *LONG[:300]]))]
     engine.step()
     burst += [submit(engine, prompt([i, *LONG[:300]])) for i in range(1, n)]

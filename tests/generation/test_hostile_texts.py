@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mink_local import Constraints, Model, load_model
 from mink_local.errors import MinkError
-from mink_local.generation.rendering import Renderer, TemplateError
+from mink_local.generation.rendering import Renderer
 from tests.support.effort import examples
 from tests.support.tiny import write_scripted
 
@@ -155,7 +155,7 @@ def test_templates(seed: int) -> None:
     renderer = Renderer(template, bos_token="<s>", eos_token="</s>")
     try:
         renderer(MESSAGES * rng.choice([1, 1, 10]), add_generation_prompt=True)
-    except TemplateError as error:
+    except MinkError as error:
         check_sentence(error)
     finally:
         renderer.close()

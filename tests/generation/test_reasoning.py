@@ -16,7 +16,7 @@ from tests.support.tiny import write_scripted
 
 def split(pieces: list[str], state: ReasoningState = "start") -> tuple[str, str]:
     splitter = ReasoningSplitter(state)
-    reasoning, content = zip(*map(splitter.feed, pieces), splitter.end(), strict=True)
+    reasoning, content = zip(*map(splitter.feed, pieces), splitter.feed("", is_final=True), strict=True)
     return "".join(reasoning), "".join(content)
 
 

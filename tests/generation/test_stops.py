@@ -34,7 +34,7 @@ def answered(pieces: list[str], stop: list[str], *, is_cut: bool = False, is_sho
         if splitter.stopped_by is not None:
             break
     else:
-        answer.add(splitter.end("", is_cut=is_cut))
+        answer.add(splitter.feed("", is_final=True, is_cut=is_cut))
     answer.stopped_by = splitter.stopped_by
     return answer
 
@@ -156,6 +156,6 @@ def test_reasoning_in_the_content_is_as_it_was_written(text: str) -> None:
     opened.follows_tag = True
     splitter = Splitter(opened, ToolParser([NOW]), reasoning_in_content=True)
     splitter.stop_at(["H"], lambda _: True)
-    given = [splitter.feed(f"\nHm {CALL}</thi"), splitter.end("nk>\nSo. H")]
+    given = [splitter.feed(f"\nHm {CALL}</thi"), splitter.feed("nk>\nSo. H", is_final=True)]
     assert "".join(piece.content for piece in given) == f"<think>\nHm {CALL}</think>\nSo. "
     assert "".join(given) == f"\nHm {CALL}</think>\nSo. "

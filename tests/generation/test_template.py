@@ -16,7 +16,7 @@ from mink_local.errors import MinkError
 from mink_local.generation import rendering
 from mink_local.generation.call_styles import DEEPSEEK, HERMES, LLAMA
 from mink_local.generation.model import Model
-from mink_local.generation.rendering import Renderer, TemplateError
+from mink_local.generation.rendering import Renderer
 from mink_local.generation.template import ChatTemplate, markup_pattern, template_input
 from mink_local.llama.weights import Weights
 from tests.conftest import shared
@@ -452,19 +452,25 @@ def test_the_date_is_todays_unless_it_is_fixed(in_process: bool) -> None:
 @pytest.mark.parametrize(
     ("template", "complaint"),
     [
-        ("{% for %}", "^is broken: "),
-        ("{{ raise_exception('no system prompt') }}", "^refuses this conversation: no system prompt$"),
-        ("{{ raise_exception('a\n  b ' * 1000) }}", "^refuses this conversation: (a b )+a?…$"),
-        ("{{ messages[7].content }}", "^refuses this conversation: "),
-        ("{{ ''.__class__.__mro__ }}", "^refuses this conversation: .* unsafe"),
-        ("{{ messages.append(1) }}", "^refuses this conversation: .* unsafe"),
-        ("{% include '/etc/passwd' %}", "^refuses this conversation: "),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "^refuses this conversation: .*recursion"),
-        ("{{ 'a' * 70000000 }}", "^was stopped: it wrote 70,000,000 characters$"),
+        ("{% for %}", "template is broken: "),
+        (
+            "{{ raise_exception('no system prompt') }}",
+            "refuses this conversation: no system prompt$",
+        ),
+        ("{{ raise_exception('a\n  b ' * 1000) }}", "refuses this conversation: (a b )+a?…$"),
+        ("{{ messages[7].content }}", "refuses this conversation: "),
+        ("{{ ''.__class__.__mro__ }}", "refuses this conversation: .* unsafe"),
+        ("{{ messages.append(1) }}", "refuses this conversation: .* unsafe"),
+        ("{% include '/etc/passwd' %}", "refuses this conversation: "),
+        (
+            "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+            "refuses this conversation: .*recursion",
+        ),
+        ("{{ 'a' * 70000000 }}", "template was stopped: it wrote 70,000,000 characters$"),
     ],
 )
 def test_templates_that_give_no_prompt(template: str, complaint: str) -> None:
-    with pytest.raises(TemplateError, match=complaint):
+    with pytest.raises(MinkError, match=complaint):
         renderer(template, in_process=True)(HELLO)
 
 
@@ -486,14 +492,14 @@ def test_templates_that_do_not_end_are_stopped(name: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(rendering, "SECONDS", 1 if "1 s" in complaint else 30)
     render = renderer("{% if messages | length > 1 %}" + template + "{% endif %}fine")
     assert render(HELLO) == "fine"
-    with pytest.raises(TemplateError, match=f"^was stopped: .*({complaint})"):
+    with pytest.raises(MinkError, match=f"template was stopped: .*({complaint})"):
         render(HELLO * 2)
     assert render(HELLO) == "fine"
 
 
 def test_a_template_that_does_not_end_while_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendering, "SECONDS", 1)
-    with pytest.raises(TemplateError, match="1 s"):
+    with pytest.raises(MinkError, match="1 s"):
         renderer("{{ 9 ** (9 ** (9 ** 9)) }}")(HELLO)
 
 

@@ -48,7 +48,10 @@ def parsed(
 ) -> Parsed:
     """Return the text of an answer and its calls, (name, arguments), after checking the events' form."""
     parser = ToolParser(TOOLS, CALL_MARKS if marks is None else marks, is_parallel=is_parallel)
-    steps = [*(list(parser.feed(piece)) for piece in pieces), list(parser.end(is_cut=is_cut))]
+    steps = [
+        *(list(parser.feed(piece)) for piece in pieces),
+        list(parser.feed("", is_final=True, is_cut=is_cut)),
+    ]
     assert parser.n_held == 0
     deltas = [event for step in steps for event in step if isinstance(event, ToolCallDelta)]
     calls = whole_calls(deltas)
@@ -340,7 +343,7 @@ def test_nothing_certain_is_held_back() -> None:
     assert [*parser.feed('{"name": "n')] == []
     assert [*parser.feed('one"')] == ['\n{"name":', ' "none"']
     assert "".join(map(str, parser.feed("\n<tool_call>{]}"))) == "\n<tool_call>{]}"
-    assert [*parser.end()] == []
+    assert [*parser.feed("", is_final=True)] == []
 
 
 def test_a_name_comes_at_once_and_arguments_when_they_are_complete() -> None:
@@ -357,7 +360,7 @@ def test_a_name_comes_at_once_and_arguments_when_they_are_complete() -> None:
     assert second == ToolCallDelta(1, "", second.id, "get_weather")
     assert [*parser.feed("\n</parameter>\n<parameter=days>2</parameter>")] == []
     assert [*parser.feed("</function>")] == [ToolCallDelta(1, '{"city": "Rom", "days": 2}')]
-    assert [*parser.end()] == []
+    assert [*parser.feed("", is_final=True)] == []
 
 
 @pytest.mark.parametrize(

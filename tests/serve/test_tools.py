@@ -26,7 +26,7 @@ def pieces_of(text: str, length: int) -> list[Piece]:
     splitter = Splitter(ReasoningSplitter("start"), ToolParser([NOW]))
     return [
         *(splitter.feed(text[start : start + length]) for start in range(0, len(text), length)),
-        splitter.end(""),
+        splitter.feed("", is_final=True),
     ]
 
 
