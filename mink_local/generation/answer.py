@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from io import StringIO
 from typing import Any, Literal
 
 from mink_local.errors import NoTokenLeftError
@@ -55,11 +56,8 @@ class Answer:
         prompt: Token ids of the prompt and of what the answer begins with (`Request.prefix`).
         evaluated_tokens: Number of prompt tokens that were not in the KV cache.
         begun: The text of the assistant's message that the answer continues, if any. It and the next are not
-            part of the texts below, but of `message`.
+            part of the answer's texts, but of its `message`.
         prefix: The text of `Request.prefix`.
-        text: The text so far, as the model wrote it.
-        reasoning: The reasoning before the answer, without tags; empty if there is none.
-        content: The text without reasoning and tool calls.
         tool_calls: Calls of the request's tools, in OpenAI's message format.
         has_cut_call: Whether the last one is not whole: its arguments are what the model wrote of them.
         tokens: Ids of the tokens so far, without the one that ends the answer.
@@ -88,9 +86,8 @@ class Answer:
         self.prompt: Sequence[int] = ()
         self.evaluated_tokens = 0
         self.begun = self.prefix = Piece()
-        self.text = ""
-        self.reasoning = ""
-        self.content = ""
+        # Texts grow in linear time.
+        self._text, self._reasoning, self._content = StringIO(), StringIO(), StringIO()
         self.tool_calls: list[dict[str, Any]] = []
         self.has_cut_call = False
         self.tokens: list[int] = []
@@ -106,6 +103,21 @@ class Answer:
         self.error: Exception | None = None
         self.began = 0.0
         self.seconds = 0.0
+
+    @property
+    def text(self) -> str:
+        """The text so far, as the model wrote it."""
+        return self._text.getvalue()
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning before the answer, without tags; empty if there is none."""
+        return self._reasoning.getvalue()
+
+    @property
+    def content(self) -> str:
+        """The text without reasoning and tool calls."""
+        return self._content.getvalue()
 
     @property
     def prompt_tokens(self) -> int:
@@ -161,9 +173,9 @@ class Answer:
 
     def add(self, piece: Piece) -> None:
         """Append a piece of text."""
-        self.text += piece
-        self.reasoning += piece.reasoning
-        self.content += piece.content
+        self._text.write(piece)
+        self._reasoning.write(piece.reasoning)
+        self._content.write(piece.content)
         for delta in piece.tool_calls:
             if delta.index == len(self.tool_calls):
                 function = {"name": delta.name, "arguments": ""}

@@ -59,7 +59,6 @@ class Model:
         can_reason: Whether the chat template supports reasoning, `<think>…</think>` before an answer.
         has_thinking_switch: Whether the chat template can turn reasoning on and off (`enable_thinking`).
         supports_tools: Whether the chat template describes tools to the model.
-        n_interrupts: How often `interrupt` was called.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class Model:
         self.thread = EngineThread(self.engine)
         self._end = weakref.finalize(self, self.thread.end, str(closed(name)))
         self._end.atexit = False  # the thread sees to that itself
-        self.n_interrupts = 0
+        self._n_interrupts = 0
         if template.is_plain:
             log.warning("%s has no chat template: its turns are plain text (User: … Assistant: …)", name)
 
@@ -416,7 +415,7 @@ class Model:
 
     def _read(self, requests: Iterable[Request]) -> Iterator[Answer]:
         """Return the answers to requests made for their logits; raise the error of one that fails."""
-        return self._successful(self.answer_all(requests), self.n_interrupts)
+        return self._successful(self.answer_all(requests), self._n_interrupts)
 
     def _successful(self, answers: Iterator[Answer], n_interrupts: int) -> Iterator[Answer]:
         for answer in answers:
@@ -426,7 +425,7 @@ class Model:
                 raise GenerationError(str(answer.error)) from answer.error
             if answer.finish_reason != "interrupted":
                 yield answer
-        if self.n_interrupts != n_interrupts:
+        if self._n_interrupts != n_interrupts:
             raise GenerationError("interrupted")
 
     def interrupt(self) -> None:
@@ -435,7 +434,7 @@ class Model:
         On a CPU, this also stops the prefill of a prompt midway. May be called from another thread or a
         signal handler.
         """
-        self.n_interrupts += 1
+        self._n_interrupts += 1
         self.thread.cancel()
 
     def forget(self) -> None:

@@ -280,7 +280,7 @@ class Answers(Stream[Answer]):
         self, model: "Model", requests: Iterable[Request], *, ordered: bool, is_finite: bool
     ) -> None:
         super().__init__(model.thread, News())
-        self._model, self._n_interrupts = model, model.n_interrupts
+        self._model, self._n_interrupts = model, model._n_interrupts
         self._upcoming = enumerate(requests)
         self._is_ordered, self._is_finite = ordered, is_finite
         self._ended: deque[Answer] = deque()  # those not in `_done` yet
@@ -321,7 +321,7 @@ class Answers(Stream[Answer]):
     def _take(self) -> None:
         ahead = _AHEAD_IN_ORDER if self._is_ordered else _AHEAD
         room = 1 + ahead * self._model.n_parallel - len(self._given) - len(self._done)
-        was_interrupted = self._model.n_interrupts != self._n_interrupts
+        was_interrupted = self._model._n_interrupts != self._n_interrupts
         if was_interrupted and not self._is_finite:
             return
         begun = []
