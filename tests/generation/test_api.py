@@ -1,6 +1,5 @@
 """What a program that embeds the package relies on: options, metadata, life and threads of a model."""
 
-import asyncio
 import json
 import re
 import subprocess
@@ -19,7 +18,6 @@ from mink_local import Constraints, load_model
 from mink_local.errors import GenerationError, ModelError
 from mink_local.generation.answer import Answer, Splitter
 from mink_local.generation.model import Model
-from mink_local.generation.replies import Reply
 from mink_local.generation.request import Prompt, Request, SamplingOptions, SamplingParams, Tool, merged
 from mink_local.generation.text import ReasoningSplitter, ReasoningState
 from mink_local.generation.tool_calls import ToolParser
@@ -208,14 +206,6 @@ def test_content_parts(smollm2: Model) -> None:
         smollm2.chat([{"role": "user", "content": [*parts, image]}])
 
 
-def test_descriptions(smollm2: Model) -> None:
-    assert repr(smollm2).startswith(f"<Model smollm2-135m, {smollm2.placement}")
-    reply = smollm2.chat(FRANCE, temperature=0.0, max_tokens=2)
-    assert re.fullmatch(r"<Reply 0: 0 tokens, .*, ''>", repr(reply))
-    reply.read()
-    assert repr(reply) == f"<Reply 0: 2 tokens, length, {reply.text!r}>"
-
-
 # The life of a model
 
 
@@ -260,29 +250,6 @@ def test_a_trusted_model_starts_no_child(tiny: Callable[..., Path]) -> None:
 
 
 # Threads and tasks
-
-
-def test_threads_share_a_model(smollm2: Model) -> None:
-    """With one slot their answers are generated one after another, as if there were no other thread."""
-    prompts = ["Say hello.", "one two three four five six seven " * 25, "Name three colours."]
-
-    def answer(prompt: str) -> str:
-        return smollm2.chat(prompt, temperature=0.0, max_tokens=5).read()
-
-    expected = [answer(prompt) for prompt in prompts]
-    with ThreadPoolExecutor(3) as threads:
-        assert list(threads.map(answer, prompts * 2)) == expected * 2
-
-
-def test_an_unread_reply_goes_on_and_is_kept_for_its_reader(smollm2: Model) -> None:
-    options: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6}
-    expected = smollm2.chat(STORY, **options).read()
-    first = smollm2.chat(STORY, **options)
-    begun = next(first)
-    assert smollm2.complete("1, 2, 3, 4,", **options).read().startswith(" 5")
-    assert first.finish_reason == "length"
-    assert "".join(first) == first.text == expected
-    assert [begun, next(first)] == list(first)[:2]
 
 
 @pytest.mark.parametrize("leave", ["close", "forget", "break"])
@@ -414,35 +381,6 @@ def test_a_program_ends_with_unfinished_replies(smollm2_path: Path, how: str) ->
     ended = subprocess.run([sys.executable, "-c", ENDS, how], capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stderr) == (3 if how == "error" else 0, "")
     assert ended.stdout.strip() == ("True" if how == "atexit" else "")
-
-
-def test_async_iteration(smollm2: Model) -> None:
-    """The event loop runs while the model generates, and a cancelled task cancels its reply."""
-    expected = smollm2.chat(STORY, temperature=0.0, max_tokens=20).read()
-
-    async def read(reply: Reply) -> str:
-        return "".join([piece async for piece in reply])
-
-    async def main() -> None:
-        task = asyncio.create_task(read(smollm2.chat(STORY, temperature=0.0, max_tokens=20)))
-        ticks = 0
-        while not task.done():
-            ticks += 1
-            await asyncio.sleep(0)
-        assert await task == expected
-        assert ticks > 20
-        endless = smollm2.chat(STORY, temperature=0.0, ignore_eos=True)
-        task = asyncio.create_task(read(endless))
-        while endless.n_tokens < 5:
-            await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await asyncio.to_thread(smollm2.forget)
-        assert (endless.finish_reason, smollm2.engine.idle) == ("interrupted", True)
-        assert 5 <= endless.n_tokens < 500
-
-    asyncio.run(main())
 
 
 def test_an_answer_goes_on_inside_a_character(smollm2: Model) -> None:

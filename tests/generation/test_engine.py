@@ -174,21 +174,6 @@ def test_conversations_that_take_turns_are_evaluated_once(model: Model) -> None:
             messages += [{"role": "assistant", "content": answer.text}, *ask("Go on.")]
 
 
-def test_requests_are_taken_as_slots_become_free(model: Model) -> None:
-    taken: list[int] = []
-
-    def requests() -> Iterator[Request]:
-        for i in range(40):
-            taken.append(i)
-            yield request(ask(QUESTIONS[i % 8]), max_tokens=2 + i % 3, seed=i)
-
-    answers = model.answer_all(requests())
-    assert taken == []
-    for done, _ in enumerate(answers, start=1):
-        assert len(taken) <= done + 3 * model.n_parallel  # some ahead
-    assert len(taken) == 40
-
-
 def test_stop_strings_and_constraints_are_each_answers_own(real: Model) -> None:
     yes_or_no, only_yes = (Constraints(grammar=f"root ::= {words}") for words in ('"yes" | "no"', '"yes"'))
     banned = {token: -float("inf") for token in range(real.weights.n_vocab)}
@@ -207,20 +192,6 @@ def test_stop_strings_and_constraints_are_each_answers_own(real: Model) -> None:
     assert (stuck.text, stuck.finish_reason, stuck.no_token_left) == ("", "error", True)
 
 
-@pytest.mark.parametrize("before", [0, 1, 5])
-def test_interrupt_ends_what_has_started(model: Model, before: int) -> None:
-    expected = [a.text for a in forget(model).generate([ask(QUESTIONS[0])], temperature=0.0, max_tokens=20)]
-    requests = (request(ask(QUESTIONS[i % 8]), max_tokens=8, seed=i) for i in range(40))
-    written = model.answer_all(requests)
-    finished = [next(written) for _ in range(before)]
-    model.interrupt()
-    cut = list(written)
-    assert all(answer.finish_reason in ("stop", "length") for answer in finished)
-    assert len(cut) <= 3 * model.n_parallel + 1
-    again = [a.text for a in forget(model).generate([ask(QUESTIONS[0])], temperature=0.0, max_tokens=20)]
-    assert again == expected
-
-
 def test_interrupt_ends_answers_that_share_a_sequence(model: Model) -> None:
     options: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
     written = model.answer_all(
@@ -232,16 +203,6 @@ def test_interrupt_ends_answers_that_share_a_sequence(model: Model) -> None:
     assert (first.n_tokens, first.finish_reason) == (2, "length")
     assert [(a.n_tokens, a.finish_reason) for a in others] == [(others[0].n_tokens, "interrupted")] * 3
     assert 2 <= others[0].n_tokens < 400
-
-
-def test_an_abandoned_batch_affects_nothing_later(model: Model) -> None:
-    prompts = [ask(text) for text in QUESTIONS]
-    expected = next(forget(model).answer_all([greedy(QUESTIONS[4])])).text
-    abandoned = forget(model).generate(prompts, max_tokens=30, seed=1)
-    next(abandoned)
-    del abandoned
-    model.forget()
-    assert next(model.answer_all([greedy(QUESTIONS[4])])).text == expected
 
 
 # The engine itself: enqueue, cancel, step
@@ -521,16 +482,6 @@ def test_a_finished_answer_is_not_taken(real: Model) -> None:
         engine.enqueue(decoding)
         assert engine.idle
         engine.cancel([decoding.answer])
-
-
-def test_a_request_watches_the_logits_of_its_steps(real: Model) -> None:
-    watched = request("One, two, three,", temperature=0.0, max_tokens=5, logprobs=0)
-    engine = forget(real).engine
-    answer = submit(engine, watched)
-    run(engine)
-    assert isinstance(watched.watch, Rows)
-    assert [int(row.argmax()) for row in watched.watch] == answer.tokens
-    assert answer.n_tokens == 5
 
 
 LONG = list(range(300, 700))
