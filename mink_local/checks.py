@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -70,6 +71,23 @@ def spelled_out(kind: type) -> Callable[[T], T]:
         return function
 
     return decorated
+
+
+def require_known(
+    options: Iterable[str], known: Iterable[str], owner: Callable[[str], str] | None = None
+) -> None:
+    """Raise TypeError for an option that does not exist, with its owner or the nearest one.
+
+    Args:
+        options: The names of the options that are given.
+        known: The names of those that exist.
+        owner: Returns where else to pass an option, to end the message; "" if it is unknown.
+    """
+    names = list(known)
+    for option in options:
+        if option not in names:
+            near = "".join(f", perhaps {name}" for name in get_close_matches(option, names, n=1))
+            raise TypeError(f"there is no option {option}{(owner and owner(option)) or near}")
 
 
 def as_texts(name: str, values: Any) -> tuple[str, ...]:

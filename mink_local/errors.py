@@ -37,11 +37,11 @@ class ModelError(MinkError):
 
 
 class ContextOverflowError(MinkError):
-    """A prompt of `n_tokens` tokens does not fit into a context of `n_ctx` tokens."""
+    """A prompt of `n_tokens` tokens, or more, does not fit into a context of `n_ctx` tokens."""
 
     def __init__(self, n_tokens: int, n_ctx: int) -> None:
         super().__init__(
-            f"the prompt has {n_tokens} tokens but the context holds only {n_ctx}: "
+            f"the prompt needs at least {n_tokens} tokens but the context holds only {n_ctx}: "
             "shorten it, or use a larger context (--ctx; n_ctx in Python)"
         )
         self.n_tokens = n_tokens

@@ -10,7 +10,7 @@ from os import PathLike, fspath
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from mink_local.checks import Range, shown, spelled_out
+from mink_local.checks import Range, require_known, shown, spelled_out
 from mink_local.errors import MinkError, ModelError, OptionError
 from mink_local.generation.rendering import check_template, start_child
 from mink_local.llama.constants import ALL_LAYERS, N_BATCH, N_SEQ_MAX, check_template_kwargs
@@ -97,6 +97,7 @@ def load_model(
     check_template_kwargs(template_kwargs or {})
     if chat_template is not None:
         check_template(chat_template)
+    require_known(options, load_model.__signature__.parameters)  # type: ignore[attr-defined]
     asked = replace(placement or PlacementOptions(), **options)
     file = resolve(fspath(model))
     if asked.rpc:

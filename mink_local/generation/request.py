@@ -3,13 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
-from difflib import get_close_matches
 from typing import Any, TypedDict, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.checks import Range, as_ids, as_texts, shown
+from mink_local.checks import Range, as_ids, as_texts, require_known, shown
 from mink_local.errors import OptionError
 from mink_local.llama.constants import MAX_SEED
 from mink_local.llama.constraints import Constraints
@@ -172,11 +171,7 @@ def merged(params: SamplingParams | None, options: Mapping[str, Any]) -> Samplin
         TypeError: There is no such option; the message says where the option belongs, if it is known.
         ValueError: An option is out of range.
     """
-    known = SamplingParams.__dataclass_fields__
-    for name in options:
-        if name not in known:
-            near = "".join(f", perhaps {one}" for one in get_close_matches(name, known, n=1))
-            raise TypeError(f"there is no option {name}{_owner_of(name) or near}")
+    require_known(options, SamplingParams.__dataclass_fields__, _owner_of)
     if not isinstance(params, SamplingParams | None):
         raise TypeError(f"params must be SamplingParams(…), not {shown(params)}: options have names")
     return replace(params or SamplingParams(), **options)

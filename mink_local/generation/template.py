@@ -11,6 +11,7 @@ from typing import Any, cast
 from llama_cpp import llama_cpp as C
 
 from mink_local.checks import shown
+from mink_local.errors import OptionError
 from mink_local.generation.answer import Piece
 from mink_local.generation.call_formats import CALL_TEXTS, marks_of
 from mink_local.generation.call_styles import LLAMA, CallStyle, as_text, one_call_each, style_of
@@ -159,6 +160,8 @@ class ChatTemplate:
         """Return the template's input."""
         kwargs = self.kwargs | dict(template_kwargs or {})
         check_template_kwargs(kwargs)
+        if enable_thinking and not self.has_thinking_switch:
+            raise OptionError("enable_thinking", "cannot be True: the chat template has no such switch")
         switch = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         return template_input(messages, tools, self.style) | kwargs | switch
 

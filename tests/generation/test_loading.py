@@ -162,6 +162,12 @@ def test_options_out_of_range(options: dict[str, Any], named: str) -> None:
         load_model("smollm2-135m", **options)
 
 
+def test_an_unknown_option_is_named_with_the_nearest() -> None:
+    wrong: dict[str, Any] = {"n_gpu_layer": 1}
+    with pytest.raises(TypeError, match="perhaps n_gpu_layers"):
+        load_model("smollm2-135m", **wrong)
+
+
 @pytest.mark.slow
 def test_reserve() -> None:
     with load_model("smollm2-135m", n_ctx=256) as model:

@@ -241,9 +241,13 @@ def test_the_switch_for_reasoning(weights: Weights) -> None:
 
     reasons = weights.path.name == "qwen3.gguf"
     assert template.can_reason == template.has_thinking_switch == reasons
-    assert prompt(None) == prompt(True)
+    if reasons:
+        assert prompt(None) == prompt(True)
+    else:
+        with pytest.raises(ValueError, match="enable_thinking"):
+            prompt(True)
     assert prompt(False) == prompt(None) + (b"<think>\n\n</think>\n\n" if reasons else b"")
-    assert not any(template.opens_reasoning(template.tokens(turns, switch)) for switch in (None, True, False))
+    assert not any(template.opens_reasoning(template.tokens(turns, switch)) for switch in (None, False))
     begun = weights.tokenize("<think>\n", add_special=False, parse_special=True)
     assert template.opens_reasoning([*template.tokens(turns), *begun])
 
