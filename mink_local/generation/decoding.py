@@ -75,7 +75,7 @@ class Decoding:
         self._splitter.stop_at((*params.stop, *stop), self._may_end)
         self._constrainer = Constrainer()
         if params.constraints is not None:
-            prefix, may_reason = request.prefix, request.enable_thinking is not False
+            prefix, may_reason = list(request.prefix), request.enable_thinking is not False
             if state == "start" and (params.reasoning_budget == 0 or not may_reason):
                 before = ""
             else:
@@ -88,7 +88,7 @@ class Decoding:
         )
         self._budget: ReasoningBudget | None = None
         if params.reasoning_budget is not None and params.limits_reasoning:
-            self._budget = ReasoningBudget(params.reasoning_budget, state, weights, request.prefix)
+            self._budget = ReasoningBudget(params.reasoning_budget, state, weights, list(request.prefix))
         self._must_follow: deque[int] = deque()
         # Whether no token has to come next: known from the last step, or always, if text forces none.
         self._is_free = self.is_plain = self._constrainer.guide is None and self._budget is None

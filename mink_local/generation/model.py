@@ -28,6 +28,7 @@ from mink_local.generation.request import (
     Request,
     SamplingOptions,
     SamplingParams,
+    TokenIds,
     Tool,
     merged,
     read_prompt,
@@ -189,7 +190,7 @@ class Model:
         return [decoder.decode(self.weights.piece(token)) for token in as_ids("tokens", tokens)]
 
     def logits(
-        self, prompt: Prompt, prefix: Sequence[int] = (), enable_thinking: bool | None = None
+        self, prompt: Prompt, prefix: TokenIds = (), enable_thinking: bool | None = None
     ) -> NDArray[np.float32]:
         """Return the raw logits (V,) of the next token of an answer that begins with the tokens `prefix`."""
         tokens = [*self.prompt_tokens(prompt, enable_thinking), *as_ids("prefix", prefix)]
@@ -205,7 +206,7 @@ class Model:
         tools: Sequence[Tool] = (),
         enable_thinking: bool | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
-        prefix: Sequence[int] = (),
+        prefix: TokenIds = (),
         watch: Callable[[NDArray[np.float32]], None] | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Reply:
@@ -246,7 +247,7 @@ class Model:
     @spelled_out(SamplingParams)
     def complete(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | TokenIds,
         params: SamplingParams | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Reply:
@@ -384,7 +385,7 @@ class Model:
         answers = self._read(requests())
         return ((answer.index, np.stack(found.pop(answer.index))) for answer in answers)
 
-    def logprobs(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
+    def logprobs(self, pairs: Sequence[tuple[TokenIds, TokenIds]]) -> list[list[float]]:
         """Return the log-probabilities of continuations, each after its context.
 
         Args:
@@ -399,14 +400,15 @@ class Model:
             ValueError: A context or continuation is empty.
             GenerationError: The logits contain a NaN, or llama.cpp fails or is interrupted.
         """
-        found: list[list[float]] = [[] for _ in pairs]
+        given = [(as_ids("context", context), as_ids("continuation", tokens)) for context, tokens in pairs]
+        found: list[list[float]] = [[] for _ in given]
 
         def requests() -> Iterator[Request]:
-            for (context, tokens), known in zip(pairs, found, strict=True):
+            for (context, tokens), known in zip(given, found, strict=True):
                 watch = partial(_note_logprob, tokens, known)
                 yield Request([*context, *tokens[:-1]], _NEXT, watch=watch, n_rows=len(tokens))
 
-        for index, (context, tokens) in enumerate(pairs):
+        for index, (context, tokens) in enumerate(given):
             if not context or not tokens:
                 raise ValueError(f"pair {index} has an empty context or continuation")
         for _ in self._read(requests()):

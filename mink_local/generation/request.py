@@ -25,7 +25,9 @@ Tool = Mapping[str, Any]
 
 _MOST_LOGPROBS = 2**31 - 1  # at a step
 
-Prompt = str | Sequence[Message] | Sequence[int]
+TokenIds = Sequence[int] | NDArray[np.integer[Any]]
+
+Prompt = str | Sequence[Message] | TokenIds
 
 _RANGES = {
     "temperature": Range(0),
@@ -53,7 +55,7 @@ def read_prompt(prompt: Any) -> Prompt:
     )
 
 
-def is_token_ids(prompt: Sequence[Message] | Sequence[int]) -> TypeGuard[Sequence[int]]:
+def is_token_ids(prompt: Any) -> TypeGuard[Sequence[int]]:
     """Return whether a prompt that is not a text is a list of token ids."""
     return len(prompt) > 0 and isinstance(prompt[0], int)
 
@@ -100,7 +102,7 @@ class SamplingParams:
     min_tokens: int = 0
     seed: int | None = None
     stop: Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
+    stop_token_ids: TokenIds = ()
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -156,7 +158,7 @@ class SamplingOptions(TypedDict, total=False):
     min_tokens: int
     seed: int | None
     stop: Sequence[str]
-    stop_token_ids: Sequence[int]
+    stop_token_ids: TokenIds
     ignore_eos: bool
     logprobs: int | None
     prompt_logprobs: int | None
@@ -239,7 +241,7 @@ class Request:
     params: SamplingParams = SamplingParams()
     _: KW_ONLY
     enable_thinking: bool | None = None
-    prefix: Sequence[int] = ()
+    prefix: TokenIds = ()
     tools: Sequence[Tool] = ()
     watch: Callable[[NDArray[np.float32]], None] | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
