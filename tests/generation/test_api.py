@@ -2,11 +2,7 @@
 
 import json
 import re
-import subprocess
-import sys
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -252,37 +248,6 @@ def test_a_trusted_model_starts_no_child(tiny: Callable[..., Path]) -> None:
 # Threads and tasks
 
 
-@pytest.mark.parametrize("leave", ["close", "forget", "break"])
-def test_a_reply_that_nobody_wants_any_more_frees_its_slot(smollm2: Model, leave: str) -> None:
-    reply = smollm2.chat(STORY, ignore_eos=True)
-    for _ in reply:
-        break
-    if leave == "close":
-        reply.close()
-    else:
-        del reply
-    began = time.monotonic()
-    assert smollm2.chat("Say hello.", temperature=0.0, max_tokens=5).read()
-    assert time.monotonic() - began < 60, "an endless answer takes all of the context"
-    assert smollm2.engine.idle
-    if leave == "close":
-        assert reply.finish_reason == "interrupted"
-        assert list(reply)[-1].finish_reason == "interrupted"
-
-
-def test_what_was_refused_or_never_started_leaves_nothing_behind(smollm2: Model) -> None:
-    with pytest.raises(ValueError, match="message"):
-        smollm2.chat([])
-    never = smollm2.generate(["One", "Two"])
-    assert smollm2.chat("Hi", max_tokens=2).read()
-    begun = smollm2.generate(["One", "Two"] * 9, ignore_eos=True, max_tokens=200)
-    del never
-    next(begun)
-    del begun
-    smollm2.forget()  # waits for what is being generated
-    assert smollm2.engine.idle
-
-
 def test_rows_and_logits_are_read_while_others_generate(smollm2: Model) -> None:
     tokens = smollm2.prompt_tokens(STORY)
     [alone] = smollm2.logprobs([(tokens, [5])])
@@ -291,26 +256,6 @@ def test_rows_and_logits_are_read_while_others_generate(smollm2: Model) -> None:
     assert beside == pytest.approx(alone, abs=1e-3)
     assert smollm2.logits(STORY).shape == (smollm2.weights.n_vocab,)
     assert reply.read()
-
-
-def test_a_model_is_closed_while_others_wait(tiny_path: Path) -> None:
-    """Every reader gets an error, or what was finished before."""
-    model = load_model(tiny_path, n_ctx=2048, n_parallel=2, trust=True)
-    endless: dict[str, Any] = {"ignore_eos": True, "temperature": 5.0}
-
-    def read(i: int) -> None:
-        if i % 2:
-            model.chat(FRANCE, **endless).read()
-        else:
-            list(model.generate(["One", "Two"], **endless))
-
-    with ThreadPoolExecutor(6) as threads:
-        readers = [threads.submit(read, i) for i in range(6)]
-        while not model.engine.n_waiting:
-            time.sleep(0.001)
-        model.close()
-        errors = [reader.exception(60) for reader in readers]
-    assert all(isinstance(error, GenerationError | ModelError) for error in errors)
 
 
 def test_the_models_thread_refuses_to_wait_for_itself(smollm2: Model) -> None:
@@ -352,35 +297,6 @@ else:
 @pytest.mark.slow
 def test_a_forked_process_is_told(smollm2_path: Path) -> None:  # noqa: ARG001
     assert output_of("-W", "ignore", "-c", FORKED).strip() == "7 True"
-
-
-ENDS = """
-import atexit, sys
-from mink_local import load_model
-model = load_model("smollm2-135m", n_ctx=512, n_parallel=2)
-reply = model.chat("Tell me a story.", ignore_eos=True, temperature=5.0)
-next(reply)
-more = model.generate(["One", "Two", "Three"], ignore_eos=True)
-if sys.argv[1] == "reserve":
-    del reply
-    model.reserve(256, 2)
-    reply = model.chat("Tell me a story.", ignore_eos=True, temperature=5.0)
-elif sys.argv[1] == "atexit":
-    atexit.register(lambda: print(bool(model.chat("Hi", max_tokens=1).read())))
-    reply.close()
-elif sys.argv[1] == "error":
-    raise SystemExit(3)
-elif sys.argv[1] == "dropped":
-    del model
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["plainly", "reserve", "atexit", "error", "dropped"])
-def test_a_program_ends_with_unfinished_replies(smollm2_path: Path, how: str) -> None:  # noqa: ARG001
-    ended = subprocess.run([sys.executable, "-c", ENDS, how], capture_output=True, text=True, timeout=120)
-    assert (ended.returncode, ended.stderr) == (3 if how == "error" else 0, "")
-    assert ended.stdout.strip() == ("True" if how == "atexit" else "")
 
 
 def test_an_answer_goes_on_inside_a_character(smollm2: Model) -> None:

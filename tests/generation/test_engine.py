@@ -422,40 +422,6 @@ def test_64_answers_at_a_time_are_those_of_one(tiny_path: Path) -> None:
 # Requests prepared in other threads than the engine's, while it generates
 
 
-@pytest.mark.slow
-def test_eight_threads_prepare_what_one_does(real: Model) -> None:
-    """Messages, texts, control tokens, penalties, grammars and schemas, some of them twice."""
-    constraints = [
-        None,
-        Constraints(repeat_penalty=1.3, dry_multiplier=0.8),
-        Constraints(grammar='root ::= "yes" | "no"'),
-        Constraints(json_schema={"type": "object", "properties": {"name": {"type": "string"}}}),
-    ]
-    prompts: list[Prompt] = [*(ask(f"{i} times {i}? <|im_end|>" + " word" * i) for i in range(9)), "One, two"]
-    requests = [
-        request(prompt, temperature=0.0, max_tokens=6, constraints=constraints[i % 4])
-        for i, prompt in enumerate(prompts * 2)
-    ]
-    engine = forget(real).engine
-    running = submit(engine, request("Once upon a time", ignore_eos=True))
-    with ThreadPoolExecutor(8) as pool:
-        futures = [pool.submit(engine.prepare, one) for one in requests]
-        while not (running.n_tokens and all(future.done() for future in futures)):
-            engine.step()
-    assert engine.n_waiting == 0
-    engine.cancel()
-    prepared = [future.result() for future in futures]
-    alone = [engine.prepare(one) for one in requests]
-    assert [decoding.answer.prompt for decoding in prepared] == [decoding.answer.prompt for decoding in alone]
-    for pair in zip(prepared, alone, strict=True):
-        for decoding in pair:
-            forget(real)
-            engine.enqueue(decoding)
-            run(engine)
-        first, second = (decoding.answer for decoding in pair)
-        assert (first.text, first.k) == (second.text, second.k)
-
-
 def test_threads_get_their_own_errors_only(real: Model) -> None:
     """The complaint about a grammar reaches the thread that passed it."""
 

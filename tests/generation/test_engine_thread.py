@@ -10,20 +10,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mink_local import load_model
-from mink_local.errors import GenerationError, ModelError
+from mink_local.errors import ModelError
 from mink_local.generation.model import Model
-from mink_local.generation.replies import News, Reply
+from mink_local.generation.replies import News
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.interrupts import on_interrupt
-from tests.conftest import forget, held
+from tests.conftest import held
 
 PROMPTS = ["One, two,", "Who?", "Why? " * 5, "word " * 40, "In a village", "Say hello."]
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
@@ -158,73 +155,6 @@ def test_a_context_that_shrinks_ends_what_no_longer_fits(tiny_path: Path) -> Non
         reasons = [reply.finish_reason for reply in (first, long, short)]
         assert reasons in (["length", "overflow", "length"], ["length", "length", "length"])
         assert short.prompt_tokens + short.n_tokens <= 1024
-
-
-# Many threads at once
-
-
-def use(model: Model, choice: Random, expected: dict[tuple[str, int], str], kept: list[Reply]) -> None:
-    """Read a reply, or leave it, or cancel it in the middle."""
-    prompt, n = choice.choice(PROMPTS), choice.randint(1, 60)
-    reply = model.chat(prompt, max_tokens=n, **GREEDY)
-    fate = choice.random()
-    if fate < 1 / 3:
-        for _ in zip(range(choice.randint(0, n)), reply, strict=False):
-            pass
-        reply.close()
-        reply.read()
-        assert reply.finish_reason in ("interrupted", "length")
-    elif fate < 2 / 3:
-        assert reply.read() == expected[prompt, n]
-    elif choice.random() < 0.5:
-        kept.append(reply)
-
-
-@pytest.mark.slow
-@settings(max_examples=min(100, max(2, settings().max_examples // 100)))  # 100 of the nightly ones
-@given(st.integers(0, 2**32), st.booleans())
-def test_sixteen_threads(tiny_path: Path, seed: int, is_closed: bool) -> None:
-    """200 replies, a third of them cancelled, a third unread; the model may be closed in the middle."""
-    with load_model(tiny_path, n_ctx=256, n_parallel=4, trust=True) as model:
-        expected = _alone(model)
-        kept: list[Reply] = []
-        with ThreadPoolExecutor(16) as threads:
-            uses = [threads.submit(use, model, Random(seed + i), expected, kept) for i in range(200)]
-            if is_closed:
-                uses[Random(seed).randrange(200)].exception(60)
-                model.close()
-            errors = [future.exception(120) for future in uses]
-        if is_closed:
-            assert all(error is None or isinstance(error, GenerationError | ModelError) for error in errors)
-            return
-        assert errors == [None] * 200
-        for reply in kept:
-            reply.read()
-        forget(model)
-        assert model.engine.idle
-        assert model.engine.n_busy == model.engine.n_waiting == 0
-        assert len(list(model.generate(PROMPTS, max_tokens=4, **GREEDY))) == len(PROMPTS)
-
-
-def _alone(model: Model) -> dict[tuple[str, int], str]:
-    """The texts of all prompts at all lengths, from one thread."""
-    texts = {}
-    for prompt in PROMPTS:
-        reply = model.chat(prompt, max_tokens=60, **GREEDY)
-        pieces = list(reply)
-        for n in range(1, 61):
-            texts[prompt, n] = model.detokenize(
-                [piece.token for piece in pieces[:n] if piece.token is not None]
-            )
-    return texts
-
-
-def test_a_context_that_shrinks_while_many_answers_are_read(model: Model) -> None:
-    answers = model.generate(["Hi"] * 20, max_tokens=3, **GREEDY)
-    next(answers)
-    model.reserve(256, 1)
-    assert len(list(answers)) == 19
-    model.reserve(512, 4)
 
 
 def test_the_prompt_of_a_reply_that_waits_is_unread(model: Model) -> None:

@@ -105,16 +105,9 @@ def test_finish_reasons(smollm2: Model) -> None:
     }
 
 
-def test_stop_strings_and_tokens(smollm2: Model) -> None:
+def test_a_stop_token(smollm2: Model) -> None:
     greedy = smollm2.chat(STORY, temperature=0.0, max_tokens=20)
-    whole = greedy.read()
-    for stop in (whole[20:29], whole[5], whole[30:50]):
-        reply = smollm2.chat(STORY, temperature=0.0, max_tokens=20, stop=["never to be seen", stop])
-        assert "".join(reply) == whole[: whole.index(stop)]
-        assert (reply.finish_reason, reply.stopped_by) == ("stop", stop)
-    longer = smollm2.chat(STORY, temperature=0.0, max_tokens=20, stop=[whole[-3:] + "…"])
-    assert longer.read() == whole  # including what was held back for a stop string
-    assert longer.finish_reason == "length"
+    greedy.read()
     token = greedy.tokens[3]
     ended = smollm2.chat(STORY, temperature=0.0, stop_token_ids=[token])
     ended.read()

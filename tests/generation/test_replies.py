@@ -4,7 +4,6 @@ import asyncio
 import copy
 import json
 import pickle
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -181,15 +180,6 @@ def test_answers_for_a_task(model: Model) -> None:
     asyncio.run(main())
     model.forget()  # waits for what is being generated
     assert model.engine.idle
-
-
-def test_a_dropped_iterator_ends_its_answers(model: Model) -> None:
-    answers = model.generate(["a"] * 3, **ENDLESS)
-    threading.Timer(0.2, answers.close).start()
-    with pytest.raises(StopIteration):
-        [next(answers) for _ in range(4)]
-    del answers
-    model.forget()
 
 
 def test_a_chain_evaluates_to_itself() -> None:
