@@ -160,7 +160,7 @@ def time_decoding(
     """Generate answers to one prompt with greedy and each sampler in turn, past end-of-sequence too."""
     prompt = model.prompt_tokens([{"role": "user", "content": PROMPT}])
     n_ctx = len(prompt) + tokens
-    context = make_context(model.weights, n_ctx, 1, n_threads=model.engine.context.n_threads)
+    context = make_context(model.weights, n_ctx, 1, n_threads=model.core.engine.context.n_threads)
 
     def answer(sampler: Sampler, seed: int) -> tuple[float, float]:
         """Return the median seconds of an answer's steps, and of sampling in them."""
@@ -294,7 +294,7 @@ def _batch(
         for i in range(100, 100 + n_parallel)
     ]
     n_ctx = max(map(len, prompts)) + tokens
-    context = make_context(model.weights, n_ctx, n_parallel, n_threads=model.engine.context.n_threads)
+    context = make_context(model.weights, n_ctx, n_parallel, n_threads=model.core.engine.context.n_threads)
     template = ChatTemplate(model.weights)
     requests = [
         Request(

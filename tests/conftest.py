@@ -171,7 +171,7 @@ def held(model: Model) -> Iterator[None]:
     """Let a model generate nothing in this block."""
     release = Event()
     with ThreadPoolExecutor(1) as waiting:
-        waiting.submit(model.thread.call_when_idle, release.wait)
+        waiting.submit(model.core.thread.call_when_idle, release.wait)
         try:
             yield
         finally:

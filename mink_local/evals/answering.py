@@ -224,7 +224,7 @@ class FileAnswerer:
         if model is None:
             return []
         with suppress(MinkError):  # it has just been closed by another thread
-            jobs = [slot.job or () for slot in model.engine.slots]
+            jobs = [slot.job or () for slot in model.core.engine.slots]
             return [decoding.answer.n_tokens for job in jobs for decoding in job]
         return []
 

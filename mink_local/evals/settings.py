@@ -19,7 +19,7 @@ from mink_local.evals.report.report import Report, Section
 from mink_local.evals.store import R, Store, public
 from mink_local.evals.tables import Table, count
 from mink_local.generation.loading import load_model
-from mink_local.generation.model import Model
+from mink_local.generation.model import Model, read_rows
 from mink_local.generation.slots import N_OUTPUTS
 from mink_local.models.catalog import ModelFile
 from mink_local.samplers import Sampler, default_samplers
@@ -125,8 +125,8 @@ class RowMeasurement(Measurement[R]):
     def rows_of(
         self, model: Model, sequences: Iterable[tuple[Sequence[int], int]]
     ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Return `model.rows(sequences)`, which `interrupt` ends even if it was called before."""
-        rows = model.rows(sequences)
+        """Return `read_rows(model, sequences)`, which `interrupt` ends even if it was called before."""
+        rows = read_rows(model, sequences)
         if self.interrupted:
             raise GenerationError("interrupted")
         return rows

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Unpack, cast
+from typing import Any, Literal, NamedTuple, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from mink_local.checks import Range, as_ids, as_texts, shown, spelled_out
 from mink_local.errors import ContextOverflowError, GenerationError
 from mink_local.files import replaced
 from mink_local.generation.answer import Answer
-from mink_local.generation.decoding import Decoding, log_probabilities
+from mink_local.generation.decoding import log_probabilities
 from mink_local.generation.engine import Engine
 from mink_local.generation.engine_thread import EngineThread
 from mink_local.generation.replies import Answers, Reply
@@ -45,6 +45,13 @@ log = logging.getLogger("mink_local")
 _NEXT = SamplingParams(temperature=0.0, max_tokens=1)  # for a request that is made for its logits
 
 
+class Core(NamedTuple):
+    """What generates a model's answers: for this package's programs, and subject to change."""
+
+    engine: Engine
+    thread: EngineThread
+
+
 class Model:
     """A loaded model, ready to generate; created by `load_model`.
 
@@ -60,6 +67,7 @@ class Model:
         can_reason: Whether the chat template supports reasoning, `<think>…</think>` before an answer.
         has_thinking_switch: Whether the chat template can turn reasoning on and off (`enable_thinking`).
         supports_tools: Whether the chat template describes tools to the model.
+        core: For this package's programs; see `Core`.
     """
 
     def __init__(
@@ -80,10 +88,9 @@ class Model:
         self.can_reason = template.can_reason
         self.has_thinking_switch = template.has_thinking_switch
         self.supports_tools = template.supports_tools
-        # For this package's programs, which also want an answer's events in a callback.
-        self.engine = Engine(context, weights, template)
-        self.thread = EngineThread(self.engine)
-        self._end = weakref.finalize(self, self.thread.end, str(closed(name)))
+        engine = Engine(context, weights, template)
+        self.core = Core(engine, EngineThread(engine))
+        self._end = weakref.finalize(self, self.core.thread.end, str(closed(name)))
         self._end.atexit = False  # the thread sees to that itself
         self._n_interrupts = 0
         if template.is_plain:
@@ -92,12 +99,12 @@ class Model:
     @property
     def n_ctx(self) -> int:
         """Maximum tokens of a prompt plus its answer."""
-        return self.engine.context.n_ctx
+        return self.core.engine.context.n_ctx
 
     @property
     def n_parallel(self) -> int:
         """Number of answers generated at a time."""
-        return self.engine.context.n_seq
+        return self.core.engine.context.n_seq
 
     def __repr__(self) -> str:
         return f"<Model {self.name}, {self.placement}>"
@@ -114,11 +121,11 @@ class Model:
 
         Unfinished answers end with an error, raised to whoever is waiting for them.
         """
-        if self.thread.is_current:
+        if self.core.thread.is_current:
             raise GenerationError("cannot close the model from inside one of its own calls")
         self._end.detach()
-        self.thread.end(str(closed(self.name)))
-        self.engine.context.close()
+        self.core.thread.end(str(closed(self.name)))
+        self.core.engine.context.close()
         self.weights.close()
         self._template.close()
 
@@ -194,7 +201,7 @@ class Model:
     ) -> NDArray[np.float32]:
         """Return the raw logits (V,) of the next token of an answer that begins with the tokens `prefix`."""
         tokens = [*self.prompt_tokens(prompt, enable_thinking), *as_ids("prefix", prefix)]
-        ((_, (row,)),) = self.rows([(tokens, 1)])
+        ((_, (row,)),) = read_rows(self, [(tokens, 1)])
         return np.asarray(row)
 
     @spelled_out(SamplingParams)
@@ -266,15 +273,10 @@ class Model:
         self._require_open()
         if not isinstance(request, Request):
             raise TypeError(f"reply takes a Request: chat takes messages, not {shown(request)}")
-        decoding = self.engine.prepare(request)
+        decoding = self.core.engine.prepare(request)
         if decoding.answer.finish_reason == "overflow":
             raise ContextOverflowError(decoding.answer.prompt_tokens, self.n_ctx)
-        return Reply(decoding, self.thread, self)
-
-    def prepare(self, request: Request, answer: Answer | None = None) -> Decoding:
-        """Make a request ready for `thread`; see `Engine.prepare`. Raises ModelError if closed."""
-        self._require_open()
-        return self.engine.prepare(request, answer)
+        return Reply(decoding, self.core.thread, self)
 
     @spelled_out(SamplingParams)
     def generate(
@@ -357,34 +359,6 @@ class Model:
         self._require_open()
         return Answers(self, requests, ordered=ordered, is_finite=is_finite)
 
-    def rows(
-        self, sequences: Iterable[tuple[Sequence[int], int]]
-    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Return the raw logits after the last tokens of each sequence, `n_parallel` sequences at a time.
-
-        Several rows per sequence are faster after a `reserve` with more `n_outputs`.
-
-        Args:
-            sequences: Token ids, and the number of rows, at least 1. A prefix shared by successive sequences
-                is evaluated once.
-
-        Returns:
-            An iterator over the sequences' indices and rows, float32 (rows, V), in order of completion.
-
-        Raises:
-            ContextOverflowError: A sequence leaves no room for another token.
-            GenerationError: llama.cpp fails or is interrupted, or a last row has a NaN.
-        """
-        found: dict[int, list[NDArray[np.float32]]] = {}
-
-        def requests() -> Iterator[Request]:
-            for i, (tokens, n_rows) in enumerate(sequences):
-                rows = found[i] = []
-                yield Request(tokens, _NEXT, watch=partial(_keep, rows), n_rows=n_rows)
-
-        answers = self._read(requests())
-        return ((answer.index, np.stack(found.pop(answer.index))) for answer in answers)
-
     def logprobs(self, pairs: Sequence[tuple[TokenIds, TokenIds]]) -> list[list[float]]:
         """Return the log-probabilities of continuations, each after its context.
 
@@ -437,17 +411,17 @@ class Model:
         signal handler.
         """
         self._n_interrupts += 1
-        self.thread.cancel()
+        self.core.thread.cancel()
 
     def forget(self) -> None:
         """Empty the KV caches, so that later results do not depend on earlier prompts."""
         self._require_open()
-        self.thread.call_when_idle(self.engine.forget)
+        self.core.thread.call_when_idle(self.core.engine.forget)
 
     @property
     def n_cached(self) -> int:
         """Number of tokens in the KV cache of the last prompt and its answer."""
-        return max(len(slot.tokens) for slot in self.engine.slots)
+        return max(len(slot.tokens) for slot in self.core.engine.slots)
 
     def save_cache(self, path: str | PathLike[str], most_bytes: int) -> bool:
         """Write the KV cache of the last prompt and its answer to a file, for `load_cache`.
@@ -464,8 +438,8 @@ class Model:
         """
 
         def save() -> bool:
-            slot = max(self.engine.slots, key=lambda slot: len(slot.tokens))
-            context = self.engine.context
+            slot = max(self.core.engine.slots, key=lambda slot: len(slot.tokens))
+            context = self.core.engine.context
             if not slot.tokens or context.state_size(slot.seq_id) > most_bytes:
                 return False
             with replaced(Path(path)) as unfinished:
@@ -473,7 +447,7 @@ class Model:
             return True
 
         self._require_open()
-        return self.thread.call_when_idle(save)
+        return self.core.thread.call_when_idle(save)
 
     def load_cache(self, path: str | PathLike[str]) -> int:
         """Load the KV cache from a file written by `save_cache`, for a prompt with the same beginning.
@@ -486,12 +460,12 @@ class Model:
         """
 
         def load() -> int:
-            slot = self.engine.slots[0]
-            slot.tokens = array("i", self.engine.context.load(Path(path), slot.seq_id))
+            slot = self.core.engine.slots[0]
+            slot.tokens = array("i", self.core.engine.context.load(Path(path), slot.seq_id))
             return len(slot.tokens)
 
         self._require_open()
-        return self.thread.call_when_idle(load)
+        return self.core.thread.call_when_idle(load)
 
     def reserve(self, n_ctx: int, n_parallel: int | Literal["auto"] = 1, n_outputs: int = 0) -> None:
         """Reallocate the KV caches, which empties them; waits for the answers that are being generated.
@@ -510,16 +484,45 @@ class Model:
         """
 
         def reallocate() -> None:
-            before = self.n_ctx, self.n_parallel, self.engine.context.n_outputs
-            self.engine.context.close()  # its memory is needed
+            before = self.n_ctx, self.n_parallel, self.core.engine.context.n_outputs
+            self.core.engine.context.close()  # its memory is needed
             try:
-                self.engine.use(self._make_context(n_ctx, n_parallel, n_outputs))
+                self.core.engine.use(self._make_context(n_ctx, n_parallel, n_outputs))
             except BaseException:
-                self.engine.use(self._make_context(*before))
+                self.core.engine.use(self._make_context(*before))
                 raise
 
         self._require_open()
-        self.thread.call_when_idle(reallocate)
+        self.core.thread.call_when_idle(reallocate)
+
+
+def read_rows(
+    model: Model, sequences: Iterable[tuple[Sequence[int], int]]
+) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """Return the raw logits after the last tokens of each sequence, `n_parallel` sequences at a time.
+
+    Several rows per sequence are faster after a `reserve` with more `n_outputs`.
+
+    Args:
+        sequences: Token ids, and the number of rows, at least 1. A prefix shared by successive sequences
+            is evaluated once.
+
+    Returns:
+        An iterator over the sequences' indices and rows, float32 (rows, V), in order of completion.
+
+    Raises:
+        ContextOverflowError: A sequence leaves no room for another token.
+        GenerationError: llama.cpp fails or is interrupted, or a last row has a NaN.
+    """
+    found: dict[int, list[NDArray[np.float32]]] = {}
+
+    def requests() -> Iterator[Request]:
+        for i, (tokens, n_rows) in enumerate(sequences):
+            rows = found[i] = []
+            yield Request(tokens, _NEXT, watch=partial(_keep, rows), n_rows=n_rows)
+
+    answers = model._read(requests())
+    return ((answer.index, np.stack(found.pop(answer.index))) for answer in answers)
 
 
 def _keep(rows: list[NDArray[np.float32]], row: NDArray[np.float32]) -> None:

@@ -279,7 +279,7 @@ class Answers(Stream[Answer]):
     def __init__(
         self, model: "Model", requests: Iterable[Request], *, ordered: bool, is_finite: bool
     ) -> None:
-        super().__init__(model.thread, News())
+        super().__init__(model.core.thread, News())
         self._model, self._n_interrupts = model, model._n_interrupts
         self._upcoming = enumerate(requests)
         self._is_ordered, self._is_finite = ordered, is_finite
@@ -344,7 +344,7 @@ class Answers(Stream[Answer]):
         decodings = []
         for answer in answers:
             try:
-                decoding = self._model.prepare(answer.request, answer)
+                decoding = self._model.core.engine.prepare(answer.request, answer)
             except (MinkError, ValueError, TypeError) as error:
                 answer.finish_reason, answer.error = "error", error
             if answer.finish_reason is None:

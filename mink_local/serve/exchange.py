@@ -195,7 +195,7 @@ class _Exchange:
     def close(self) -> None:
         """End the answers that are not finished; keep what was generated, and note it for the log."""
         answers, service, head = self.events.answers, self.service, self.builder.head
-        unevaluated = service.model.engine.unevaluated
+        unevaluated = service.model.core.engine.unevaluated
         n_evaluated = sum(max(0, one.evaluated_tokens - unevaluated(one)) for one in answers)
         service.cancel(self.events)
         service.history.add(head, answers)

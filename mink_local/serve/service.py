@@ -166,7 +166,7 @@ class Service:
             {"model": presets.default.model_id, "version": __version__},
             {
                 "slots": ("Slots of the engine.", lambda: model.n_parallel),
-                "slots_busy": ("Slots in use.", lambda: model.engine.n_busy),
+                "slots_busy": ("Slots in use.", lambda: model.core.engine.n_busy),
                 "requests_waiting": (
                     "Answers that wait for a slot.",
                     lambda: self._n_preparing + self._admission.n_waiting,
@@ -185,7 +185,7 @@ class Service:
         """End all answers and free the model, unless its thread is stuck."""
         self._watch.cancel()
         self.interrupt()
-        ended = await asyncio.to_thread(self.model.thread.end, "the server is stopping", _END_SECONDS)
+        ended = await asyncio.to_thread(self.model.core.thread.end, "the server is stopping", _END_SECONDS)
         # A request in preparation uses the model's vocabulary.
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
         if ended:
@@ -266,7 +266,7 @@ class Service:
         """Have an answer generated whose turn it is."""
         stream, decoding = waiting
         try:
-            self.model.thread.generate([decoding], partial(self._hear, stream))
+            self.model.core.thread.generate([decoding], partial(self._hear, stream))
         except MinkError as error:  # `_watch_engine` is about to notice
             stream.put(_down(str(error)))
 
@@ -285,7 +285,7 @@ class Service:
         self._streams.discard(stream)
         for decoding in stream.decodings:
             self._admission.remove(stream.client, (stream, decoding))
-        self.model.thread.cancel([answer for answer in stream.answers if answer.finish_reason is None])
+        self.model.core.thread.cancel([answer for answer in stream.answers if answer.finish_reason is None])
 
     async def off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function in a thread, so that other clients are served meanwhile."""
@@ -303,7 +303,7 @@ class Service:
         """Render, tokenize, and make the constraints of a request."""
         self._refuse_giant(request.prompt)
         with api_errors():
-            decoding = self.model.prepare(request)
+            decoding = self.model.core.engine.prepare(request)
         if decoding.answer.finish_reason == "overflow":
             raise _overflow(request.prompt, decoding.answer.prompt_tokens, self.model.n_ctx)
         return decoding
@@ -325,7 +325,7 @@ class Service:
 
     async def _watch_engine(self) -> None:
         """Wait until the engine ends or is stuck; then fail all requests."""
-        thread = self.model.thread
+        thread = self.model.core.thread
         while self.failure is None:
             await asyncio.sleep(_WATCH_SECONDS)
             if thread.failure is not None:

@@ -271,7 +271,7 @@ def test_a_failure_of_the_thread_reaches_every_reader(
 ) -> None:
     with load_model(tiny_path, n_parallel=2, trust=True) as model:
         replies = [model.chat(FRANCE, max_tokens=2000, ignore_eos=True) for _ in range(3)]
-        monkeypatch.setattr(model.engine, "launch", lambda: 1 / 0)
+        monkeypatch.setattr(model.core.engine, "launch", lambda: 1 / 0)
         for use in (*(reply.read for reply in replies), lambda: model.chat(FRANCE).read(), model.forget):
             with pytest.raises(GenerationError, match="ZeroDivisionError") as caught:
                 use()

@@ -42,7 +42,7 @@ PLAIN: dict[str, Any] = {  # by the name of a parameter
     "target": 0,
     "user": "an object",
 }
-HARMLESS = {"close", "interrupt", "require_ids", "prepare"}  # `prepare` is tried with the others of a model
+HARMLESS = {"close", "interrupt", "require_ids"}
 
 
 def public_methods(thing: object) -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -69,7 +69,7 @@ def use(name: str, method: Callable[..., Any]) -> None:
 
 def test_every_method_of_what_is_closed_raises_one_error(tiny: Callable[..., Path], tmp_path: Path) -> None:
     model = load_model(tiny(), n_ctx=256, trust=True)
-    path, weights, context = tmp_path / "cache", Weights(tiny()), model.engine.context
+    path, weights, context = tmp_path / "cache", Weights(tiny()), model.core.engine.context
     model.chat("Hi", max_tokens=1).read()
     assert model.save_cache(path, 10**9)
     model.close()

@@ -209,7 +209,7 @@ def test_interrupt_ends_answers_that_share_a_sequence(model: Model) -> None:
 
 
 def test_a_cancelled_slot_is_free_at_the_next_step(model: Model) -> None:
-    engine = forget(model).engine
+    engine = forget(model).core.engine
     answers = [submit(engine, greedy(text, 200)) for text in QUESTIONS[:5]]
     run(engine, 3)
     assert engine.n_waiting == 1
@@ -221,7 +221,7 @@ def test_a_cancelled_slot_is_free_at_the_next_step(model: Model) -> None:
 
 
 def test_broken_logits_end_one_answer_and_not_the_run(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = forget(model).engine
+    engine = forget(model).core.engine
     answers = [submit(engine, greedy(text)) for text in QUESTIONS[:3]]
     sample = Decoding.sample
 
@@ -240,7 +240,7 @@ def test_broken_logits_end_one_answer_and_not_the_run(model: Model, monkeypatch:
 def test_a_batch_on_which_llama_cpp_fails_ends_those_in_it(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = forget(model).engine
+    engine = forget(model).core.engine
     answers = [submit(engine, greedy(text)) for text in QUESTIONS[:5]]
     run(engine, 3)
 
@@ -273,7 +273,7 @@ def test_a_slot_freed_during_a_step_does_not_pass_on_its_logits(
     """Answers that diverge in this step get the slot, but not the logits of the answer that has ended."""
     greedy = SamplingParams(temperature=0.0, max_tokens=1)
     with load_model(tiny_path, n_ctx=256, n_parallel=2, trust=True) as model:
-        engine = model.engine
+        engine = model.core.engine
         monkeypatch.setattr(PromptBudget, "tokens", lambda *_: 100)
         first = submit(engine, Request(PROMPTS[4], greedy))
         run(engine)
@@ -324,7 +324,7 @@ def test_requests_that_come_and_go(model: Model, monkeypatch: pytest.MonkeyPatch
     The others are unaffected. On a GPU, one may have ended that has not been told so yet.
     """
     choice = random.Random(seed)
-    engine = forget(model).engine
+    engine = forget(model).core.engine
     is_late = seed % 2 == 1
     monkeypatch.setattr(engine, "tells_late", is_late)  # as on a GPU
     pace = random.Random(seed)  # instead of the machine's
@@ -370,7 +370,7 @@ def test_what_is_told_late_is_the_same(real: Model, monkeypatch: pytest.MonkeyPa
         {"constraints": Constraints(repeat_penalty=1.2)}, {"constraints": Constraints(regex="[a-z ]+")},
         {"stop_token_ids": [28, 30]},
     ]  # fmt: skip
-    engine = real.engine
+    engine = real.core.engine
 
     def results() -> Iterator[Any]:
         for seed, one in enumerate(options * 2):
@@ -403,7 +403,7 @@ def test_64_answers_at_a_time_are_those_of_one(tiny_path: Path) -> None:
     ]
     for tells_late in (False, True):
         with load_model(tiny_path, n_ctx=256, n_parallel=64, trust=True) as model:
-            engine = model.engine
+            engine = model.core.engine
             engine.tells_late = tells_late
             answers = [submit(engine, one) for one in requests]
             run(engine, 5)
@@ -429,7 +429,7 @@ def test_threads_get_their_own_errors_only(real: Model) -> None:
         grammar = f"root ::= rule{i}" if i % 2 else 'root ::= "x"'
         request = Request("Say x", SamplingParams(constraints=Constraints(grammar=grammar)))
         try:
-            return real.engine.prepare(request).answer.text
+            return real.core.engine.prepare(request).answer.text
         except ValueError as error:
             return str(error)
 
@@ -440,7 +440,7 @@ def test_threads_get_their_own_errors_only(real: Model) -> None:
 
 def test_a_finished_answer_is_not_taken(real: Model) -> None:
     """One whose prompt does not fit, or whose client disconnected before it was enqueued."""
-    engine = real.engine
+    engine = real.core.engine
     too_long, left = engine.prepare(Request("word " * 2000)), engine.prepare(Request("Hello"))
     left.end("interrupted")
     assert too_long.answer.finish_reason == "overflow"
@@ -459,7 +459,7 @@ def engine(model: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     monkeypatch.setattr(PromptBudget, "tokens", lambda *_: 50)
     monkeypatch.setattr(PromptBudget, "longest", 511)
     monkeypatch.setattr(PromptBudget, "unnoticed", 511)
-    engine = forget(model).engine
+    engine = forget(model).core.engine
     submit(engine, request("One", max_tokens=400, temperature=0, ignore_eos=True))
     engine.step()
     yield engine

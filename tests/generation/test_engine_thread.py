@@ -86,10 +86,12 @@ def test_ctrl_c_ends_an_answer_as_the_program_wants(model: Model) -> None:
 def test_a_job_waits_for_the_answers_before_it_and_not_for_those_after(
     model: Model, tells_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model.engine, "tells_late", tells_late)
+    monkeypatch.setattr(model.core.engine, "tells_late", tells_late)
     before = model.chat("Hi", max_tokens=50, **GREEDY)
     with ThreadPoolExecutor(1) as other:
-        job = other.submit(model.thread.call_when_idle, lambda: (before.finish_reason, model.engine.n_busy))
+        job = other.submit(
+            model.core.thread.call_when_idle, lambda: (before.finish_reason, model.core.engine.n_busy)
+        )
         while not job.running():
             time.sleep(0.001)
         after = model.chat("Hi", max_tokens=50, **GREEDY)
@@ -106,7 +108,7 @@ def test_an_interrupt_of_nothing_is_not_for_a_later_job(model: Model) -> None:
 def test_a_job_that_fails_is_only_its_callers_problem(model: Model) -> None:
     reply = model.chat("Hi", max_tokens=20, **GREEDY)
     with pytest.raises(ZeroDivisionError):
-        model.thread.call_when_idle(lambda: 1 / 0)
+        model.core.thread.call_when_idle(lambda: 1 / 0)
     with pytest.raises((ModelError, ValueError)):
         model.reserve(0)
     assert reply.read()
@@ -118,7 +120,7 @@ def test_a_listener_that_fails_costs_others_nothing(
     model: Model, monkeypatch: pytest.MonkeyPatch, tells_late: bool
 ) -> None:
     """Neither text nor the end of an answer; its own answers end with its error."""
-    monkeypatch.setattr(model.engine, "tells_late", tells_late)
+    monkeypatch.setattr(model.core.engine, "tells_late", tells_late)
     heard: list[Any] = []
 
     def failing(n_calls: int) -> Callable[[object], object]:
@@ -126,12 +128,12 @@ def test_a_listener_that_fails_costs_others_nothing(
         return lambda _: next(calls, None) is None and 1 / 0
 
     params = SamplingParams(max_tokens=6, **GREEDY)
-    good = [model.engine.prepare(Request(prompt, params)) for prompt in PROMPTS[:2]]
-    bad = [model.engine.prepare(Request("Who?", replace(params, logprobs=0))) for _ in range(10)]
+    good = [model.core.engine.prepare(Request(prompt, params)) for prompt in PROMPTS[:2]]
+    bad = [model.core.engine.prepare(Request("Who?", replace(params, logprobs=0))) for _ in range(10)]
     with held(model):
         for i in range(5):
-            model.thread.generate(bad[2 * i : 2 * i + 2], failing(i))
-        model.thread.generate(good, heard.extend)
+            model.core.thread.generate(bad[2 * i : 2 * i + 2], failing(i))
+        model.core.thread.generate(good, heard.extend)
     model.forget()
     for decoding in good:
         pieces = [piece for answer, piece in heard if answer is decoding.answer]
@@ -160,9 +162,9 @@ def test_a_context_that_shrinks_ends_what_no_longer_fits(tiny_path: Path) -> Non
 def test_the_prompt_of_a_reply_that_waits_is_unread(model: Model) -> None:
     with held(model):
         replies = [model.chat("Hi", max_tokens=1, **GREEDY) for _ in range(6)]
-        assert [model.engine.unevaluated(reply.answer) for reply in replies] == [
+        assert [model.core.engine.unevaluated(reply.answer) for reply in replies] == [
             reply.prompt_tokens for reply in replies
         ]
     for reply in replies:
         reply.read()
-        assert model.engine.unevaluated(reply.answer) == 0
+        assert model.core.engine.unevaluated(reply.answer) == 0

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mink_local import load_model
 from mink_local.errors import ContextOverflowError, GenerationError, ModelError
 from mink_local.generation.answer import Answer
-from mink_local.generation.model import Model
+from mink_local.generation.model import Model, read_rows
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.generation.slots import N_OUTPUTS
 from mink_local.llama.context import Segment
@@ -111,7 +111,7 @@ def test_rows_are_those_of_one_sequence_at_a_time(tiny_model: Model) -> None:
     first = [([*prompt, *range(300, 300 + n), 40 + n], 1 + n) for n in range(6)]
     second = [([*prompt, 300, 301, 302, 7, 8], 2), ([9, 10, 11], 3), ([9], 5)]
     for batch in (first, second):
-        found = dict(tiny_model.rows(batch))
+        found = dict(read_rows(tiny_model, batch))
         assert sorted(found) == list(range(len(batch)))
         for i, (tokens, n_rows) in enumerate(batch):
             alone = logits_alone(tiny_model, tokens, max(0, len(tokens) - n_rows))
@@ -122,7 +122,7 @@ def test_rows_are_those_of_one_sequence_at_a_time(tiny_model: Model) -> None:
 def test_rows_of_a_model_that_is_closed_meanwhile(tiny_path: Path, n_read: int) -> None:
     """They end with an error; those that were read stay."""
     with load_model(tiny_path, n_ctx=64, trust=True) as model:
-        rows = model.rows([([1, 2, 3], 2)] * 40)
+        rows = read_rows(model, [([1, 2, 3], 2)] * 40)
         read = [next(rows)[1] for _ in range(n_read)]
     with pytest.raises((GenerationError, ModelError)):
         list(rows)
@@ -130,7 +130,7 @@ def test_rows_of_a_model_that_is_closed_meanwhile(tiny_path: Path, n_read: int) 
 
 
 def test_interrupted_rows_are_not_taken_for_all(tiny_model: Model) -> None:
-    rows = tiny_model.rows([([1, 2, 3], 2)] * 40)
+    rows = read_rows(tiny_model, [([1, 2, 3], 2)] * 40)
     next(rows)
     tiny_model.interrupt()
     with pytest.raises(GenerationError):
@@ -142,15 +142,15 @@ def test_a_prefix_of_an_earlier_call_is_not_evaluated_again(
 ) -> None:
     prompt = list(range(1, 30))
     forget(tiny_model).reserve(64, 4)
-    list(tiny_model.rows([(prompt, 1)]))
-    list(tiny_model.rows(((*prompt, token), 1) for token in (3, 4, 5, 6)))
+    list(read_rows(tiny_model, [(prompt, 1)]))
+    list(read_rows(tiny_model, (((*prompt, token), 1) for token in (3, 4, 5, 6))))
     assert n_tokens(decoded) == len(prompt) + 4
 
 
 def test_what_cannot_be_evaluated(tiny_model: Model) -> None:
     with pytest.raises(ContextOverflowError):
-        list(tiny_model.rows([([1, 2], 1), ([1] * 300, 1)]))
-    assert len(list(tiny_model.rows([([1, 2], 1)]))) == 1, "the slots are free again"
+        list(read_rows(tiny_model, [([1, 2], 1), ([1] * 300, 1)]))
+    assert len(list(read_rows(tiny_model, [([1, 2], 1)]))) == 1, "the slots are free again"
 
 
 # Of the prompt: those of `Model.logprobs`, alone and beside other requests
@@ -192,7 +192,7 @@ def assert_recorded(answer: Answer, expected: list[float], tolerance: float) -> 
 
 
 def test_alone_they_are_those_of_logprobs(model: Model, prompt: list[int], expected: list[float]) -> None:
-    engine = forget(model).engine
+    engine = forget(model).core.engine
     answer = submit(engine, request(prompt, max_tokens=1, prompt_logprobs=2))
     run(engine)
     assert_recorded(answer, expected, 1e-3)
@@ -211,9 +211,9 @@ def test_alone_they_are_those_of_logprobs(model: Model, prompt: list[int], expec
 def test_they_need_no_context_of_their_own(prompt: list[int], expected: list[float]) -> None:
     """With one row of logits for each slot, a batch has only a few of the prompt's tokens."""
     model = load_model("smollm2-135m", n_ctx=512, n_parallel=3)
-    answer = submit(model.engine, request(prompt, max_tokens=4, prompt_logprobs=0))
-    plain = submit(model.engine, request(CONTEXT, max_tokens=20))
-    run(model.engine)
+    answer = submit(model.core.engine, request(prompt, max_tokens=4, prompt_logprobs=0))
+    plain = submit(model.core.engine, request(CONTEXT, max_tokens=20))
+    run(model.core.engine)
     # llama.cpp's logits depend on what is evaluated together, a 4-bit model's more than others.
     assert_recorded(answer, expected, 0.6)
     assert set(answer.prompt_top_logprobs) == {()}
@@ -226,7 +226,7 @@ def test_beside_other_requests_and_after_them(model: Model, prompt: list[int], e
 
     An answer without them shares the slot of one with them.
     """
-    engine = forget(model).engine
+    engine = forget(model).core.engine
     plain = request(prompt, max_tokens=8)
     before = submit(engine, plain)
     run(engine)
@@ -243,7 +243,7 @@ def test_beside_other_requests_and_after_them(model: Model, prompt: list[int], e
 def test_a_row_with_a_nan_ends_one_answer(
     model: Model, prompt: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = forget(model).engine
+    engine = forget(model).core.engine
     with_them = submit(engine, request(prompt, max_tokens=5, prompt_logprobs=0))
     sharing = submit(engine, request(prompt, max_tokens=5))
     numbers = count()

@@ -80,7 +80,7 @@ def test_only_new_tokens_are_evaluated(smollm2: Model) -> None:
         reply = smollm2.chat(messages, temperature=0.0, max_tokens=15)
         messages.append({"role": "assistant", "content": "".join(reply)})
         assert reply.evaluated_tokens == reply.prompt_tokens - held
-        held = len(smollm2.engine.slots[0].tokens)
+        held = len(smollm2.core.engine.slots[0].tokens)
         assert held >= reply.prompt_tokens + reply.n_tokens - 1
     again = smollm2.chat(messages[:-1], temperature=0.0, max_tokens=15)
     assert "".join(again) == messages[-1]["content"]
@@ -143,7 +143,7 @@ def test_interrupt_during_prefill(smollm2: Model, monkeypatch: pytest.MonkeyPatc
         is_asked.set()
         reply.read()
     assert reply.finish_reason == "interrupted"
-    assert len(smollm2.engine.slots[0].tokens) < reply.prompt_tokens
+    assert len(smollm2.core.engine.slots[0].tokens) < reply.prompt_tokens
     assert "12 times 12 is" in smollm2.chat("What is 12 times 12?", temperature=0.0, max_tokens=20).read()
 
 
@@ -160,7 +160,7 @@ def test_models_are_freed_in_any_order(tiny: Callable[..., Path]) -> None:
         model = load_model(path, trust=True)
         reply = model.chat(FRANCE, temperature=5.0, seed=1, max_tokens=5)
         next(reply)
-        weights, context = model.weights, model.engine.context
+        weights, context = model.weights, model.core.engine.context
         del model
         assert list(reply)
         del reply, weights

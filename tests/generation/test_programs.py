@@ -10,6 +10,7 @@ from typing import Any
 
 from mink_local import Constraints, Model, load_model
 from mink_local.errors import MinkError, ModelError
+from mink_local.generation.model import read_rows
 from tests.support.effort import NIGHTLY
 
 PROGRAMS = 100_000 if NIGHTLY else 150
@@ -75,7 +76,7 @@ IN_THREADS: list[Use] = [
     lambda model, choose: with_block(model, choose),
     lambda model, _: model.logits("Hi"),
     lambda model, _: model.logprobs([([1, 2], [3]), ([1], [2, 3])]),
-    lambda model, choose: next(model.rows([([1, 2], 1)] * choose.randint(1, 9))),
+    lambda model, choose: next(read_rows(model, [([1, 2], 1)] * choose.randint(1, 9))),
     lambda model, _: model.forget(),
     lambda model, choose: model.reserve(256, choose.randint(1, 4)),
     lambda model, choose: [model.interrupt, model.close][choose.random() < 0.2](),
@@ -123,7 +124,7 @@ def test_no_program_hangs(tiny_path: Path) -> None:
             assert [future.exception(SECONDS) for future in futures] == [None] * 5, seed
             try:
                 model.forget()  # waits for what is being generated
-                assert (model.engine.idle, model.engine.n_busy) == (True, 0), seed
+                assert (model.core.engine.idle, model.core.engine.n_busy) == (True, 0), seed
                 model.chat("Hi", max_tokens=1).read()
             except ModelError:
                 model = None  # it was closed

@@ -179,7 +179,7 @@ def test_answers_for_a_task(model: Model) -> None:
 
     asyncio.run(main())
     model.forget()  # waits for what is being generated
-    assert model.engine.idle
+    assert model.core.engine.idle
 
 
 def test_a_chain_evaluates_to_itself() -> None:

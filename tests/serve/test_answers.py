@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from mink_local import MinK, Model, TopP, load_model
+from mink_local.generation.model import read_rows
 from tests.support.server import RunningServer
 
 MESSAGES = [{"role": "user", "content": "Name three colours."}]
@@ -234,7 +235,7 @@ def test_echo_gives_the_prompts_log_probabilities(server: RunningServer, max_tok
         context, continuation = model.tokenize(TEXT)[:-3], model.tokenize(TEXT)[-3:]
         [expected] = model.logprobs([(context, continuation)])
         likeliest = [
-            int(rows.argmax()) for rows in next(model.rows([([*context, *continuation[:-1]], 3)]))[1]
+            int(rows.argmax()) for rows in next(read_rows(model, [([*context, *continuation[:-1]], 3)]))[1]
         ]
     answer = complete(server, prompt=[*context, *continuation], echo=True, logprobs=1, max_tokens=max_tokens)
     choice = answer["choices"][0]

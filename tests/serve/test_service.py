@@ -249,8 +249,8 @@ async def test_the_model_is_not_freed_under_a_request_in_preparation(
         return ended
 
     async with started(tiny_path) as one:
-        loop, end_thread = asyncio.get_running_loop(), one.model.thread.end
-        monkeypatch.setattr(one.model.thread, "end", end)
+        loop, end_thread = asyncio.get_running_loop(), one.model.core.thread.end
+        monkeypatch.setattr(one.model.core.thread, "end", end)
         task = asyncio.create_task(one.begin(1, lambda: [request]))
         await asyncio.to_thread(trying.wait, 30)
         task.cancel()

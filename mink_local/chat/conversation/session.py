@@ -460,7 +460,7 @@ class AnswerStream:
             waiting: Called now and then while none comes, with the number of unread tokens of the prompt.
         """
         reply, message, guard = self.reply, self.message, self._guard
-        engine = self._session.model.engine
+        engine = self._session.model.core.engine
         unseen = [] if message.content or message.reasoning else [reply.prefix]
         try:
             with on_interrupt(reply.interrupt):

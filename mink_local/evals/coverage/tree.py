@@ -282,7 +282,7 @@ def walk(
 
     Args:
         prompt: Token ids of the prompt.
-        rows: `Model.rows` of a model with room for the prompt and `MOST_TOKENS` tokens of an answer.
+        rows: `read_rows` of a model with room for the prompt and `MOST_TOKENS` tokens of an answer.
         n_parallel: Number of sequences to give to `rows` at a time.
 
     Raises:

@@ -184,7 +184,7 @@ def _recorded(model: Model, answer: Answer) -> RecordedAnswer:
 
 async def slots(service: Service) -> list[SlotState]:
     """Return what each slot of the engine is doing."""
-    return [_slot_state(slot) for slot in service.model.engine.slots]
+    return [_slot_state(slot) for slot in service.model.core.engine.slots]
 
 
 def _slot_state(slot: Slot[list[Decoding]]) -> SlotState:

@@ -13,7 +13,7 @@ from mink_local.errors import GenerationError
 from mink_local.evals.coverage.measure import standard_samplers
 from mink_local.evals.coverage.tree import AnswerSet, Distribution, Open, TokenProbabilities, Vocabulary, walk
 from mink_local.evals.settings import SamplerSetting
-from mink_local.generation.model import Model
+from mink_local.generation.model import Model, read_rows
 from mink_local.samplers import Greedy, MinK, Sampler, TopK, TopP
 
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -46,7 +46,7 @@ class KeptRows:
     ) -> Iterator[tuple[int, NDArray[np.float32]]]:
         wanted = [tuple(tokens) for tokens, _ in sequences]
         missing = [tokens for tokens in wanted if tokens not in self.kept]
-        for i, (row,) in self.model.rows((tokens, 1) for tokens in missing):
+        for i, (row,) in read_rows(self.model, ((tokens, 1) for tokens in missing)):
             self.kept[missing[i]] = row
         for i, tokens in enumerate(wanted):
             yield i, self.kept[tokens][None].copy()

@@ -12,6 +12,7 @@ from mink_local import load_model
 from mink_local.evals.frontier.measure import MeasuredText, common_vocabulary
 from mink_local.evals.frontier.sums import FIGURES, PositionFigures
 from mink_local.evals.settings import sweep
+from mink_local.generation.model import read_rows
 from tests.support.mink_eval import MinkEval
 from tests.support.python import Finished
 
@@ -97,7 +98,7 @@ def test_the_positions_are_those_of_the_answer(tiny_path: Path) -> None:
         assert plain.sequence(model, model) == (tokens[:-1], len(tokens) - 1)
         sequence, n_positions = answer.sequence(model, model)
         figures, expected = (PositionFigures(settings, model.weights.n_vocab) for _ in range(2))
-        for _, rows in model.rows([(sequence, n_positions)]):
+        for _, rows in read_rows(model, [(sequence, n_positions)]):
             for row in rows:
                 figures.add(row, row)
         for i in range(n_positions):

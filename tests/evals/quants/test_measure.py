@@ -38,7 +38,7 @@ from mink_local.evals.quants.report import verdict
 from mink_local.evals.stats import Interval
 from mink_local.evals.tables import columns_of
 from mink_local.generation.loading import load_model
-from mink_local.generation.model import Model
+from mink_local.generation.model import Model, read_rows
 from mink_local.llama.weights import Weights
 from mink_local.samplers import MinK, MinP, TopP
 from tests.support.mink_eval import MinkEval
@@ -140,7 +140,7 @@ def evaluated(files: dict[str, Path]) -> tuple[list[int], dict[str, NDArray[np.f
         with load_model(str(files.get(name, files["base"])), trust=True, n_ctx=64) as model:
             [chunk, *_] = chunks_of(text_files(None), model.weights, CHUNK, 30)
             model.reserve(CHUNK + 1, 1, n_outputs)
-            [(_, found[name])] = model.rows([(chunk.tokens[:-1], n_scored(CHUNK))])
+            [(_, found[name])] = read_rows(model, [(chunk.tokens[:-1], n_scored(CHUNK))])
     return chunk.tokens, found
 
 
@@ -182,7 +182,7 @@ def test_what_is_kept_is_exact_to_a_tenth_of_the_self_noise(smollm2_path: Path) 
         with load_model(smollm2_path, trust=True, n_ctx=64, n_threads=1, kv_type=kv_type) as model:
             [chunk, *_] = chunks_of(text_files(None), model.weights, 96, 60)
             model.reserve(97, 1, n_outputs)
-            [(_, found)] = model.rows([(chunk.tokens[:-1], n_scored(96))])
+            [(_, found)] = read_rows(model, [(chunk.tokens[:-1], n_scored(96))])
         rows.append(found)
     exact = [
         np.mean(
