@@ -241,7 +241,7 @@ HEADS = (
     _head(r"@~(?=</tool_call>)", _ARG_KEYS, True),
     PYTHON_HEAD,
 )
-ARGUMENTS = re.compile(r"[({]|<parameter=|<arg_key>|</")
+ARGUMENTS = re.compile(r"[({]|<parameter=|<arg_key>|</\w+>")
 """What a head ends before."""
 
 
