@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 from weakref import WeakSet
 
@@ -287,6 +288,7 @@ class Answers(Stream[Answer]):
         self._given: set[Answer] = set()
         self._done: dict[int, Answer] = {}  # by index, until they are read
         self._n_read = 0
+        self._lock = RLock()  # of those who read
         self._failure: BaseException | None = None  # of the iterable; raised after the answers
         self._listener = partial(_hear_ends, self._ended, self._news)  # which does not keep this object alive
 
@@ -302,20 +304,21 @@ class Answers(Stream[Answer]):
 
     def _ready(self, end: type[Exception]) -> Answer | None:
         """Return the next answer, or begin more."""
-        while self._ended:
-            self._thread.check()
-            answer = self._ended.popleft()
-            if answer in self._given:
-                self._given.remove(answer)
-                self._done[answer.index] = answer
-        if self._failure is None:
-            self._take()
-        index = self._n_read if self._is_ordered else next(iter(self._done), -1)
-        if (found := self._done.pop(index, None)) is not None:
-            self._n_read += 1
-        elif not self._given:
-            failure, self._failure = self._failure, StopIteration()
-            raise end if failure is None or isinstance(failure, StopIteration) else failure
+        with self._lock:
+            while self._ended:
+                self._thread.check()
+                answer = self._ended.popleft()
+                if answer in self._given:
+                    self._given.remove(answer)
+                    self._done[answer.index] = answer
+            if self._failure is None:
+                self._take()
+            index = self._n_read if self._is_ordered else next(iter(self._done), -1)
+            if (found := self._done.pop(index, None)) is not None:
+                self._n_read += 1
+            elif not self._given:
+                failure, self._failure = self._failure, StopIteration()
+                raise end if failure is None or isinstance(failure, StopIteration) else failure
         return found
 
     def _take(self) -> None:
