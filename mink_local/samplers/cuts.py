@@ -32,8 +32,9 @@ class MinK(Sampler):
             fallback adds no tokens to those before the cliff.
         floor: >= 0, in nats; 0 is the paper's rule. Above 0, also keeps all tokens whose logit is at least
             `l_1 - floor`: at temperature 1, those at least `exp(-floor)` times as probable as the top token.
-        alpha: >= 0; the drop after position i is divided by `i**alpha`. This and the options below are for
-            the ablations in the paper's appendix.
+
+    Only for the ablations in the paper's appendix:
+        alpha: >= 0; the drop after position i is divided by `i**alpha`.
         decay: "log" divides the drop by `log(i + 1)` instead.
         normalize: False skips the division by R. That cannot move the steepest drop and only affects the
             fallback, which becomes `⌊tau⌋`.
