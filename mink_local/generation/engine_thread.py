@@ -35,6 +35,7 @@ class EngineThread:
     Commands come through a queue that is safe in signal handlers and finalizers.
 
     Attributes:
+        n_interrupts: How often all answers were cancelled.
         failure: The error that has ended the thread, or None.
         last_step: When the last step ended, or the first request after it arrived, as `time.monotonic`.
     """
@@ -42,6 +43,7 @@ class EngineThread:
     def __init__(self, engine: Engine) -> None:
         self.failure: BaseException | None = None
         self.last_step = time.monotonic()
+        self.n_interrupts = 0
         self._engine = engine
         self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._listeners: dict[Answer, Listener] = {}  # of the answers that have not ended
@@ -78,6 +80,7 @@ class EngineThread:
         If nothing else is being generated, a batch on a CPU is given up in the middle, and a running
         `call_when_idle` stopped.
         """
+        self.n_interrupts += answers is None
         ended = None if answers is None else set(answers)
         if ended is None or (ended and set(self._listeners) <= ended):
             self._engine.interrupt()

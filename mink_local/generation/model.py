@@ -92,7 +92,6 @@ class Model:
         self.core = Core(engine, EngineThread(engine))
         self._end = weakref.finalize(self, self.core.thread.end, str(closed(name)))
         self._end.atexit = False  # the thread sees to that itself
-        self._n_interrupts = 0
         if template.is_plain:
             log.warning("%s has no chat template: its turns are plain text (User: … Assistant: …)", name)
 
@@ -357,7 +356,7 @@ class Model:
 
     def _answers(self, requests: Iterable[Request], ordered: bool, is_finite: bool) -> Answers:
         self._require_open()
-        return Answers(self, requests, ordered=ordered, is_finite=is_finite)
+        return Answers(*self.core, self, requests, ordered=ordered, is_finite=is_finite)
 
     def logprobs(self, pairs: Sequence[tuple[TokenIds, TokenIds]]) -> list[list[float]]:
         """Return the log-probabilities of continuations, each after its context.
@@ -391,7 +390,7 @@ class Model:
 
     def _read(self, requests: Iterable[Request]) -> Iterator[Answer]:
         """Return the answers to requests made for their logits; raise the error of one that fails."""
-        return self._successful(self.answer_all(requests), self._n_interrupts)
+        return self._successful(self.answer_all(requests), self.core.thread.n_interrupts)
 
     def _successful(self, answers: Iterator[Answer], n_interrupts: int) -> Iterator[Answer]:
         for answer in answers:
@@ -401,7 +400,7 @@ class Model:
                 raise GenerationError(str(answer.error)) from answer.error
             if answer.finish_reason != "interrupted":
                 yield answer
-        if self._n_interrupts != n_interrupts:
+        if self.core.thread.n_interrupts != n_interrupts:
             raise GenerationError("interrupted")
 
     def interrupt(self) -> None:
@@ -410,7 +409,6 @@ class Model:
         On a CPU, this also stops the prefill of a prompt midway. May be called from another thread or a
         signal handler.
         """
-        self._n_interrupts += 1
         self.core.thread.cancel()
 
     def forget(self) -> None:

@@ -17,13 +17,12 @@ from weakref import WeakSet
 from mink_local.errors import GenerationError, MinkError
 from mink_local.generation.answer import Answer, Piece
 from mink_local.generation.decoding import Decoding
+from mink_local.generation.engine import Engine
 from mink_local.generation.engine_thread import EngineThread, Event
 from mink_local.generation.request import Request
 from mink_local.threads import WAIT_SECONDS
 
 if TYPE_CHECKING:
-    from mink_local.generation.model import Model
-
     _HasAnswer = Answer  # a reply has an answer's attributes, but is none
 else:
     _HasAnswer = object
@@ -271,17 +270,26 @@ class Answers(Stream[Answer]):
     """The answers to requests: an iterator, for `for` and for `async for`.
 
     Args:
-        model: Generates them.
+        engine, thread: Generate them.
+        model: Kept while this object is.
         requests: Taken as slots become free, by the thread that reads the answers.
         ordered: Yield the answers in the order of their requests.
         is_finite: Whether to tell those never begun after an interrupt.
     """
 
     def __init__(
-        self, model: "Model", requests: Iterable[Request], *, ordered: bool, is_finite: bool
+        self,
+        engine: Engine,
+        thread: EngineThread,
+        model: object,
+        requests: Iterable[Request],
+        *,
+        ordered: bool,
+        is_finite: bool,
     ) -> None:
-        super().__init__(model.core.thread, News())
-        self._model, self._n_interrupts = model, model._n_interrupts
+        super().__init__(thread, News())
+        self._model, self._engine = model, engine
+        self._n_interrupts = thread.n_interrupts
         self._upcoming = enumerate(requests)
         self._is_ordered, self._is_finite = ordered, is_finite
         self._ended: deque[Answer] = deque()  # those not in `_done` yet
@@ -323,8 +331,8 @@ class Answers(Stream[Answer]):
 
     def _take(self) -> None:
         ahead = _AHEAD_IN_ORDER if self._is_ordered else _AHEAD
-        room = 1 + ahead * self._model.n_parallel - len(self._given) - len(self._done)
-        was_interrupted = self._model._n_interrupts != self._n_interrupts
+        room = 1 + ahead * self._engine.context.n_seq - len(self._given) - len(self._done)
+        was_interrupted = self._thread.n_interrupts != self._n_interrupts
         if was_interrupted and not self._is_finite:
             return
         begun = []
@@ -347,7 +355,7 @@ class Answers(Stream[Answer]):
         decodings = []
         for answer in answers:
             try:
-                decoding = self._model.core.engine.prepare(answer.request, answer)
+                decoding = self._engine.prepare(answer.request, answer)
             except (MinkError, ValueError, TypeError) as error:
                 answer.finish_reason, answer.error = "error", error
             if answer.finish_reason is None:
