@@ -166,6 +166,14 @@ def test_so_many_requests_are_taken_ahead(model: Model, ordered: bool, most: int
     assert list(answers) == []
 
 
+def test_threads_share_the_answers(model: Model) -> None:
+    """Each gets some of them, and together they get all once."""
+    answers = model.generate(map(str, range(30)), **SHORT)
+    with ThreadPoolExecutor(4) as threads:
+        read = [threads.submit(lambda: [answer.index for answer in answers]) for _ in range(4)]
+        assert sorted(index for one in read for index in one.result(60)) == list(range(30))
+
+
 def test_answers_for_a_task(model: Model) -> None:
     """In `async for`; a task that is cancelled ends them."""
 
