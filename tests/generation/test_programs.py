@@ -13,7 +13,7 @@ from mink_local.errors import MinkError, ModelError
 from mink_local.generation.model import read_rows
 from tests.support.effort import NIGHTLY
 
-PROGRAMS = 100_000 if NIGHTLY else 150
+PROGRAMS = 100_000 if NIGHTLY else 50
 SECONDS = 120  # after which a program hangs
 PROMPTS: list[Any] = ["Hi", "Why? " * 40, [1, 2, 3], [{"role": "user", "content": "One, two,"}]]
 Use = Callable[[Model, random.Random], object]
