@@ -23,7 +23,7 @@ from openai import (
 )
 
 from mink_local.errors import ServerError
-from mink_local.evals.answering import Answered, Prepared
+from mink_local.evals.answering import Answered, Answerer, Session
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.samplers import Greedy, Sampler, TopP
 
@@ -49,7 +49,7 @@ class _Served(NamedTuple):
     is_preset: bool
 
 
-class AddressAnswerer:
+class AddressAnswerer(Answerer):
     """A model behind an OpenAI-compatible server.
 
     Samplers are sent to mink-serve only: others would drop them in silence.
@@ -75,7 +75,7 @@ class AddressAnswerer:
         self._key, self._parallel, self._seconds = _key_for(self._base, key_variable), parallel, seconds
         self._droppable = {"max_tokens"} if is_strict else {"max_tokens", "temperature", "seed"}
         self._refused: set[str] = set()  # parameters that the model does not take
-        self._interrupted = self._has_answered = False
+        self._is_begun = self._has_answered = False
 
     @cached_property
     def _served(self) -> _Served:
@@ -99,7 +99,6 @@ class AddressAnswerer:
         return {"sha256": ""}  # its file is not here
 
     def check(self, samplers: Sequence[Sampler], reasoning_budget: int | None) -> None:
-        """Raise ServerError if the server would ignore a sampler or another setting in silence."""
         if self._served.is_preset:
             raise ServerError(f"{self.name} is a preset with its own sampler: use the model without it")
         if self._served.is_mink:
@@ -112,10 +111,6 @@ class AddressAnswerer:
             )
         if reasoning_budget is not None:
             raise ServerError(f"{self._base} is not mink-serve: leave out --reasoning-budget")
-
-    def prepare(self, requests: Iterable[Request]) -> Prepared | None:  # noqa: ARG002
-        """Return the session: a server makes its own room."""
-        return Prepared(None, {"executor": "address", "n_parallel": self._parallel})
 
     def _client(self, seconds: float, retries: int) -> AsyncOpenAI:
         # the account of OPENAI_ORG_ID is not for other servers
@@ -141,15 +136,15 @@ class AddressAnswerer:
             except (AttributeError, TypeError, ValueError):  # not a list of models
                 return []
 
-    def unfinished(self) -> list[int]:
-        """Return nothing: a server does not say."""
-        return []
-
-    def close(self) -> None:
-        """Do nothing: connections are closed with their answers."""
-
-    def answers(self, requests: Sequence[Request]) -> Generator[Answered, None, None]:
+    def answers(
+        self,
+        requests: Sequence[Request],
+        room: Iterable[Request],  # noqa: ARG002
+    ) -> Generator[Answered | Session, None, None]:
         """Yield answers in order of completion; after a failure, only those to requests already sent."""
+        if not self._is_begun:  # it makes its own room
+            self._is_begun = True
+            yield Session(None, {"executor": "address", "n_parallel": self._parallel})
         failed: ServerError | None = None
         with asyncio.Runner() as runner:
             client = self._client(self._seconds, RETRIES)
@@ -157,7 +152,7 @@ class AddressAnswerer:
             unasked = enumerate(requests)
             asked: set[asyncio.Task[Answered]] = set()
             try:
-                while not self._interrupted:
+                while not self.interrupted:
                     if not failed:
                         more = islice(unasked, self._parallel - len(asked))
                         asked.update(create(self._answer(client, index, one)) for index, one in more)
@@ -225,10 +220,6 @@ class AddressAnswerer:
             **(_sampling_of_mink(params) if self._served.is_mink else _sampling(params)),
         }
         return {key: one for key, one in fields.items() if one is not None and key not in self._refused}
-
-    def interrupt(self) -> None:
-        """Make `answers` end soon; safe to call from another thread."""
-        self._interrupted = True
 
     def _error(self, error: APIError) -> ServerError:
         if isinstance(error, APITimeoutError):

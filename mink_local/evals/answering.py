@@ -1,4 +1,4 @@
-"""Who answers: a GGUF file in this process or in one of Ray's, or a model behind an address; see `addresses`.
+"""Who answers: a GGUF file here or on the machines of a `cluster`, or a model behind one of `addresses`.
 
 `mink-eval run` and `mink-eval judge` ask both in the same way. k, log-probabilities and the options of
 placement are a file's alone.
@@ -6,6 +6,7 @@ placement are a file's alone.
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,15 +14,18 @@ from datetime import date
 from functools import cached_property
 from itertools import groupby, takewhile
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from mink_local.errors import MinkError, RunError
+from mink_local.evals.store import Store
 from mink_local.files import sha256_of
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
 from mink_local.generation.request import Prompt, Request, SamplingParams
-from mink_local.models.catalog import resolve
+from mink_local.models import trust
+from mink_local.models.catalog import ModelFile, resolve
 from mink_local.models.gguf import shards
+from mink_local.samplers import Sampler
 
 # The date given to chat templates that use one, so that prompts are the same tomorrow: the default in
 # LLaMA-3's template.
@@ -42,18 +46,12 @@ def joint_sha256(paths: Iterable[Path]) -> str:
     return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
 
 
-def template_sha256(options: Mapping[str, Any]) -> str | None:
-    """Return the SHA-256 of the chat template among options of `load_model`; None for the model's own."""
-    template = options.get("chat_template")
-    return None if template is None else hashlib.sha256(template.encode()).hexdigest()
-
-
 NO_TEMPLATE = hashlib.sha256(b"").hexdigest()  # the `template_sha256` of a model without a chat template
 _ON_CPU = 8  # answers at a time: about as fast as 32 there, and an interrupt loses fewer
 _CTX_STEP = 256  # llama.cpp rounds context lengths to multiples of this
 
 
-class Prepared(NamedTuple):
+class Session(NamedTuple):
     """What is known once requests can be answered.
 
     Attributes:
@@ -63,6 +61,12 @@ class Prepared(NamedTuple):
 
     template_sha256: str | None
     environment: Mapping[str, Any]
+
+    def record(self, store: Store[Any], role: str, name: str) -> None:
+        """Record the session of a "model" or "judge". Raises RunError if its template has changed."""
+        if self.template_sha256:
+            store.agree({f"{role}s": {name: {"template_sha256": self.template_sha256}}}, learned=True)
+        store.begin_session(**{role: name}, **self.environment)
 
 
 @dataclass(frozen=True)
@@ -91,80 +95,102 @@ class Answered:
     error: str = ""
 
 
-class Answerer(Protocol):
-    """Answers requests."""
+class Answerer(ABC):
+    """Answers requests.
+
+    Attributes:
+        interrupted: True after `interrupt`.
+    """
+
+    interrupted = False
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """Its name in records."""
 
     @property
+    @abstractmethod
     def facts(self) -> Mapping[str, Any]:
         """What the manifest records about it."""
 
-    def prepare(self, requests: Iterable[Request]) -> Prepared | None:
-        """Make room for the longest of some requests; return None if nothing has changed. Raises MinkError.
+    @abstractmethod
+    def check(self, samplers: Sequence[Sampler], reasoning_budget: int | None) -> None:
+        """Raise MinkError if it cannot answer, or would ignore a sampler or the budget in silence."""
 
-        All later requests must be among them, or no longer.
+    @abstractmethod
+    def answers(
+        self, requests: Sequence[Request], room: Iterable[Request]
+    ) -> Generator[Answered | Session, None, None]:
+        """Yield answers in order of completion, and every new session before its answers.
+
+        Args:
+            requests: What to answer.
+            room: Requests that determine the context length, so that it is the same however few are left to
+                answer; none of `requests` is longer.
+
+        Raises:
+            MinkError: The model cannot be loaded, or its server fails.
         """
-
-    def answers(self, requests: Sequence[Request]) -> Generator[Answered, None, None]:
-        """Yield answers in order of completion. Raises MinkError."""
 
     def unfinished(self) -> list[int]:
         """Return the lengths so far, in tokens, of the answers that are being generated, as far as known."""
+        return []
 
     def interrupt(self) -> None:
         """Make `answers` end soon; may be called from a signal handler."""
+        self.interrupted = True
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # most hold nothing
         """Free what it holds."""
 
 
 @dataclass(eq=False)
-class FileAnswerer:
+class FileAnswerer(Answerer):
     """A GGUF model, loaded when needed.
 
     Args:
-        file: Its name on any machine: an alias or a path.
+        file: The file. On another machine, it is found by its alias if `models.txt` has its SHA-256, or else
+            by its path.
         ctx: Maximum tokens of prompt plus answer; None uses the model's training context.
-        n_parallel: Number of answers at a time.
-        repeatable: Whether an answer given alone must depend on nothing but its own request, at the cost of
-            evaluating its prompt twice.
+        n_parallel: Number of answers at a time; a single one is answered as if it were the only request, at
+            the cost of evaluating its prompt twice.
         sha256: SHA-256 that the file must have, for machines that may have a different one.
         placement: Options of `load_model`.
     """
 
-    file: str
+    file: ModelFile
     ctx: int | None = None
     n_parallel: int | Literal["auto"] = "auto"
-    repeatable: bool = False
     sha256: str | None = None
     placement: Mapping[str, Any] = field(default_factory=dict)
-    _interrupted: bool = field(default=False, init=False)
     _n_ctx: int = field(default=0, init=False)
 
-    @cached_property
+    @property
     def name(self) -> str:
-        return resolve(self.file).name
+        return self.file.name
 
-    @cached_property
+    @property
     def facts(self) -> Mapping[str, Any]:
-        sha256 = file_sha256(resolve(self.file).path)
-        return {"sha256": sha256, "template_sha256": template_sha256(self.placement)}
+        return {"path": str(self.file.path), "sha256": file_sha256(self.file.path)}
+
+    def check(self, samplers: Sequence[Sampler], reasoning_budget: int | None) -> None:  # noqa: ARG002
+        trust.check(self.file)
 
     @cached_property
     def model(self) -> Model:
         """The model. Raises RunError if this machine has a different file for it."""
-        if self.sha256 and file_sha256(resolve(self.file).path) != self.sha256:
-            raise RunError(f"{self.file} must be the same file on every machine of the cluster")
-        return load_model(self.file, n_ctx=_CTX_STEP, date=DATE, **self.placement)
+        name = self.file.name if self.file.sha256 else str(self.file.path)
+        if self.sha256 and file_sha256(resolve(name).path) != self.sha256:
+            raise RunError(f"{name} must be the same file on every machine of the cluster")
+        return load_model(name, n_ctx=_CTX_STEP, date=DATE, **self.placement)
 
-    def prepare(self, requests: Iterable[Request]) -> Prepared | None:
+    def _make_room(self, room: Iterable[Request]) -> Session | None:
+        """Make room for the longest of some requests; return None if nothing has changed."""
         longest = max(
             len(self.model.prompt_tokens(request.prompt, request.enable_thinking))
             + (request.params.max_tokens or 0)
-            for request in requests
+            for request in room
         )
         n_ctx = -(-longest // _CTX_STEP) * _CTX_STEP
         n_ctx = min(n_ctx, self.ctx or n_ctx, self.model.weights.n_ctx_train)
@@ -177,7 +203,7 @@ class FileAnswerer:
         self._n_ctx = n_ctx
         return self._session()
 
-    def _session(self) -> Prepared:
+    def _session(self) -> Session:
         environment = {
             "executor": "ray" if self.sha256 else "local",
             "placement": self.model.placement.where,
@@ -187,16 +213,20 @@ class FileAnswerer:
         template = self.model.chat_template or ""
         if kwargs := self.placement.get("template_kwargs"):  # they change prompts as another template does
             template += json.dumps(kwargs, sort_keys=True)
-        return Prepared(hashlib.sha256(template.encode()).hexdigest(), environment)
+        return Session(hashlib.sha256(template.encode()).hexdigest(), environment)
 
-    def answers(self, requests: Sequence[Request]) -> Generator[Answered, None, None]:
-        alone = self.repeatable and self.model.n_parallel == 1
+    def answers(
+        self, requests: Sequence[Request], room: Iterable[Request]
+    ) -> Generator[Answered | Session, None, None]:
+        if session := self._make_room(room):
+            yield session
+        alone = self.model.n_parallel == 1  # then an answer must depend on nothing but its own request
         for first, group in _by_prompt(requests) if alone else [(0, requests)]:
-            if self._interrupted:
+            if self.interrupted:
                 return
             if alone:
                 self._prefill(group[0].prompt)
-            for answer in self.model.answer_all(takewhile(lambda _: not self._interrupted, group)):
+            for answer in self.model.answer_all(takewhile(lambda _: not self.interrupted, group)):
                 if answer.finish_reason != "interrupted":
                     yield Answered(
                         first + answer.index,
@@ -229,7 +259,7 @@ class FileAnswerer:
         return []
 
     def interrupt(self) -> None:
-        self._interrupted = True
+        super().interrupt()
         if "model" in vars(self):  # reading the property would load it
             self.model.interrupt()
 

@@ -72,8 +72,8 @@ MEASUREMENTS = {
     "run": "mink_local.evals.run.evaluation:Run",
     "frontier": "mink_local.evals.frontier.measure:Frontier",
     "coverage": "mink_local.evals.coverage.measure:Walks",
-    "judge": "mink_local.evals.judge.judgements:Pairs",
-    "judge-noise": "mink_local.evals.judge.noise:Noise",
+    "judge": "mink_local.evals.judge.methods:Pairs",
+    "judge-noise": "mink_local.evals.judge.methods:Noise",
     "quants": "mink_local.evals.quants.measure:Quants",
 }
 
@@ -221,6 +221,8 @@ OF_FILES = (
 )  # fmt: skip
 OF_ADDRESSES = ("key_variable", "seconds")
 """Options that only a GGUF file uses, and only a server, by their parameters."""
+ANSWERING = ("parallel", "key_variable", "seconds", "ray", "placement", "chat_template", "template_kwargs")
+"""Parameters of run's options for who answers."""
 
 key_option = SharedOption(
     "--key-env",
@@ -253,14 +255,43 @@ def _refuse_unused(files: Sequence[Any], addresses: Sequence[str]) -> None:
         raise click.UsageError(f"{', '.join(given)}: only for {whose}.")
 
 
-def _split(names: Sequence[str]) -> "tuple[list[ModelFile], list[str]]":
-    """Return the models' files and the addresses among names."""
-    from mink_local.evals.addresses import is_address
+def _answerers(
+    names: Sequence[str],
+    parallel: Any,
+    key_variable: str | None,
+    seconds: float,
+    *,
+    is_strict: bool,
+    ctx: int | None = None,
+    ray: str | None = None,
+    **placement: Any,
+) -> "list[Answerer]":
+    """Return what answers: the models' files among names, on a Ray cluster if given, then the addresses."""
+    from mink_local.evals.addresses import AddressAnswerer, is_address
+    from mink_local.evals.answering import FileAnswerer
 
     addresses = [name for name in dict.fromkeys(names) if is_address(name)]
     files = _model_files([name for name in names if name not in addresses])
     _refuse_unused(files, addresses)
-    return files, addresses
+    start = FileAnswerer
+    if ray:
+        if placement["placement"].rpc:
+            raise click.UsageError("--rpc supports only one worker: use it without --ray.")
+        from mink_local.evals.cluster import ClusterAnswerer, connect
+
+        connect(ray)
+        start = ClusterAnswerer
+    n = 8 if parallel == "auto" else parallel
+    return [
+        *(start(file, ctx, parallel, placement=placement) for file in files),
+        *(AddressAnswerer(url, key_variable, n, seconds, is_strict=is_strict) for url in addresses),
+    ]
+
+
+def _carry_out(measurement: "Measurement[Any]", out: Path, quiet: bool) -> None:
+    from mink_local.evals.measurement import carry_out
+
+    carry_out(measurement, out, quiet=quiet)
 
 
 @cli.command("run")
@@ -362,17 +393,14 @@ def _split(names: Sequence[str]) -> "tuple[list[ModelFile], list[str]]":
 def run_command(
     tasks: "list[Task]",
     models: Sequence[str],
-    key_variable: str | None,
-    seconds: float,
     data: Sequence[str],
     shots: int | None,
     shots_from: Sequence[str],
-    parallel: Any,
-    ray: str | None,
+    ctx: int | None,
     dry_run: bool,
     quiet: bool,
     out: Path,
-    **options: Any,  # `Run`'s, under the same names
+    **options: Any,  # those of `_answerers` and of `Run`
 ) -> None:
     """Run models on tasks with every sampler and temperature.
 
@@ -387,40 +415,19 @@ def run_command(
     """
     from mink_local.evals.tasks import TASKS
 
-    paths, addresses = _split(models)
     names = [task.name for task in tasks]
     files = _files("--data", data, [name for name in names if name in TASKS])  # others are files
     if shots_from and not shots:
         raise click.UsageError("--shots-from needs --shots N.")
-    shots_files = _files("--shots-from", shots_from, names)
-    from mink_local.evals.measurement import carry_out
-    from mink_local.evals.run.evaluation import Run
-
-    if ray:
-        if options["placement"].rpc:
-            raise click.UsageError("--rpc supports only one worker: use it without --ray.")
-        from mink_local.evals.run.workers import Cluster, connect
-
-        connect(ray)
-        options["start"] = Cluster
-    from mink_local.evals.addresses import AddressAnswerer
-
-    n = 8 if parallel == "auto" else parallel
-    served = [AddressAnswerer(url, key_variable, n, seconds, is_strict=True) for url in addresses]
-    run_ = Run(
-        tasks,
-        [*paths, *served],
-        data=files,
-        shots=shots or 0,
-        shots_from=shots_files,
-        n_parallel=parallel,
-        **options,
-    )
+    options |= {"data": files, "shots": shots or 0, "shots_from": _files("--shots-from", shots_from, names)}
+    answering = {name: options.pop(name) for name in ANSWERING}
+    answerers = _answerers(models, is_strict=True, ctx=ctx, **answering)
+    run_ = _measurement("run")(tasks, answerers, ctx=ctx, **options)
     if dry_run:
         for sentence in run_.rehearse(out):
             click.echo(sentence)
-        return
-    carry_out(run_, out, quiet=quiet)
+    else:
+        _carry_out(run_, out, quiet)
 
 
 class AgainstType(SamplerType):
@@ -479,14 +486,13 @@ def report_command(folder: Path, against: tuple[str, Any] | None) -> None:
             log.warning("%s", error)
 
 
-def _measurement(measures: str) -> "type[Measurement[Any]]":
-    """Return the class of a measurement named in a manifest. Raises ReportError if this version has none."""
+def _measurement(measures: str) -> Any:
+    """Return the `Measurement` named in a manifest. Raises ReportError if this version has none."""
     if measures not in MEASUREMENTS:
         raise ReportError(
             f"this version has no mink-eval {measures}, whose results these are: install mink-local 0.2.0"
         )
-    kind: type[Measurement[Any]] = resolve_name(MEASUREMENTS[measures])
-    return kind
+    return resolve_name(MEASUREMENTS[measures])
 
 
 def _stateless(_: click.Context, __: click.Parameter, samplers: "Sequence[Sampler]") -> "Sequence[Sampler]":
@@ -566,10 +572,7 @@ def frontier_command(texts: Path | None, text: Path | None, out: Path, quiet: bo
     """
     if (texts is None) == (text is None):
         raise click.UsageError("give the texts with either --texts or --text.")
-    from mink_local.evals.frontier.measure import Frontier
-    from mink_local.evals.measurement import carry_out
-
-    carry_out(Frontier(texts=texts, text=text, **options), out, quiet=quiet)
+    _carry_out(_measurement("frontier")(texts=texts, text=text, **options), out, quiet)
 
 
 @cli.command("coverage")
@@ -625,10 +628,7 @@ def coverage_command(out: Path, quiet: bool, **options: Any) -> None:
     Writes coverage.html, .md, .svg, .pdf, .csv and .json to DIR. Run the same command again to resume; with
     more prompts, samplers or temperatures, only what is new is measured.
     """
-    from mink_local.evals.coverage.measure import Walks
-    from mink_local.evals.measurement import carry_out
-
-    carry_out(Walks(**options), out, quiet=quiet)
+    _carry_out(_measurement("coverage")(**options), out, quiet)
 
 
 def _limits(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> dict[str, float]:
@@ -759,11 +759,8 @@ def quants_command(
     kv_types = list(dict.fromkeys(kv_types))
     if len(models) + len(kv_types) < 3:
         raise click.UsageError("give the base and at least one other file or --kv-type.")
-    from mink_local.evals.measurement import carry_out
-    from mink_local.evals.quants.measure import Quants
-
     base, *others = models
-    carry_out(Quants(base, others, kv_types=kv_types, **options), out, quiet=quiet)
+    _carry_out(_measurement("quants")(base, others, kv_types=kv_types, **options), out, quiet)
 
 
 @cli.command("judge")
@@ -802,7 +799,7 @@ def quants_command(
 @parallel_option.replace(
     type=AutoOrInt(min=1, max=64),
     default="auto",
-    help="Number of requests at a time; auto: 8 for a server, 4 for a GGUF model.",
+    help="Number of requests at a time; auto: 8 for a server, or else as memory and device allow.",
 )
 @key_option
 @timeout_option.replace(default=120.0)
@@ -816,11 +813,8 @@ def judge_command(
     against: "Sampler",
     limit: int | None,
     characters: int,
-    parallel: Any,
-    key_variable: str | None,
-    seconds: float,
     quiet: bool,
-    **placement: Any,
+    **options: Any,  # those of `_answerers`
 ) -> None:
     """Have a model judge the responses of the run in DIR.
 
@@ -829,32 +823,15 @@ def judge_command(
     resume. Prints win rates with the judge's position bias, or the share of the text that is noise, with
     tests against one sampler, and writes them to judge.html or noise.html, .md, .csv and .json.
     """
-    from mink_local.evals.addresses import AddressAnswerer
-    from mink_local.evals.answering import FileAnswerer
-    from mink_local.evals.judge.judgements import pairs_of
-    from mink_local.evals.judge.noise import noise_of
-    from mink_local.evals.judge.report import BOTH_ORDERS, PAPER
-    from mink_local.evals.measurement import carry_out
+    from mink_local.evals.judge.methods import judging_of
     from mink_local.evals.run.records import read_run
 
-    _, addresses = _split([judge])
+    [answerer] = _answerers([judge], is_strict=False, **options)
     run_ = read_run(folder)
     if run_.problems:
         log.warning("%d lines of %s skipped: mink-eval report lists them", len(run_.problems), folder)
-    answerer: Answerer
-    if addresses:
-        n = 8 if parallel == "auto" else parallel
-        answerer = AddressAnswerer(judge, key_variable, n, seconds)
-    else:  # more than 4 at a time would delay the first judgements
-        n = 4 if parallel == "auto" else parallel
-        answerer = FileAnswerer(judge, n_parallel=n, placement=placement)
-    asked = run_, answerer, str(against), limit, characters
-    judging: Measurement[Any]
-    if method == "noise":
-        judging = noise_of(*asked)
-    else:
-        judging = pairs_of(*asked, PAPER if method == "paper" else BOTH_ORDERS)
-    carry_out(judging, folder / judging.measures, quiet=quiet)
+    judging = judging_of(run_, answerer, method, str(against), limit, characters)
+    _carry_out(judging, folder / judging.measures, quiet)
 
 
 @cli.command("tasks")

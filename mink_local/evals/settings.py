@@ -1,5 +1,6 @@
 """Settings, each a sampler at a temperature; the sweep of all samplers; measurements of settings."""
 
+import hashlib
 import math
 from abc import abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from mink_local.errors import DataError, GenerationError
-from mink_local.evals.answering import DATE, file_sha256, template_sha256
+from mink_local.evals.answering import DATE, file_sha256
 from mink_local.evals.measurement import Measurement, Results
 from mink_local.evals.report.report import Report, Section
 from mink_local.evals.store import R, Store, public
@@ -66,6 +67,12 @@ class SamplerSetting(NamedTuple):
 def described(file: ModelFile) -> dict[str, Any]:
     """Return what a manifest records about a model file."""
     return {"name": file.name, "path": str(file.path), "sha256": file_sha256(file.path)}
+
+
+def _template_sha256(options: Mapping[str, Any]) -> str | None:
+    """Return the SHA-256 of the chat template among options of `load_model`; None for the model's own."""
+    template = options.get("chat_template")
+    return None if template is None else hashlib.sha256(template.encode()).hexdigest()
 
 
 class RowMeasurement(Measurement[R]):
@@ -159,7 +166,7 @@ class SettingsMeasurement(RowMeasurement[R], Generic[R, Unit]):
         self._by_text = {one.as_text: one for one in settings}
         self.session: dict[str, Any] = {}
         self.settings: dict[str, Any] = {role: described(file) for role, file in files.items()}
-        self.settings["template_sha256"] = template_sha256(placement)
+        self.settings["template_sha256"] = _template_sha256(placement)
 
     @abstractmethod
     def measure_units(

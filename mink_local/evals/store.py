@@ -337,7 +337,7 @@ def _merged(
     merged = dict(then)
     for key, value in now.items():
         here, was = (*path, key), then.get(key)
-        is_new = key not in then and (learned or isinstance(value, Mapping))
+        is_new = was is None if learned else key not in then and isinstance(value, Mapping)
         if is_new or _is(_MAY_CHANGE, key, value) or was == value or (was in _NOTHING and value in _NOTHING):
             merged[key] = value
         elif isinstance(value, Mapping):

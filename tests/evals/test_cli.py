@@ -11,7 +11,7 @@ import click
 import pytest
 
 from mink_local.evals.cli import cli
-from mink_local.evals.judge.judgements import ORDERS, Judgement, PairKey
+from mink_local.evals.judge.methods import ORDERS, Judgement
 from mink_local.evals.tasks import TASKS
 from tests.support.made_run import write_run
 from tests.support.mink_eval import MINK_EVAL, MinkEval, read_responses
@@ -99,10 +99,9 @@ def test_what_lies_beside_a_run_is_reported_on_or_warned_of(
     (run / "judge" / "judgements.jsonl").write_text("")
     assert "essay with tiny-model" in mink_eval("report", run).succeeded().stdout  # no judgement yet
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    pair = PairKey("tiny-model", "essay", 1.0, 0, "0")
     judgement = Judgement(
-        **asdict(pair), judge="me", prompt_sha256="", sampler="min-k:tau=3", against="greedy", raw="",
-        order=ORDERS[0], winner="A", attempts=1, characters=9, is_cut=False,
+        "tiny-model", "essay", "min-k:tau=3", 1.0, 0, "0", judge="me", prompt_sha256="", against="greedy",
+        raw="", order=ORDERS[0], winner="A", attempts=1, characters=9, is_cut=False,
     )  # fmt: skip
     (run / "judge" / "judgements.jsonl").write_text(json.dumps(asdict(judgement)) + "\n")
     shown = mink_eval("report", run).succeeded().stdout

@@ -7,11 +7,13 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import count as numbers
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from itertools import starmap
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from mink_local.errors import GenerationError, JudgeError
-from mink_local.evals.answering import Answered, Answerer
+from mink_local.evals.answering import Answered, Answerer, Session
 from mink_local.evals.measurement import Measurement, Results
+from mink_local.evals.run.records import OfResponse, ResponseKey
 from mink_local.evals.store import Store
 from mink_local.evals.tables import percent
 from mink_local.generation.request import Request, SamplingParams
@@ -24,6 +26,8 @@ _MAX_TOKENS = 64  # of a verdict
 _RETRY_TEMPERATURE = 0.7  # the first attempt is at 0
 
 log = logging.getLogger("mink_local")
+
+Key = tuple[Any, ...]
 
 
 class Prompt(NamedTuple):
@@ -48,12 +52,11 @@ class Prompt(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
-    """A judge's answer: a line of `judgements.jsonl`.
+class Judged(OfResponse):
+    """A judge's answer about a response: a line of `judgements.jsonl`.
 
     Attributes:
         prompt_sha256: SHA-256 of the prompt, before responses that do not fit are cut further.
-        model: The model that wrote the responses, as the fields up to `question_id` say which they are.
         raw: The judge's answer.
         attempts: Number of answers it took; 0 for what the judge need not see, and `ATTEMPTS` for what does
             not fit into its context.
@@ -63,24 +66,45 @@ class Judged:
 
     judge: str
     prompt_sha256: str
-    model: str
-    task: str
-    sampler: str
-    temperature: float
-    repeat: int
-    question_id: str
     raw: str = ""
     attempts: int = 0
     characters: int
     is_cut: bool
 
+    identity: ClassVar[tuple[str, ...]] = ("judge", "prompt_sha256", *ResponseKey._fields)
+    """Fields that together are unique in judgements.jsonl."""
 
-Unit = TypeVar("Unit", bound=Any)  # what a judge is asked about; `longest` is that of its responses
+    @property
+    def key(self) -> Key:
+        return tuple(getattr(self, name) for name in self.identity)
+
+
+class Unit(Protocol):
+    """What a judge is asked about."""
+
+    @property
+    def key(self) -> ResponseKey:
+        """The response, or the first of several."""
+
+    @property
+    def longest(self) -> int:
+        """Characters of the longest response."""
+
+    def prompt(self, characters: int) -> Prompt:
+        """Return what the judge is asked, with `characters` characters of each response."""
+
+    def read(self, answer: str, characters: int) -> Any:
+        """Return the verdict in the judge's answer; None if it cannot be read."""
+
+    def blank(self, characters: int) -> dict[str, Any]:
+        """Return the fields of a row that are its own, before the judge has answered."""
+
+
+AnyUnit = TypeVar("AnyUnit", bound=Unit)
 Row = TypeVar("Row", bound=Any)
-Key = tuple[Any, ...]
 
 
-class Judging(Measurement[Row], Generic[Unit, Row]):
+class Judging(Measurement[Row], Generic[AnyUnit, Row]):
     """Base class of what a judge is asked.
 
     After an unreadable answer, it is asked up to twice more; then there is no verdict: it is never guessed.
@@ -88,7 +112,9 @@ class Judging(Measurement[Row], Generic[Unit, Row]):
 
     Args:
         judge: Answers the prompts.
-        items: What it is asked about, each with its row so far; a row with a verdict needs no judge.
+        units: What it is asked about; what has a verdict from the start needs no judge.
+        characters: Maximum number of characters of a response to show the judge.
+        against: The sampler that the report compares the others with, as text.
 
     Attributes:
         verdict: The field of a row with what the judge says; None if nothing is readable.
@@ -97,42 +123,47 @@ class Judging(Measurement[Row], Generic[Unit, Row]):
     noun, file = "judgements", "judgements.jsonl"
     verdict: ClassVar[str]
 
-    def __init__(self, judge: Answerer, items: Iterable[tuple[Unit, Row]]) -> None:
-        self._judge = judge
-        self._wanted = {row.key: (unit, row) for unit, row in items}
+    def __init__(self, judge: Answerer, units: Iterable[AnyUnit], characters: int, against: str) -> None:
+        self._judge, self._against = judge, against
+        blanks = ((unit, self._blank(unit, characters)) for unit in units)
+        self._wanted = {row.key: (unit, row) for unit, row in blanks}
         self.settings = {"judges": {judge.name: judge.facts}}
 
-    @abstractmethod
-    def prompt(self, unit: Unit, row: Row) -> Prompt:
-        """Return what the judge is asked."""
-
-    @abstractmethod
-    def read(self, unit: Unit, row: Row) -> Any:
-        """Return the verdict in a row's raw answer; None if it cannot be read."""
+    def _blank(self, unit: AnyUnit, characters: int) -> Row:
+        """Return a row before the judge has answered."""
+        of_response = unit.key._asdict() | {"judge": self._judge.name, "characters": characters}
+        sha256 = unit.prompt(characters).sha256
+        row: Row = self.row_type(prompt_sha256=sha256, **of_response, **unit.blank(characters))
+        return row
 
     @staticmethod
     @abstractmethod
     def missing_share(rows: Any) -> float:
         """Return the share of what a judge was shown without a verdict, given a frame of its rows."""
 
+    def prepare(self, store: Store[Row]) -> None:
+        store.note(against=self._against)
+
     def plan(self) -> list[Key]:
         return list(self._wanted)
 
     def measure(self, keys: Sequence[Key], store: Store[Row]) -> Generator[Row, None, None]:
-        alike: dict[str, list[tuple[Unit, Row]]] = {}  # the judge is asked once about the same prompt
+        alike: dict[str, list[tuple[AnyUnit, Row]]] = {}  # the judge is asked once about the same prompt
         for unit, row in (self._wanted[key] for key in keys):
             if getattr(row, self.verdict) is None:
                 alike.setdefault(row.prompt_sha256, []).append((unit, row))
             else:
                 yield row
         waiting = [members[0] for members in alike.values()]
+        room = list(starmap(_request, waiting))
         with closing(self._judge):
-            session = self._judge.prepare(list(map(self._request, waiting))) if waiting else None
-            store.begin_session(judge=self._judge.name, **(session.environment if session else {}))
             while waiting and not self.interrupted:
                 again = []
-                with closing(self._judge.answers(list(map(self._request, waiting)))) as answers:
+                with closing(self._judge.answers(list(starmap(_request, waiting)), room)) as answers:
                     for answer in answers:
+                        if isinstance(answer, Session):
+                            answer.record(store, "judge", self._judge.name)
+                            continue
                         unit, last = waiting[answer.index]
                         row, is_last = self._updated(unit, last, answer)
                         if is_last:
@@ -141,18 +172,16 @@ class Judging(Measurement[Row], Generic[Unit, Row]):
                             again.append((unit, row))
                 waiting = again
 
-    def _request(self, item: tuple[Unit, Row]) -> Request:
-        return self.prompt(*item).request(item[1].attempts)
-
-    def _updated(self, unit: Unit, last: Row, answer: Answered) -> tuple[Row, bool]:
+    def _updated(self, unit: AnyUnit, last: Row, answer: Answered) -> tuple[Row, bool]:
         """Return a row with another answer, and whether that is the last one. Raises GenerationError."""
         if answer.finish_reason == "error":
             raise GenerationError(f"the judge {self._judge.name}: {answer.error}")
         if answer.finish_reason == "overflow":
             return _shorter(unit, last)
-        row = replace(last, raw=answer.text or answer.error, attempts=last.attempts + 1)
-        found = self.read(unit, row)
-        return replace(row, **{self.verdict: found}), found is not None or row.attempts == ATTEMPTS
+        raw, attempts = answer.text or answer.error, last.attempts + 1
+        found = unit.read(raw, last.characters)
+        row: Row = replace(last, raw=raw, attempts=attempts, **{self.verdict: found})
+        return row, found is not None or attempts == ATTEMPTS
 
     def _like(self, row: Row, twin: Row) -> Row:
         given = ("raw", "attempts", "characters", "is_cut", self.verdict)
@@ -174,7 +203,11 @@ class Judging(Measurement[Row], Generic[Unit, Row]):
             )
 
 
-def _shorter(unit: Any, last: Row) -> tuple[Row, bool]:
+def _request(unit: Unit, row: Judged) -> Request:
+    return unit.prompt(row.characters).request(row.attempts)
+
+
+def _shorter(unit: Unit, last: Row) -> tuple[Row, bool]:
     """Return a row that shows less of its responses, and whether they cannot be cut any further."""
     characters = min(last.characters, unit.longest) // 2
     if characters >= SHORTEST:

@@ -7,17 +7,16 @@ import os
 import shlex
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 from subprocess import list2cmdline
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from mink_local.errors import RunError
-from mink_local.evals.answering import NO_TEMPLATE, Answerer, FileAnswerer, Prepared, file_sha256
+from mink_local.errors import GenerationError, RunError
+from mink_local.evals.answering import NO_TEMPLATE, Answered, Answerer, FileAnswerer, Session, file_sha256
 from mink_local.evals.measurement import Measurement, Results, duration
 from mink_local.evals.run.pace import Pace
 from mink_local.evals.run.questions import AskedTask, ask, locate
@@ -27,25 +26,26 @@ from mink_local.evals.run.records import (
     Response,
     ResponseKey,
     Wanted,
+    mark_of,
     methods,
+    prompt_sha256,
     read_questions,
     read_responses,
     read_run,
     rescore,
+    seed_of,
+    with_verdicts,
 )
-from mink_local.evals.run.workers import Cluster, Worker
 from mink_local.evals.stats import what_can_be_found
 from mink_local.evals.store import Rows, Store, read_manifest, to_line
 from mink_local.evals.tables import count
-from mink_local.evals.tasks.base import Task
+from mink_local.evals.tasks.base import NO_ANSWER, ScorerError, Task
 from mink_local.evals.tasks.own import OwnTask
+from mink_local.generation.request import Request, SamplingParams
 from mink_local.interrupts import on_interrupt
-from mink_local.models import trust
-from mink_local.models.catalog import ModelFile
 from mink_local.samplers import Sampler
 
 if TYPE_CHECKING:
-    from mink_local.evals.addresses import AddressAnswerer
     from mink_local.evals.report.report import Report
 
 _SHOWN = 10  # changed questions named in a message
@@ -58,7 +58,7 @@ class Run(Measurement[Response]):
     """The responses of models to tasks' questions.
 
     Args:
-        models: Files, or models behind an address.
+        models: What answers; each is closed once it has.
         samplers: Samplers, each run at every temperature.
         repeats: Number of responses per question, sampler and temperature.
         data: Files with questions, by task, that replace a task's own.
@@ -69,9 +69,6 @@ class Run(Measurement[Response]):
         system: The system message; empty for none.
         ctx: Maximum tokens of prompt plus response; None uses the model's training context.
         greedy: Whether to always run greedy as the baseline.
-        start: Creates the `Worker` or `Cluster` that answers, given the arguments of `Worker`.
-        n_parallel: Number of responses at a time; like the placement, it may change when a run is resumed.
-        placement: Options of `load_model`.
     """
 
     measures, noun, row_type, file = "run", "responses", Response, RECORDS
@@ -79,7 +76,7 @@ class Run(Measurement[Response]):
     def __init__(
         self,
         tasks: Sequence[Task],
-        models: "Sequence[ModelFile | AddressAnswerer]",
+        models: Sequence[Answerer],
         samplers: Sequence[Sampler],
         temperatures: Sequence[float],
         *,
@@ -96,9 +93,6 @@ class Run(Measurement[Response]):
         system: str = "",
         ctx: int | None = None,
         greedy: bool = True,
-        start: Callable[..., Worker | Cluster] = Worker,
-        n_parallel: int | Literal["auto"] = "auto",
-        **placement: Any,
     ) -> None:
         tasks = [replace(task, given_instruction=instruction) for task in tasks]
         files = {task.name: locate(task, data.get(task.name)) for task in tasks}
@@ -120,17 +114,9 @@ class Run(Measurement[Response]):
         for remark in (remark for asked in self._tasks.values() for remark in asked.remarks):
             log.warning(remark)
         for model in models:  # find a damaged file now, not after hours with another model
-            if isinstance(model, ModelFile):
-                trust.check(model)
-            else:
-                model.check(samplers, reasoning_budget)
-        self._models = models
+            model.check(samplers, reasoning_budget)
+        self._models, self._seed = models, seed
         self._ending = {model.name for model in models if shots or stop}  # or already warned about
-        self._start = partial(start, tasks=self._tasks, seed=seed)
-        self._of_file = partial(
-            FileAnswerer, ctx=ctx, n_parallel=n_parallel, repeatable=True, placement=placement
-        )
-        self._answering: Worker | Cluster | None = None
         wanted = methods(samplers, temperatures, repeats, greedy)
         every = (
             Wanted(model.name, task, *method, question)
@@ -155,12 +141,13 @@ class Run(Measurement[Response]):
             "seed": seed,
             "ctx": ctx,
             "stop": list(stop),
-            "models": {model.name: _model_settings(model) for model in models},
+            "models": {model.name: model.facts for model in models},
             "tasks": {name: _task_settings(asked, files[name]) for name, asked in self._tasks.items()},
         }
         self._most = max(asked.max_tokens for asked in self._tasks.values())
-        self._pace, self._n_new, self._n_tokens = Pace(), 0, 0
-        self._lost: list[int] = []
+        self._pace = Pace()
+        self._lengths: list[int] = []  # of the new responses, in tokens
+        self._lost: list[int] = []  # of those that an interrupt has lost
         self._began = time.monotonic()
 
     def prepare(self, store: Store[Response]) -> None:
@@ -201,24 +188,81 @@ class Run(Measurement[Response]):
         self._began = time.monotonic()
         for model in self._models:
             left = [self._wanted[key] for key in keys if key.model == model.name]
-            if not left:
-                continue
-            with closing(self._start(self._answerer(model))) as self._answering:
-                if self.interrupted:
-                    return
-                for found in self._answering.answer(left):
+            with closing(model):
+                for found in self._responses(model, left):
                     if isinstance(found, Response):
-                        self._note(found)
                         yield found
                     else:
-                        self._begin_session(model.name, found, store)
-                        self._pace = Pace()
+                        found.record(store, "model", model.name)
+                        self._warn(model.name, found)
 
-    def _note(self, response: Response) -> None:
-        """Count a response."""
-        self._n_new += 1
-        self._n_tokens += response.n_tokens
-        self._pace.finished.append(response.n_tokens)
+    def _responses(self, model: Answerer, wanted: Sequence[Wanted]) -> Iterator[Response | Session]:
+        """Yield a model's responses in order of completion, and every new session before its responses.
+
+        Generation continues while a response is scored and written. Responses wanted to a question are
+        consecutive, so that its prompt is evaluated once.
+        """
+        for task, group in groupby(wanted, lambda one: one.task):
+            if model.interrupted:
+                return
+            members = list(group)
+            questions = self._tasks[task].questions.values()
+            room = (self._request(members[0]._replace(question=question)) for question in questions)
+            with closing(model.answers(list(map(self._request, members)), room)) as answers:
+                for answer in answers:
+                    if isinstance(answer, Session):
+                        self._pace = Pace()
+                        yield answer
+                    else:
+                        response = self._response(members[answer.index], answer)
+                        self._lengths.append(response.n_tokens)
+                        self._pace.finished.append(response.n_tokens)
+                        yield response
+
+    def _request(self, wanted: Wanted) -> Request:
+        asked = self._tasks[wanted.task]
+        params = SamplingParams(
+            sampler=wanted.sampler,
+            temperature=wanted.temperature,
+            max_tokens=asked.max_tokens,
+            seed=self._seed_of(wanted),
+            stop=asked.stop,
+            reasoning_budget=asked.reasoning_budget,
+        )
+        return Request(asked.messages(wanted.question), params)
+
+    def _seed_of(self, wanted: Wanted) -> int:
+        return seed_of(self._seed, *wanted.question.key, wanted.repeat)
+
+    def _response(self, wanted: Wanted, answer: Answered) -> Response:
+        """Return the scored response. Raises GenerationError if there is no answer."""
+        question = wanted.question
+        if answer.finish_reason == "error":
+            where = f"question {question.id} of {wanted.task} with {wanted.model}"
+            raise GenerationError(f"{where}: {answer.error}")
+        response = Response(
+            **wanted.key._asdict(),
+            order=wanted.sampler.order,
+            seed=self._seed_of(wanted),
+            prompt_sha256=prompt_sha256(question.prompt),
+            prompt_tokens=answer.prompt_tokens,
+            response=answer.text,
+            n_tokens=answer.n_tokens,
+            finish_reason=answer.finish_reason,
+            k=list(answer.k),
+            thoughts_cut=answer.reasoning_cut,
+            seconds=round(answer.seconds, 3),
+            strict=None,
+            flexible=None,
+        )
+        task = self._tasks[wanted.task].task
+        try:
+            response = with_verdicts(response, question, task)
+        except ScorerError as error:
+            log.warning("%s; the response is kept, and mink-eval report scores it again", error)
+            return replace(response, strict=NO_ANSWER, flexible=NO_ANSWER)
+        is_users = task.scorer_of(question).is_own  # a report asks it again, as it may have changed
+        return response if is_users else replace(response, scored=mark_of(question, response))
 
     def rehearse(self, folder: Path) -> Iterator[str]:
         """Yield what is missing in a folder, the first prompt, and how long the responses would take."""
@@ -231,22 +275,24 @@ class Run(Measurement[Response]):
         yield f"{len(missing):,} of {count(len(self._wanted), 'response')} missing in {folder}."
         for model in self._models:
             left = [one for one in missing if one.model == model.name]
-            if left and isinstance(model, ModelFile):
+            if left and isinstance(model, FileAnswerer):
                 yield f"{count(len(left), 'response')} with {model.name}: {self._rehearsed(model, left)}."
 
-    def _rehearsed(self, model: ModelFile, wanted: Sequence[Wanted]) -> str:
+    def _rehearsed(self, model: Answerer, wanted: Sequence[Wanted]) -> str:
         """Generate for some seconds, and say how long the wanted responses would take."""
-        self.interrupted, self._lost = False, []
-        with closing(self._start(self._answerer(model))) as self._answering:
-            timer = threading.Timer(_REHEARSAL_SECONDS, self.interrupt)
-            with on_interrupt(self.interrupt):
-                for found in self._answering.answer(wanted):
-                    if isinstance(found, Response):
-                        self._note(found)
-                    elif timer.ident is None:  # the first that is ready: a thread starts once
-                        self._pace = Pace()
-                        timer.start()
-            timer.cancel()
+
+        def stop() -> None:
+            self._lost = model.unfinished()
+            model.interrupt()
+
+        timer = threading.Timer(_REHEARSAL_SECONDS, stop)
+        with closing(model), on_interrupt(self.interrupt):
+            for found in self._responses(model, wanted):
+                if isinstance(found, Session) and timer.ident is None:  # a thread starts once
+                    timer.start()
+        timer.cancel()
+        if self.interrupted:
+            raise KeyboardInterrupt
         n_left = len(wanted) - len(self._pace.finished)
         seconds = self._pace.seconds_left(self._lost, n_left, self._most)
         if seconds is not None:
@@ -254,17 +300,8 @@ class Run(Measurement[Response]):
         speed = self._pace.speed(self._lost)
         return f"at most {duration(len(wanted) * self._most / speed)}" if speed else "no token in 20 seconds"
 
-    def _answerer(self, model: "ModelFile | AddressAnswerer") -> Answerer:
-        if not isinstance(model, ModelFile):
-            return model
-        # its name on any machine: an alias if models.txt has its SHA-256, or else a path
-        return self._of_file(model.name if model.sha256 else str(model.path))
-
-    def _begin_session(self, model: str, session: Prepared, store: Store[Response]) -> None:
-        """Record a session, and warn once about a model that may not end its responses."""
-        if session.template_sha256:
-            store.agree({"models": {model: {"template_sha256": session.template_sha256}}}, learned=True)
-        store.begin_session(model=model, **session.environment)
+    def _warn(self, model: str, session: Session) -> None:
+        """Warn once about a model that may not end its responses."""
         if session.template_sha256 == NO_TEMPLATE and model not in self._ending:
             log.warning(
                 "%s may not end its responses, like base models, and responses cut off by the token limit "
@@ -276,15 +313,15 @@ class Run(Measurement[Response]):
     def interrupt(self) -> None:
         super().interrupt()
         self._lost = self._unfinished()
-        if self._answering:
-            self._answering.interrupt()
+        for model in self._models:
+            model.interrupt()
 
     def _unfinished(self) -> list[int]:
-        return self._answering.unfinished() if self._answering else []
+        return [length for model in self._models for length in model.unfinished()]
 
     def status(self) -> str:
         unfinished = self._unfinished()
-        n_tokens = self._n_tokens + sum(unfinished)
+        n_tokens = sum(self._lengths) + sum(unfinished)
         return f"{count(n_tokens, 'token')}, {self._pace.speed(unfinished):.0f} tokens/s"
 
     def seconds_left(self, n_new: int, n_left: int, seconds: float) -> float | None:  # noqa: ARG002
@@ -297,20 +334,16 @@ class Run(Measurement[Response]):
         n = count(len(self._lost), "unfinished response")
         return f"Lost: {n} with {count(sum(self._lost), 'token')}; a smaller --parallel N loses less."
 
-    @property
-    def _seconds(self) -> float:
-        return max(1e-3, time.monotonic() - self._began)
-
     def conclude(self, results: Results) -> None:
         """Say what was measured; `mink-eval report` reports on it."""
         reasons = [row.finish_reason for row in results.rows.by_key.values()]
         for reason, what in (("overflow", "did not fit"), ("refused", "were refused by the server")):
             if n := reasons.count(reason):
                 print(f"{count(n, 'prompt')} {what}: the empty responses count as wrong.")
-        if self._n_new:
-            speed = f"{self._n_tokens / self._seconds:.1f} tokens/s"
-            took = f"{duration(self._seconds)} ({speed})"
-            print(f"{count(self._n_new, 'response')}, {count(self._n_tokens, 'token')} in {took}.")
+        if n := len(self._lengths):
+            seconds, n_tokens = time.monotonic() - self._began, sum(self._lengths)
+            took = f"{duration(seconds)} ({n_tokens / max(1e-3, seconds):.1f} tokens/s)"
+            print(f"{count(n, 'response')}, {count(n_tokens, 'token')} in {took}.")
         folder = str(results.folder)
         quoted = list2cmdline([folder]) if os.name == "nt" else shlex.quote(folder)
         there = count(len(self._wanted), "response")
@@ -321,12 +354,6 @@ class Run(Measurement[Response]):
         from mink_local.evals.run.report import run_report  # a run need not wait for its libraries
 
         return run_report(rescore(read_run(results.folder)), results.against)
-
-
-def _model_settings(model: "ModelFile | AddressAnswerer") -> Mapping[str, Any]:
-    if isinstance(model, ModelFile):
-        return {"path": str(model.path), "sha256": file_sha256(model.path)}
-    return model.facts
 
 
 def _task_settings(asked: AskedTask, file: Path) -> dict[str, Any]:

@@ -60,16 +60,31 @@ class Wanted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Response:
+class OfResponse:
+    """Base class of what is recorded about a response: which one it is.
+
+    Attributes:
+        sampler: The sampler as text, `str(sampler)`.
+        repeat: Index of the repeat, from 0.
+    """
+
+    model: Name
+    task: Name
+    sampler: Name
+    temperature: Amount
+    repeat: Count
+    question_id: Name
+
+
+@dataclass(frozen=True)
+class Response(OfResponse):
     """A response to a question, its verdicts, and how it was generated: one line of `records.jsonl`.
 
     A response to an open-ended question has no verdicts: `strict` and `flexible` are None, and null in the
     line. It is neither right nor wrong, and does not count towards any accuracy.
 
     Attributes:
-        sampler: The sampler as text, `str(sampler)`.
         order: When temperature is applied; None if the cut does not depend on temperature.
-        repeat: Index of the repeat, from 0.
         n_tokens: Length of the response in tokens, without the token that ends it.
         finish_reason: "stop", "length" (truncated) or "overflow" (the prompt did not fit into the context).
         k: Number of candidates at every step; 0 where a token was forced.
@@ -79,13 +94,7 @@ class Response:
         seconds: Time from getting a slot to the end.
     """
 
-    model: Name
-    task: Name
-    sampler: Name
-    temperature: Amount
     order: str | None
-    repeat: Count
-    question_id: Name
     response: str
     n_tokens: Count
     finish_reason: str
@@ -227,13 +236,6 @@ class RecordedRun:
     manifest: dict[str, Any]
     problems: list[str]
     notes: list[str]
-
-    def first_questions(self, limit: int | None) -> set[tuple[str, str]]:
-        """Return the task and id of the first questions of each task; of all without a limit."""
-        by_task: dict[str, list[tuple[str, str]]] = {}
-        for task, question_id in self.questions:
-            by_task.setdefault(task, []).append((task, question_id))
-        return {key for keys in by_task.values() for key in keys[:limit]}
 
 
 def read_questions(folder: Path) -> Rows[Question]:

@@ -14,6 +14,7 @@ import pytest
 from mink_local.evals.answering import FileAnswerer
 from mink_local.evals.run.records import RECORDS, seed_of
 from mink_local.evals.stats import what_can_be_found
+from mink_local.models.catalog import ModelFile
 from tests.support.mink_eval import MINK_EVAL, MinkEval, count_lines, read_responses, responses
 from tests.support.python import Finished
 
@@ -250,14 +251,16 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, here: list[object]) -> None:
     terminal.expect(pexpect.EOF)
     terminal.close()
     assert terminal.exitstatus == 130
-    said = re.findall(r"(\d+) of 492 responses", terminal.before)  # after the progress
+    said = re.findall(
+        r"(\d+) of 492 responses", terminal.before
+    )  # last, after the progress that is drawn meanwhile
     assert int(said[-1]) == len(responses(out)) > 0
     assert all(record.finish_reason != "interrupted" for record in read_responses(out))
 
 
 def test_a_template_that_writes_the_date_gets_the_same_every_day(tiny: Callable[..., Path]) -> None:
     """A run that passes midnight goes on with the same prompts."""
-    path = str(tiny(template="{{ strftime_now('%d %b %Y') }}"))
-    with closing(FileAnswerer(path, placement={"n_threads": 1})) as answerer:
+    file = ModelFile("tiny", tiny(template="{{ strftime_now('%d %b %Y') }}"))
+    with closing(FileAnswerer(file, placement={"n_threads": 1})) as answerer:
         text = answerer.model.apply_chat_template([{"role": "user", "content": "Hello"}])
     assert text == "26 Jul 2024"

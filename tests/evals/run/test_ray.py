@@ -26,7 +26,7 @@ class LocalCluster:
     def answering(self) -> list[psutil.Process]:
         """The processes of the workers that are answering."""
         children = self.head.children(recursive=True)
-        return [child for child in children if child.cmdline()[:1] == ["ray::Worker.answer"]]
+        return [child for child in children if child.cmdline()[:1] == ["ray::FileAnswerer.answers"]]
 
 
 @pytest.fixture
