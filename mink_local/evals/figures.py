@@ -5,16 +5,18 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib import colormaps
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
+from mink_local.evals.tables import ENDS
 from mink_local.samplers import SAMPLERS, label
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 COLUMNS = 3
 GREY = "#777777"
@@ -44,11 +46,11 @@ class Picture:
     description: str
     svg: bytes
     pdf: bytes
-    data: "pd.DataFrame | None" = None
+    data: pd.DataFrame | None = None
 
     @classmethod
     def of(
-        cls, stem: str, description: str, draw: Callable[[], Figure], data: "pd.DataFrame | None" = None
+        cls, stem: str, description: str, draw: Callable[[], Figure], data: pd.DataFrame | None = None
     ) -> "Picture":
         """Return a figure's picture; the same figure gives the same bytes, and a $ in a name stays a $."""
         svg, pdf = io.BytesIO(), io.BytesIO()
@@ -108,7 +110,7 @@ def panels(titles: Iterable[str], x_label: str, y_label: str) -> tuple[Figure, d
     return figure, dict(zip(names, axes, strict=False))
 
 
-def curves(frame: "pd.DataFrame", x_label: str, y_label: str) -> Figure:
+def curves(frame: pd.DataFrame, x_label: str, y_label: str) -> Figure:
     """Return a panel with a curve per sampler, whose last point is labelled with its temperature.
 
     Args:
@@ -128,4 +130,68 @@ def curves(frame: "pd.DataFrame", x_label: str, y_label: str) -> Figure:
     axis.margins(0.08)
     figure.legend(loc="outside right upper", frameon=False, fontsize="small")
     figure.suptitle("Lines run from the lowest temperature to the highest, which is labelled.", **NOTE)
+    return figure
+
+
+def accuracy_figure(cells: pd.DataFrame, baseline: str | None) -> Figure:
+    """Return a panel per method: accuracy over temperature with its interval, and the baseline's in grey.
+
+    Methods that differ only in the order of temperature and cut share a panel.
+
+    Args:
+        cells: A row per sampler and temperature, with `accuracy` and the ends of its interval.
+        baseline: The sampler that the others are compared with, if any.
+    """
+    samplers = list(cells["sampler"].unique())
+    shown = [text for text in samplers if text != baseline] or samplers
+    figure, axes = panels(map(_without_order, shown), "temperature", "accuracy, %")
+    temperatures = sorted(cells["temperature"].unique())
+    for name, axis in axes.items():
+        own = [text for text in shown if _without_order(text) == name]
+        for text, line in cells[cells["sampler"].isin([baseline, *own])].groupby("sampler", sort=False):
+            style = look(text) if text in own else {**look(text), "color": GREY, "markerfacecolor": GREY}
+            value, low, high = (100 * line[f"accuracy{end}"] for end in ENDS)
+            axis.fill_between(line["temperature"], low, high, color=style["color"], alpha=0.15, linewidth=0)
+            axis.plot(line["temperature"], value, **style, label=label(text))
+        axis.legend(frameon=False, fontsize="small")
+        if all(temperatures):  # 0 has no logarithm
+            axis.set_xscale("log")
+        axis.set_xticks(temperatures, [f"{t:g}" for t in temperatures])
+        axis.xaxis.set_minor_locator(NullLocator())
+    figure.axes[0].set_ylim(0, 100 * min(1.0, 1.08 * cells["accuracy_high"].max()))
+    figure.suptitle("Bands: 95% intervals.", **NOTE)
+    return figure
+
+
+def _without_order(text: str) -> str:
+    return label(text).partition(" (")[0]
+
+
+def cutoffs_figure(sizes: pd.DataFrame) -> Figure:
+    """Return a panel per method with a line per temperature: the share of steps with at least k candidates.
+
+    Args:
+        sizes: A row with the number of `steps` for each `sampler`, `temperature` and `k`.
+    """
+    temperatures = sorted(sizes["temperature"].unique())
+    shades = colormaps["viridis"](np.linspace(0.85, 0, len(temperatures)))
+    names = sizes["sampler"].map(label)
+    figure, axes = panels(names, "k, candidates in a step", "share of steps with at least k")
+    least = 1.0
+    for (name, t), cell in sizes.groupby([names, "temperature"], sort=False):
+        k, counts = cell["k"].astype(int).to_numpy(), cell["steps"].to_numpy()
+        place = temperatures.index(t)
+        style: dict[str, Any] = {
+            "color": shades[place],
+            "marker": MARKERS[place % len(MARKERS)],
+            "markersize": 4,
+            "markevery": 0.25,
+            "label": f"T = {t:g}, k = 1 in {100 * counts[k == 1].sum() / counts.sum():.0f}%",
+        }
+        axes[name].ecdf(k, counts, complementary=True, **style)
+        least = min(least, counts[-1] / counts.sum())
+    for axis in axes.values():
+        axis.legend(frameon=False, fontsize="x-small")
+    limits = (0.7 * least, 1.2)  # an ecdf ends at a remainder, not at 0
+    figure.axes[0].set(xscale="log", yscale="log", ylim=limits)
     return figure

@@ -49,7 +49,7 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, M
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
@@ -254,37 +254,34 @@ def progress(
     has_bar = console.is_terminal and not console.is_dumb_terminal and not quiet
     columns = (bars.BarColumn(bar_width=None), bars.TextColumn("{task.description}", markup=False))
     bar = bars.Progress(*columns, console=console, transient=True, expand=True, disable=not has_bar)
-    task = bar.add_task("", total=total, completed=done)
-    began, n_new, ended = time.monotonic(), 0, threading.Event()
+    number = bar.add_task("", total=total, completed=done)
+    [rows] = bar.tasks
+    began, ended = time.monotonic(), threading.Event()
 
     def text() -> str:
-        seconds, n_left = time.monotonic() - began, total - done - n_new
-        left = measurement.seconds_left(n_new, n_left, seconds)
-        parts = (f"{done + n_new:,} of {total:,} {measurement.noun}", measurement.status())
+        n, seconds = int(rows.completed), time.monotonic() - began
+        left = measurement.seconds_left(n - done, total - n, seconds)
+        parts = (f"{n:,} of {total:,} {measurement.noun}", measurement.status())
         return printable(", ".join([*filter(None, parts), f"{'?' if left is None else duration(left)} left"]))
 
     def tick() -> None:
         due = _FIRST_LOG_SECONDS
         while not ended.wait(_TICK_SECONDS):
-            bar.update(task, completed=done + n_new, description=text())
+            bar.update(number, description=text())
             if not (has_bar or quiet) and time.monotonic() - began >= due:
                 due += _LOG_SECONDS
                 print(text(), file=sys.stderr, flush=True)
 
-    def advance() -> None:
-        nonlocal n_new
-        n_new += 1
-
     ticker = threading.Thread(target=tick, daemon=True)
     with bar:
-        bar.update(task, description=text())
+        bar.update(number, description=text())
         ticker.start()
         try:
-            yield advance
+            yield partial(bar.advance, number)
         finally:
             ended.set()
             ticker.join()
-            if not (has_bar or quiet) and n_new:
+            if not (has_bar or quiet) and rows.completed > done:
                 print(text(), file=sys.stderr, flush=True)
 
 
@@ -298,12 +295,13 @@ def frame(rows: Iterable[Any]) -> Any:
     import pandas as pd
 
     found = list(rows)
-    columns: dict[str, Any] = {}
-    for name in _field_names(found[0]) if found else ():
+
+    def column(name: str) -> Any:
         values = [getattr(row, name) for row in found]
         is_number = all(isinstance(value, int | float) for value in values)
-        columns[name] = pd.Series(values, dtype=None if is_number else object)
-    return pd.DataFrame(columns)
+        return pd.Series(values, dtype=None if is_number else object)
+
+    return pd.DataFrame({name: column(name) for name in _field_names(found[0])} if found else {})
 
 
 def _field_names(row: Any) -> Sequence[str]:

@@ -12,7 +12,6 @@ be compared. A missing value is None, in the settings and in the manifest.
 import json
 import logging
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -35,7 +34,6 @@ _PLACES = ("path", "data")  # file locations on this machine: they may change, a
 _MAY_CHANGE = (*_PLACES, "data_sha256")  # questions are compared one by one
 _LOCK = ".lock"
 _NOTHING: tuple[Any, ...] = (None, [])  # what is not given
-_SYNC_SECONDS = 1.0  # rows this recent may be lost in a power failure; a kill loses none
 _SHOWN = 5  # problems listed in a message
 
 log = logging.getLogger("mink_local")
@@ -195,7 +193,6 @@ class Store(Generic[R]):
         self._path = folder / rows
         self._stream: FileIO | None = None
         self._unwritten: dict[Path, str | bytes] = {}
-        self._synced = time.monotonic()
         with ExitStack() as opened, as_run_error(folder):
             folder.mkdir(parents=True, exist_ok=True)
             try:
@@ -245,9 +242,6 @@ class Store(Generic[R]):
             size = os.fstat(stream.fileno()).st_size
             try:
                 _write_all(stream, to_line(row))
-                if time.monotonic() - self._synced > _SYNC_SECONDS:
-                    os.fsync(stream.fileno())
-                    self._synced = time.monotonic()
             except OSError:
                 with suppress(OSError):
                     stream.truncate(size)

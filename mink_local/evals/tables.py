@@ -206,14 +206,9 @@ def to_csv(frame: pd.DataFrame) -> str:
 
 
 def to_json(about: Mapping[str, Any], **frames: pd.DataFrame) -> str:
-    """Return settings and frames as JSON, one line per row.
-
-    Infinite numbers in a frame become "inf", and missing ones null.
-    """
-    parts = [f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in about.items()]
-    for name, frame in frames.items():
-        finite = frame.replace(math.inf, "inf")
-        lines = finite.to_json(orient="records", lines=True, double_precision=15).splitlines()
-        rows = ",\n  ".join(lines)
-        parts.append(f"{json.dumps(name)}: [\n  {rows}\n ]")
-    return "{\n " + ",\n ".join(parts) + "\n}\n"
+    """Return settings and frames as JSON. Infinite numbers in a frame become "inf", and missing ones null."""
+    rows = {
+        name: json.loads(frame.replace(math.inf, "inf").to_json(orient="records", double_precision=15))
+        for name, frame in frames.items()
+    }
+    return json.dumps({**about, **rows}, indent=1, allow_nan=False) + "\n"

@@ -91,11 +91,10 @@ def test_intervals_are_three_columns() -> None:
     ]
 
 
-def test_json_has_a_line_for_every_row() -> None:
+def test_json_has_all_numbers() -> None:
     frame = pd.DataFrame({"x": [0.5, None], "t": [math.inf, math.nan], "n": np.array([1, 2])})
     text = to_json({"about": {"model": "m", "ctx": None}}, rows=frame)
     assert json.loads(text) == {
         "about": {"model": "m", "ctx": None},
         "rows": [{"x": 0.5, "t": "inf", "n": 1}, {"x": None, "t": None, "n": 2}],
     }
-    assert sum('"n"' in line for line in text.splitlines()) == 2

@@ -2,13 +2,13 @@
 
 import hashlib
 import logging
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import count as numbers
 from itertools import starmap
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from mink_local.errors import GenerationError, JudgeError
 from mink_local.evals.answering import Answered, Answerer, Session
@@ -79,23 +79,32 @@ class Judged(OfResponse):
         return tuple(getattr(self, name) for name in self.identity)
 
 
-class Unit(Protocol):
-    """What a judge is asked about."""
+@dataclass(frozen=True)
+class Unit(ABC):
+    """What a judge is asked about.
+
+    Attributes:
+        key: The response, or the first of several.
+        question: The user message that it answers.
+    """
+
+    key: ResponseKey
+    question: str
 
     @property
-    def key(self) -> ResponseKey:
-        """The response, or the first of several."""
-
-    @property
+    @abstractmethod
     def longest(self) -> int:
         """Characters of the longest response."""
 
+    @abstractmethod
     def prompt(self, characters: int) -> Prompt:
         """Return what the judge is asked, with `characters` characters of each response."""
 
+    @abstractmethod
     def read(self, answer: str, characters: int) -> Any:
         """Return the verdict in the judge's answer; None if it cannot be read."""
 
+    @abstractmethod
     def blank(self, characters: int) -> dict[str, Any]:
         """Return the fields of a row that are its own, before the judge has answered."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from mink_local.errors import ReportError
 from mink_local.evals.answering import Answerer
-from mink_local.evals.judge.asking import ATTEMPTS, Judged, Judging, Prompt, mark_of
+from mink_local.evals.judge.asking import ATTEMPTS, Judged, Judging, Prompt, Unit, mark_of
 from mink_local.evals.judge.report import (
     BOTH_ORDERS,
     COHERENT,
@@ -82,21 +82,18 @@ class Judgement(Judged):
 
 
 @dataclass(frozen=True)
-class Pair:
+class Pair(Unit):
     """The responses of two samplers to one question, without their reasoning.
 
     Attributes:
         key: The first response, at the temperature and repeat of the one that is not greedy.
         against: The sampler of the second, as text.
-        question: The user message.
         texts: The two responses.
         order: Which is shown as A; see `Judgement`.
         protocol: How pairs are judged.
     """
 
-    key: ResponseKey
     against: str
-    question: str
     texts: tuple[str, str]
     order: str = ORDERS[0]
     protocol: str = BOTH_ORDERS
@@ -164,8 +161,8 @@ def pairs_of(run: RecordedRun, first: str, second: str) -> Iterator[Pair]:
                 place = max(a.temperature, b.temperature), max(a.repeat, b.repeat)
                 yield Pair(
                     ResponseKey(model, task, first, *place, question_id),
-                    second,
                     run.questions[task, question_id].prompt,
+                    second,
                     (without_reasoning(a.response), without_reasoning(b.response)),
                 )
 
@@ -246,11 +243,9 @@ class Collapse(Judged):
 
 
 @dataclass(frozen=True)
-class JudgedText:
-    """A response without its reasoning, and the user message that it answers."""
+class JudgedText(Unit):
+    """A response without its reasoning."""
 
-    key: ResponseKey
-    question: str
     text: str
 
     @cached_property

@@ -119,9 +119,9 @@ class Run(Measurement[Response]):
         self._ending = {model.name for model in models if shots or stop}  # or already warned about
         wanted = methods(samplers, temperatures, repeats, greedy)
         every = (
-            Wanted(model.name, task, *method, question)
+            Wanted(ResponseKey(model.name, task, str(sampler), t, repeat, question.id), sampler, question)
             for model, (task, asked) in product(models, self._tasks.items())
-            for question, method in product(asked.questions.values(), wanted)
+            for question, (sampler, t, repeat) in product(asked.questions.values(), wanted)
         )
         self._wanted = {one.key: one for one in every}
         n_columns = max(1, len({temperature for _, temperature, _ in wanted if temperature}))
@@ -202,7 +202,7 @@ class Run(Measurement[Response]):
         Generation continues while a response is scored and written. Responses wanted to a question are
         consecutive, so that its prompt is evaluated once.
         """
-        for task, group in groupby(wanted, lambda one: one.task):
+        for task, group in groupby(wanted, lambda one: one.key.task):
             if model.interrupted:
                 return
             members = list(group)
@@ -220,10 +220,10 @@ class Run(Measurement[Response]):
                         yield response
 
     def _request(self, wanted: Wanted) -> Request:
-        asked = self._tasks[wanted.task]
+        asked = self._tasks[wanted.key.task]
         params = SamplingParams(
             sampler=wanted.sampler,
-            temperature=wanted.temperature,
+            temperature=wanted.key.temperature,
             max_tokens=asked.max_tokens,
             seed=self._seed_of(wanted),
             stop=asked.stop,
@@ -232,13 +232,13 @@ class Run(Measurement[Response]):
         return Request(asked.messages(wanted.question), params)
 
     def _seed_of(self, wanted: Wanted) -> int:
-        return seed_of(self._seed, *wanted.question.key, wanted.repeat)
+        return seed_of(self._seed, *wanted.question.key, wanted.key.repeat)
 
     def _response(self, wanted: Wanted, answer: Answered) -> Response:
         """Return the scored response. Raises GenerationError if there is no answer."""
         question = wanted.question
         if answer.finish_reason == "error":
-            where = f"question {question.id} of {wanted.task} with {wanted.model}"
+            where = f"question {question.id} of {wanted.key.task} with {wanted.key.model}"
             raise GenerationError(f"{where}: {answer.error}")
         response = Response(
             **wanted.key._asdict(),
@@ -255,7 +255,7 @@ class Run(Measurement[Response]):
             strict=None,
             flexible=None,
         )
-        task = self._tasks[wanted.task].task
+        task = self._tasks[wanted.key.task].task
         try:
             response = with_verdicts(response, question, task)
         except ScorerError as error:
@@ -270,11 +270,11 @@ class Run(Measurement[Response]):
         missing = [wanted for key, wanted in self._wanted.items() if key not in there]
         if missing:
             first = missing[0]
-            for message in self._tasks[first.task].messages(first.question):
+            for message in self._tasks[first.key.task].messages(first.question):
                 yield f"[{message['role']}]\n{message['content']}\n"
         yield f"{len(missing):,} of {count(len(self._wanted), 'response')} missing in {folder}."
         for model in self._models:
-            left = [one for one in missing if one.model == model.name]
+            left = [one for one in missing if one.key.model == model.name]
             if left and isinstance(model, FileAnswerer):
                 yield f"{count(len(left), 'response')} with {model.name}: {self._rehearsed(model, left)}."
 

@@ -46,17 +46,9 @@ class ResponseKey(NamedTuple):
 class Wanted(NamedTuple):
     """A response to generate."""
 
-    model: str
-    task: str
+    key: ResponseKey
     sampler: Sampler
-    temperature: float
-    repeat: int
     question: Question
-
-    @property
-    def key(self) -> ResponseKey:
-        """The key of the response."""
-        return ResponseKey(*self[:2], str(self.sampler), *self[3:5], self.question.id)
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,14 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pandas as pd
 
 from mink_local.cli import command_line_text
+from mink_local.evals.figures import Picture, accuracy_figure, cutoffs_figure
 from mink_local.evals.report.report import Report, Section
-from mink_local.evals.run.plots import pictures
 from mink_local.evals.run.records import RecordedRun
 from mink_local.evals.run.summary import (
     CELL,
@@ -119,7 +120,6 @@ def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str
     title, of = f"{task} with {model}", f"{task} · {model} ·"
     cells, attempts = part.cells, part.attempts
     is_open = part.judged.empty
-    drawn = pictures(part, number, title)
     comparisons = part.comparisons
     is_variant = comparisons["sampler"].map(default_options) == comparisons["against"]
     n, categories = attempts["k"].max(), part.categories.sort_values("category", kind="stable")
@@ -129,7 +129,6 @@ def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str
     names += categories["sampler"].map(label)
     parts = [
         _accuracies(of, part),
-        *(picture for subject, picture in drawn.items() if subject not in ("accuracy", "k")),
         *_compared(of, comparisons[comparisons["kind"] != "default"]),
         _grid(
             f"{of} accuracy minus that of the sampler's default options, points",
@@ -160,7 +159,7 @@ def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str
             cells.dropna(subset="distinct"),
             lambda row: Cell(percent(row.distinct)),
         ),
-        drawn.get("k"),
+        _sizes_picture(part, number, title),
     ]
     more = [
         _grid(
@@ -193,9 +192,33 @@ def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str
         title,
         [one for one in parts if one],
         list(_findings(run, part)),
-        drawn.get("accuracy"),
+        _accuracy_picture(part, number, title),
         [table for table in more if table],
     )
+
+
+def _accuracy_picture(part: Summary, number: int, title: str) -> Picture | None:
+    """Return the figure of accuracy against temperature, if there are several."""
+    cells = part.cells.dropna(subset="accuracy")
+    if cells["temperature"].nunique() < 2:
+        return None
+    draw = partial(accuracy_figure, cells, part.baseline)
+    data = cells[["sampler", "temperature", *columns_of(None, "accuracy")]]
+    return Picture.of(f"{number}-accuracy", f"Accuracy against temperature, {title}", draw, data)
+
+
+def _sizes_picture(part: Summary, number: int, title: str) -> Picture | None:
+    """Return the figure of k, if it is known. Greedy, whose k is always 1, is left out unless it is alone."""
+    responses = part.responses
+    sampled = responses[~responses["copied"]] if not responses["copied"].all() else responses
+    steps = sampled[["sampler", "temperature", "k"]].explode("k").dropna()
+    if steps.empty:
+        return None
+    by, rank = list(steps.columns), list(sampled["sampler"].unique()).index
+    sizes = steps.groupby(by, sort=False).size().rename("steps").reset_index()
+    sizes = sizes.sort_values(by, key=lambda one: one.map(rank) if one.name == "sampler" else one)
+    draw = partial(cutoffs_figure, sizes)
+    return Picture.of(f"{number}-k", f"Sizes of the candidate set, {title}", draw, sizes)
 
 
 def _grid(
@@ -379,27 +402,20 @@ def _family(found: pd.DataFrame, against: str) -> str:
 
 
 def settings_table(manifest: Mapping[str, Any]) -> Table:
-    """Return a measurement's settings: a row per setting, model, task and environment."""
-    rows = pd.DataFrame(list(_settings(manifest)), columns=["setting", "value"])
-    return Table("Settings of the run", rows, numbers=False)
-
-
-def _settings(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Return a measurement's settings, a row each, and a row for all starts in one environment."""
     hidden = ("format", "revision", "measures", "sessions")
-    for key, value in manifest.items():
-        if key in ("models", "tasks"):
-            yield from ((f"{key[:-1]} {name}", _in_words(entry)) for name, entry in value.items())
-        elif key == "asked":
-            yield from (("wanted", _in_words(grid)) for grid in value)
-        elif key not in hidden:
-            yield key.replace("_", " "), _in_words(value)
+    settings = pd.json_normalize(
+        {key: value for key, value in manifest.items() if key not in hidden}, sep=" "
+    )
+    rows = [(key, _in_words(value)) for key, value in settings.iloc[0].items()]
     starts: dict[str, list[str]] = {}  # by environment; a run may be resumed many times
     for session in manifest.get("sessions", []):
         environment = {key: value for key, value in session.items() if key != "started"}
         starts.setdefault(_in_words(environment), []).append(session.get("started", "?"))
     for words, times in starts.items():
         span = " to ".join(dict.fromkeys((times[0], times[-1])))
-        yield f"started {count(len(times), 'time')}", f"{span}: {words}"
+        rows.append((f"started {count(len(times), 'time')}", f"{span}: {words}"))
+    return Table("Settings of the run", pd.DataFrame(rows, columns=["setting", "value"]), numbers=False)
 
 
 def _in_words(value: Any) -> str:

@@ -419,7 +419,7 @@ def test_answers_of_judges(text: str, winner: str | None) -> None:
 
 
 def pair(first: str, second: str, order: str = ORDERS[0]) -> Pair:
-    return Pair(ResponseKey("model", "task", "x", 5.0, 0, "0"), "y", "Why?", (first, second), order)
+    return Pair(ResponseKey("model", "task", "x", 5.0, 0, "0"), "Why?", "y", (first, second), order)
 
 
 def prompt_of(pair: Pair) -> str:

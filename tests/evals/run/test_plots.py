@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mink_local.evals.figures import GREY, look
-from mink_local.evals.run import plots
+from mink_local.evals.figures import GREY, Picture, accuracy_figure, cutoffs_figure, look
 from mink_local.evals.run.records import read_run
+from mink_local.evals.run.report import run_report
 from mink_local.evals.run.summary import Summary, summarise
-from tests.support.made_run import change, judge, write_run
+from tests.support.made_run import change, write_run
 
-MIN_K, SIGMA = "min-k:tau=3", "top-n-sigma:n=1"
+MIN_K = "min-k:tau=3"
 FIRST, LAST = "top-p:p=0.9,order=temperature-first", "top-p:p=0.9,order=temperature-last"
 
 
@@ -27,7 +27,7 @@ def lines_of(axis: Any) -> dict[str, Any]:
 
 def test_a_panel_has_a_method_in_both_orders_and_the_baseline(tmp_path: Path) -> None:
     summary = make(tmp_path)
-    figure = plots.accuracy_figure(summary)
+    figure = accuracy_figure(summary.cells, summary.baseline)
     assert [axis.get_title() for axis in figure.axes] == ["greedy", "top-p:p=0.9"]
     shown = lines_of(figure.axes[1])
     assert list(shown) == [MIN_K, "top-p:p=0.9 (T first)", "top-p:p=0.9 (T last)"]
@@ -39,24 +39,17 @@ def test_a_panel_has_a_method_in_both_orders_and_the_baseline(tmp_path: Path) ->
         assert line.get_linestyle() == look(sampler)["linestyle"]
 
 
-def test_significant_differences_are_filled_markers(tmp_path: Path) -> None:
-    write_run(tmp_path, tasks=("gsm8k",), samplers=(MIN_K, SIGMA), temperatures=(1.0, 10.0))
-    judge(
-        tmp_path, lambda r: int(r["question_id"]) < 15 or (r["sampler"] == SIGMA and r["temperature"] == 10)
-    )
-    summary = summarise(read_run(tmp_path))
-    [axis] = plots.accuracy_figure(summary).axes
-    filled: list[Any] = [
-        line for line in axis.lines if line.get_linestyle() == "None" and np.size(line.get_xydata())
-    ]
-    assert [line.get_xydata().tolist() for line in filled] == [[[10, 100]]]
+def pictures_of(folder: Path) -> dict[str, Picture]:
+    return {picture.stem: picture for picture in run_report(read_run(folder)).pictures}
 
 
 def test_sizes_fall_from_one_hundred_percent_and_greedy_has_no_panel(tmp_path: Path) -> None:
     summary = make(tmp_path)
-    axes = plots.cutoffs_figure(plots.sizes_of(summary.responses)).axes
-    assert [axis.get_title() for axis in axes] == [MIN_K, "top-p:p=0.9 (T first)", "top-p:p=0.9 (T last)"]
-    line: Any = axes[0].lines[0]
+    figure = cutoffs_figure(pictures_of(tmp_path)["1-k"].data)
+    assert [axis.get_title() for axis in figure.axes] == [
+        *(MIN_K, "top-p:p=0.9 (T first)", "top-p:p=0.9 (T last)")
+    ]
+    line: Any = figure.axes[0].lines[0]
     x, y = line.get_data()
     cell = summary.responses[
         (summary.responses["sampler"] == MIN_K) & (summary.responses["temperature"] == 1)
@@ -72,31 +65,30 @@ def test_axes_of_sizes_have_several_ticks(tmp_path: Path, share: int) -> None:
     """One k in ten, in two or in all, is 3: the shares lie in one decade."""
     make(tmp_path, samplers=(MIN_K,), temperatures=(1.0,), n_questions=1)
     change(tmp_path, lambda r: r.update(k=[1] * share + [3]))
-    figure = plots.cutoffs_figure(plots.sizes_of(summarise(read_run(tmp_path)).responses))
+    figure = cutoffs_figure(pictures_of(tmp_path)["1-k"].data)
     figure.draw_without_rendering()
-    assert figure.axes[0].get_ylim()[0] > 0.5 / (share + 1)  # the axis ends below the rarest k
-    for ticks in (figure.axes[0].xaxis, figure.axes[0].yaxis):
-        low, high = sorted(ticks.get_view_interval())
-        assert sum(low <= tick <= high for tick in ticks.get_majorticklocs()) >= 2
+    [axis] = figure.axes
+    assert axis.get_ylim()[0] > 0.5 / (share + 1)  # the axis ends below the rarest k
+    for labels in (axis.get_xticklabels(which="both"), axis.get_yticklabels(which="both")):
+        assert len([label for label in labels if label.get_text()]) >= 2
 
 
 @pytest.mark.parametrize(
     ("temperatures", "edit", "stems"),
     [
-        ((1.0, 5.0), {}, ["accuracy", "k"]),
-        ((1.0, 5.0), {"k": []}, ["accuracy"]),
-        ((1.0,), {}, ["k"]),
-        ((1.0, 5.0), {"strict": None, "flexible": None}, ["k"]),
+        ((1.0, 5.0), {}, {"1-accuracy", "1-k"}),
+        ((1.0, 5.0), {"k": []}, {"1-accuracy"}),
+        ((1.0,), {}, {"1-k"}),
+        ((1.0, 5.0), {"strict": None, "flexible": None}, {"1-k"}),
     ],
 )
 def test_there_is_a_picture_for_what_is_known(
-    tmp_path: Path, temperatures: tuple[float, ...], edit: dict[str, Any], stems: list[str]
+    tmp_path: Path, temperatures: tuple[float, ...], edit: dict[str, Any], stems: set[str]
 ) -> None:
     make(tmp_path, samplers=(MIN_K,), temperatures=temperatures, n_questions=1)
-    summary = summarise(read_run(change(tmp_path, lambda r: r.update(edit))))
-    found = plots.pictures(summary, 3, "gsm8k with tiny-model")
-    assert list(found) == stems
-    for stem, picture in found.items():
-        assert picture.stem == f"3-{stem}"
+    found = pictures_of(change(tmp_path, lambda r: r.update(edit)))
+    assert found.keys() == stems
+    for picture in found.values():
         assert b"<svg" in picture.svg
         assert picture.description.endswith("gsm8k with tiny-model")
+        assert picture.data is not None
