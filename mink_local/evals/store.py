@@ -99,12 +99,10 @@ class Rows(Generic[R]):
 
     Attributes:
         problems: A sentence for every line that was skipped, with its file and number.
-        files: Number of rows per file.
     """
 
     by_key: dict[Hashable, R] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    files: dict[str, int] = field(default_factory=dict)
 
     def read(self, path: Path, kind: type[R], check: Callable[[R], str | None] = lambda _: None) -> None:
         """Add the rows of a file, if it exists; `check` returns why a row does not belong, or None.
@@ -113,13 +111,11 @@ class Rows(Generic[R]):
         """
         if not path.exists():
             return
-        n_before = len(self.by_key)
         with as_run_error(path, "read"), path.open("rb") as stream:
             for number, line in enumerate(stream, start=1):  # only \n ends a line; JSON may contain U+2028
                 problem = self._add(line, kind, check) if line.strip() else None
                 if problem is not None:
                     self.problems.append(f"{path.name}, line {number}: {problem}")
-        self.files[path.name] = len(self.by_key) - n_before
 
     def _add(self, line: bytes, kind: type[R], check: Callable[[R], str | None]) -> str | None:
         """Add a line's row, or return what is wrong with it."""
@@ -227,8 +223,8 @@ class Store(Generic[R]):
     def read(self, read: Callable[[Path, Mapping[str, Any]], Rows[R]]) -> None:
         """Read the recorded rows, given the folder and the manifest, after removing a partial line."""
         if self._path.exists():
-            with as_run_error(self._path), self._path.open("ab", buffering=0) as stream:
-                _mend(stream, self._path)
+            with as_run_error(self._path):
+                _mend(self._path)
         self.found = read(self.folder, self.manifest)
         if self.found.left_out:
             log.warning("%s: %s", self.folder, self.found.left_out)
@@ -346,18 +342,13 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
-def _mend(stream: FileIO, path: Path) -> None:
+def _mend(path: Path) -> None:
     """Remove a partial line from the end of the rows."""
     with path.open("rb") as lines:
         last = b"".join(deque(lines, maxlen=1))
-    if not last or last.endswith(b"\n"):
-        return
-    try:
-        _parse(last)
-        _write_all(stream, b"\n")  # only the line break is missing: an editor removed it
-    except ValueError:
+    if last and not last.endswith(b"\n"):
         log.warning("%s ends in the middle of a line: removing its last %d bytes", path, len(last))
-        stream.truncate(path.stat().st_size - len(last))
+        os.truncate(path, path.stat().st_size - len(last))
 
 
 def _write_all(stream: FileIO, data: bytes) -> None:

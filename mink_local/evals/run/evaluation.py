@@ -165,13 +165,9 @@ class Run(Measurement[Response]):
                     f"question{'s' * (len(changed) > 1)} {named} of {name}: {path} has another text or "
                     "answer; add questions at the end of the file, or choose another --out"
                 )
-        lines = b"".join(map(to_line, known.by_key.values()))
+        store.keep(QUESTIONS, b"".join(map(to_line, known.by_key.values())))
         grids = store.manifest.get("asked", [])
-        store.note(
-            questions_sha256=hashlib.sha256(lines).hexdigest(),
-            asked=grids if self._grid in grids else [*grids, self._grid],
-        )
-        store.keep(QUESTIONS, lines)
+        store.note(asked=grids if self._grid in grids else [*grids, self._grid])
         for name, asked in self._tasks.items():
             n = sum(question.gold != "" for question in asked.questions.values())
             if n and self._n_comparisons:

@@ -7,9 +7,12 @@ generated are longer than they are now, which their estimate of the distribution
 import math
 import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 
 import numpy as np
+
+_WINDOW_SECONDS, _SAMPLE_SECONDS = 30.0, 0.5
 
 
 def survival(finished: Sequence[int], unfinished: Sequence[int]) -> tuple[list[int], list[float]]:
@@ -59,15 +62,30 @@ def tokens_left(finished: Sequence[int], unfinished: Sequence[int], n_waiting: i
 
 
 class Pace:
-    """The tokens of a model's responses, and the time that they took."""
+    """The tokens of a model's responses, and the time that they took.
 
-    def __init__(self) -> None:
+    Args:
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.finished: list[int] = []
-        self._began = time.monotonic()
+        self._clock, self._began = clock, clock()
+        self._past = deque([(self._began, 0)])  # the number of tokens at some times, within the window
 
     def speed(self, unfinished: Sequence[int]) -> float:
-        """Return the tokens per second since the start."""
-        return (sum(self.finished) + sum(unfinished)) / max(1e-3, time.monotonic() - self._began)
+        """Return the tokens per second of the last third of the time, but no less than 30 seconds.
+
+        Other programs, and what is in the slots, change the speed: of a whole run, the beginning says little.
+        """
+        now, n_tokens = self._clock(), sum(self.finished) + sum(unfinished)
+        if now - self._past[-1][0] >= _SAMPLE_SECONDS:
+            self._past.append((now, n_tokens))
+        window = max(_WINDOW_SECONDS, (now - self._began) / 3)
+        while len(self._past) > 1 and now - self._past[1][0] > window:
+            self._past.popleft()
+        then, n_before = self._past[0]
+        return (n_tokens - n_before) / max(1e-3, now - then)
 
     def seconds_left(self, unfinished: Sequence[int], n_left: int, most: int) -> float | None:
         """Return the expected time for `n_left` responses; None before the first one is complete."""

@@ -22,7 +22,6 @@ from mink_local.evals.store import MANIFEST, Rows, as_run_error, public, read_ma
 from mink_local.evals.tables import count, listed
 from mink_local.evals.tasks import recorded_task
 from mink_local.evals.tasks.base import SCORER, Name, Question, ScorerError, Task, Verdict, score
-from mink_local.files import sha256_of
 from mink_local.llama.constants import MAX_SEED
 from mink_local.samplers import Greedy, Sampler
 
@@ -262,12 +261,7 @@ def read_run(folder: Path) -> RecordedRun:
     if not found.by_key:
         why = found.problems[0] if found.problems else "repeat the mink-eval run command"
         raise ReportError(f"{folder} contains no responses: {why}")
-    notes = [
-        *filter(None, [found.left_out]),
-        *(f"{count(n, 'response')} from {name}." for name, n in found.files.items() if n and name != RECORDS),
-    ]
-    if manifest.get("questions_sha256") not in (None, sha256_of(path)):
-        notes.append(f"{QUESTIONS} was modified after the run: its answers may have changed.")
+    notes = list(filter(None, [found.left_out]))
     questions: Mapping[Any, Question] = read_questions(folder).by_key
     described = public(manifest) if known_parts(manifest) else {}
     served = [name for name, model in described.get("models", {}).items() if not model.get("sha256", True)]

@@ -4,7 +4,6 @@ import gzip
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,6 @@ from mink_local.evals.figures import Picture, accuracy_figure, cutoffs_figure
 from mink_local.evals.report.report import Report, Section
 from mink_local.evals.run.records import RecordedRun
 from mink_local.evals.run.summary import (
-    CELL,
     EVERY,
     GROUP,
     Baseline,
@@ -282,10 +280,12 @@ def _comparison_table(title: str, rows: pd.DataFrame, *columns: str) -> Table:
         "lost_questions": "right → wrong",
         "won_questions": "wrong → right",
         "pair": "against",
+        "other_accuracy": rows["against"].iloc[0],
     }
     frame = shown[["method", "T", *columns]].rename(columns=names)
     keys = 2 + any(name in columns for name in ("model", "pair"))
-    return Table(title, frame, keys, {"difference": points, "p": p_value, "accuracy": percent})
+    formats = {"difference": points, "p": p_value, "accuracy": percent, names["other_accuracy"]: percent}
+    return Table(title, frame, keys, formats)
 
 
 def _models_section(summary: Summary, task: str) -> Section | None:
@@ -294,15 +294,10 @@ def _models_section(summary: Summary, task: str) -> Section | None:
     found = found[(found["task"] == task) & (found["kind"] == "model")]
     if found.empty:
         return None
-    against, accuracy = str(found["against"].iloc[0]), list(columns_of(None, "accuracy"))
-    cells = summary.cells[[*CELL, *accuracy]]
-    heads = dict(zip(accuracy, columns_of(None, against), strict=True))
-    base = cells[cells["model"] == against].drop(columns="model").rename(columns=heads)
-    rows = found.merge(base, on=["task", "sampler", "temperature"]).merge(cells, on=CELL)
-    columns = ("model", *accuracy, *heads.values(), *columns_of(None, "difference"), "adjusted")
-    title = f"{task} · accuracy, %, and the difference from {against} on the same questions, points"
-    table = _comparison_table(title, rows, *columns)
-    table = replace(table, formats={**table.formats, against: percent})
+    against = str(found["against"].iloc[0])
+    columns = ("model", "accuracy", "other_accuracy", *columns_of(None, "difference"), "adjusted")
+    title = f"{task} · accuracy on common questions, %, and the difference from {against}, points"
+    table = _comparison_table(title, found, *columns)
     title = f"{task} · questions that flipped from {against}, or that are answered right less or more often"
     flips = _comparison_table(title, found, "model", "lost_questions", "won_questions")
     return Section(f"{task}: models side by side", [table], [_family(found, against)], more=[flips])

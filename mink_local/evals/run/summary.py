@@ -25,7 +25,8 @@ CELL = [*GROUP, "sampler", "temperature"]
 PLACE = ["question_id", "repeat"]
 
 _COMPARISON = [
-    *(*CELL, "kind", "against", "common_questions", "difference", "difference_low", "difference_high"),
+    *(*CELL, "kind", "against", "common_questions", "accuracy", "other_accuracy"),
+    *("difference", "difference_low", "difference_high"),
     *("won", "lost", "won_questions", "lost_questions", "p", "p_holm", "better", "worse"),
 ]
 EVERY = "every sampler"
@@ -284,14 +285,20 @@ def _comparisons(judged: pd.DataFrame, baseline: Baseline, tested: Sequence[str]
     varies = "sampler" if baseline.kind == "default" else baseline.kind
     pairs = pd.concat([_pairs(judged, varies, others) for others in _counterparts(judged, baseline, tested)])
     gains = pairs.assign(gain=pairs["correct"] - pairs["other_correct"])
-    questions = gains.groupby([*CELL, "other", "question_id"], sort=False)["gain"].agg(["sum", "size"])
+    by_question = gains.groupby([*CELL, "other", "question_id"], sort=False)
+    questions = by_question.agg(
+        gain=("gain", "sum"),
+        size=("gain", "size"),
+        right=("correct", "mean"),
+        other=("other_correct", "mean"),
+    )
     for _, family in questions.groupby(level=GROUP[:1] if varies == "model" else GROUP, sort=False):
         found = [(key, *_tested(cell)) for key, cell in family.groupby(level=[*CELL, "other"], sort=False)]
-        adjusted = holm([test.p for _, test, _ in found])
-        for ((*cell, other), test, flips), p_holm in zip(found, adjusted, strict=True):
+        adjusted = holm([test.p for _, test, *_ in found])
+        for ((*cell, other), test, accuracies, flips), p_holm in zip(found, adjusted, strict=True):
             gain = test.difference.value if p_holm <= ALPHA else 0.0
             against = str(other if baseline.value == EVERY else baseline)
-            of_test = (test.n, *test.difference, test.won, test.lost, *flips, test.p)
+            of_test = (test.n, *accuracies, *test.difference, test.won, test.lost, *flips, test.p)
             values = (*cell, baseline.kind, against, *of_test, p_holm, gain > 0, gain < 0)
             yield dict(zip(_COMPARISON, values, strict=True))
 
@@ -326,13 +333,13 @@ def _pairs(judged: pd.DataFrame, varies: str, others: Mapping[Any, Any]) -> pd.D
     return first.merge(other, on=[*same, "other"])
 
 
-def _tested(cell: pd.DataFrame) -> tuple[PairedTest, tuple[str, str]]:
-    """Return the test of a cell's questions that have all repeats, and those that are won and lost."""
+def _tested(cell: pd.DataFrame) -> tuple[PairedTest, list[float], list[str]]:
+    """Return the test of a cell's questions that have all repeats, both accuracies, and the flips."""
     n_repeats = int(cell["size"].max())
-    gains = cell.loc[cell["size"] == n_repeats, "sum"].sort_index()
-    ids = gains.index.get_level_values("question_id")
-    flips = (_listed(ids[gains > 0]), _listed(ids[gains < 0]))
-    return paired_test(gains.astype(int).tolist(), n_repeats), flips
+    cell = cell[cell["size"] == n_repeats].sort_index()
+    gains, ids = cell["gain"].astype(int), cell.index.get_level_values("question_id")
+    flips = [_listed(ids[gains > 0]), _listed(ids[gains < 0])]
+    return paired_test(gains.tolist(), n_repeats), cell[["correct", "other_correct"]].mean().tolist(), flips
 
 
 def _listed(ids: Iterable[str]) -> str:

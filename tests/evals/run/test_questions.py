@@ -1,7 +1,10 @@
-"""Few-shot examples and stop strings: what a model is shown, and what a run's folder remembers of them."""
+"""Questions: where their files come from, and how a model is asked them."""
 
+import hashlib
 import json
-from collections.abc import Callable
+import random
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +12,106 @@ import pytest
 from msgspec.structs import replace
 
 from mink_local.errors import DataError
-from mink_local.evals.run.questions import AskedTask, ask
+from mink_local.evals.run.questions import AskedTask, ask, fetch, locate
 from mink_local.evals.tasks import TASKS, find_task, score
+from mink_local.evals.tasks.base import Published, prompt_of
 from tests.conftest import shared
+from tests.support.hub import REPOSITORY, Hub, serve
 from tests.support.mink_eval import MinkEval, read_responses
+
+NAME = "questions.jsonl"
+CONTENT = random.Random(0).randbytes(200_000)
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setattr("mink_local.evals.run.questions.user_cache_path", lambda _: folder)
+    return folder
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    """A server on which CONTENT is published."""
+    with serve(Hub({NAME: CONTENT})) as hub:
+        yield hub
+
+
+def published(hub: Hub) -> Published:
+    return Published(f"{hub.url}/{REPOSITORY}/resolve/main/{NAME}", SHA256, len(CONTENT))
+
+
+def kept(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_a_download_is_kept_until_it_is_damaged(hub: Hub, cache: Path) -> None:
+    path = fetch(published(hub), "some")
+    assert path.read_bytes() == CONTENT
+    assert kept(cache) == [path]
+    path.write_bytes(CONTENT[:-1] + b"!")
+    assert fetch(published(hub), "some").read_bytes() == CONTENT
+    hub.files.clear()
+    assert fetch(published(hub), "some") == path
+
+
+@pytest.mark.parametrize(
+    ("files", "complaint"),
+    [
+        ({NAME: CONTENT[:-1] + b"!"}, "200000 bytes"),
+        ({NAME: CONTENT + b"!!"}, "200001 bytes"),
+        ({NAME: CONTENT[:70_000]}, "70000 bytes"),
+        ({NAME: b"<html>Please log in</html>"}, "26 bytes"),
+        ({}, "404"),
+    ],
+)
+def test_what_is_not_the_file_is_refused(
+    hub: Hub, cache: Path, files: dict[str, bytes], complaint: str
+) -> None:
+    hub.files = files
+    with pytest.raises(DataError, match=complaint):
+        fetch(published(hub), "some")
+    assert kept(cache) == []
+
+
+def test_offline_says_what_to_do(cache: Path) -> None:
+    gone = Published("http://127.0.0.1:9/questions.jsonl", SHA256, len(CONTENT))
+    with pytest.raises(DataError) as raised:
+        fetch(gone, "some")
+    for part in ("refused", gone.url, "--data FILE"):
+        assert part in str(raised.value)
+    assert kept(cache) == []
+
+
+def test_a_cache_that_is_not_a_folder(hub: Hub, cache: Path) -> None:
+    cache.write_text("")
+    with pytest.raises(DataError, match="cache"):
+        fetch(published(hub), "some")
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "aqua", "math500"])
+def test_the_pinned_sums_are_those_of_the_published_files(name: str) -> None:
+    content = shared(f"data/{name}_test.jsonl").read_bytes()
+    source = TASKS[name].source
+    assert isinstance(source, Published)
+    assert hashlib.sha256(content).hexdigest() == source.sha256
+    assert len(content) == source.size
+
+
+def test_locate(tmp_path: Path) -> None:
+    file = tmp_path / "own.jsonl"
+    file.write_text("")
+    assert locate(TASKS["gsm8k"], file) == file
+    assert locate(TASKS["sample-math"]).name == "sample-math.jsonl"
+    for task, data, named in (
+        ("gsm8k", tmp_path, str(tmp_path)),
+        ("gsm8k", tmp_path / "none", "none"),
+        ("gsm8k", tmp_path / ("long" * 999), "longlong"),
+        ("gpqa", None, "gpqa_main.csv"),
+    ):
+        with pytest.raises(DataError, match=re.escape(named)):
+            locate(TASKS[task], data)
 
 
 def asked(task: str, file: Path, shots: int, **options: Any) -> AskedTask:
@@ -175,3 +274,64 @@ def test_other_forms_of_an_example_are_not_asked(tmp_path: Path) -> None:
         f"{path}: 2 questions are left out, as --shots shows the same but for case, blanks or order.",
     )
     assert asked("gsm8k", rows(tmp_path / "data", 1, 2), shots=1).remarks == ()
+
+
+OPTIONS = "(A) yes\n(B) no"
+
+
+@pytest.mark.parametrize(
+    ("instruction", "prompt"),
+    [
+        ("Say it.", f"Why?\n\n{OPTIONS}\n\nSay it."),
+        ("", f"Why?\n\n{OPTIONS}"),
+        ("Q: {question}\nA:", f"Q: Why?\n\n{OPTIONS}\nA:"),
+        ("Q: {question} [{choices}]", f"Q: Why? [{OPTIONS}]"),
+        ("Of these:\n{choices}", f"Why?\n\nOf these:\n{OPTIONS}"),
+        ("Write {x} and {}.", f"Why?\n\n{OPTIONS}\n\nWrite {{x}} and {{}}."),
+    ],
+)
+def test_where_an_instruction_is_placed(instruction: str, prompt: str) -> None:
+    assert prompt_of("Why?", instruction, ("yes", "no")) == prompt
+
+
+def test_what_a_question_says_is_no_place() -> None:
+    assert prompt_of("What is {choices}?", "{question} {choices}", ("{question}",)) == (
+        "What is {choices}? (A) {question}"
+    )
+
+
+def test_they_are_asked_recorded_and_not_changed(
+    tmp_path: Path, here: list[object], mink_eval: MinkEval
+) -> None:
+    out = tmp_path / "run"
+    command = [*here, "-n", 2, "--limit", 1, "--no-greedy", "--out", out]
+    given = ["--instruction", r"{question}\nThink.", "--system", "Be brief."]
+    mink_eval.run(*command, *given)
+    question = json.loads((out / "questions.jsonl").read_text())
+    assert question["prompt"] == "What is 0 + 0?\nThink."
+    task = json.loads((out / "manifest.json").read_text())["tasks"]["gsm8k"]
+    assert (task["instruction"], task["system"]) == ("{question}\nThink.", "Be brief.")
+    for other, named in ((given[:2], "system"), (given[2:], "instruction"), ([], "system")):
+        mink_eval("run", "gsm8k", *command, *other).refused(1, named)
+    mink_eval.run(*command, *given)
+
+
+def test_an_own_file_has_both_per_question_and_per_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    rows = [
+        {"defaults": {"system": "You are kind.", "instruction": "Say why."}},
+        {"question": "1 + 1?", "answer": 2},
+        {"question": "2 + 2?", "answer": 4, "system": "You are curt.", "instruction": "{question} Now!"},
+        {"question": "Up?", "answer": "A", "choices": ["yes", "no"]},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = ask(find_task(str(path)), path, system="You are there.")
+    messages = [asked.messages(question) for question in asked.questions.values()]
+    assert [(system["content"], user["content"]) for system, user in messages] == [
+        ("You are kind.", "1 + 1?\n\nSay why."),
+        ("You are curt.", "2 + 2? Now!"),
+        ("You are kind.", f"Up?\n\n{OPTIONS}\n\nSay why."),
+    ]
+    path.write_text('{"question": "1 + 1?", "answer": 2}\n')
+    asked = ask(find_task(str(path)), path, system="You are there.")
+    assert asked.messages(asked.questions["0"])[0] == {"role": "system", "content": "You are there."}
