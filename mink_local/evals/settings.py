@@ -69,12 +69,6 @@ def described(file: ModelFile) -> dict[str, Any]:
     return {"name": file.name, "path": str(file.path), "sha256": file_sha256(file.path)}
 
 
-def _template_sha256(options: Mapping[str, Any]) -> str | None:
-    """Return the SHA-256 of the chat template among options of `load_model`; None for the model's own."""
-    template = options.get("chat_template")
-    return None if template is None else hashlib.sha256(template.encode()).hexdigest()
-
-
 class RowMeasurement(Measurement[R]):
     """Base class of measurements that read rows of logits; an interrupt stops reading midway."""
 
@@ -166,7 +160,8 @@ class SettingsMeasurement(RowMeasurement[R], Generic[R, Unit]):
         self._by_text = {one.as_text: one for one in settings}
         self.session: dict[str, Any] = {}
         self.settings: dict[str, Any] = {role: described(file) for role, file in files.items()}
-        self.settings["template_sha256"] = _template_sha256(placement)
+        template = placement.get("chat_template")  # None for the model's own
+        self.settings["template_sha256"] = template and hashlib.sha256(template.encode()).hexdigest()
 
     @abstractmethod
     def measure_units(

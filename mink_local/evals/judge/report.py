@@ -36,7 +36,9 @@ CELL = ["task", "model", "sampler", "against", "temperature"]
 PAIR = [*CELL, "repeat", "question_id"]
 _FAMILY = ["task", "model", "protocol"]  # what a table is about, whose rows are corrected together
 _NOISE_FAMILY = ["judge", "task", "model"]
+_RATED = ["judge", "protocol", *CELL]
 _RATE = ["pairs", "missing", "questions", *columns_of(None, "win_rate"), "won:tied:lost", "p"]
+_RATE += ["identical", "inconsistent"]
 
 COHERENT = -1  # the sentence at which a coherent response collapses
 
@@ -69,32 +71,31 @@ ABOUT_MODELS = (
 )
 
 
-def win_rates(pairs: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """Return a row with the win rate for every group of judged pairs; a group has one protocol.
+def win_rates(pairs: pd.DataFrame) -> pd.DataFrame:
+    """Return a row with the win rate for each judge, protocol, task, model, sampler and temperature.
 
     Args:
         pairs: A row per pair and judge, as returned by `judged_pairs`. `outcome` is 1 if `sampler` wins, 0
             for a tie, -1 if it loses, NaN without a judgement.
-        by: The columns to group by.
     """
-    rows: list[dict[str, Any]] = []
-    for key, group in pairs.groupby(list(by), sort=False):
+    rows = []
+    for key, group in pairs.groupby(_RATED, sort=False):
         found = group.dropna(subset="outcome")
-        row = dict(zip(by, key, strict=True))
-        row["pairs"] = len(group.drop_duplicates(PAIR))
-        row["missing"] = len(group) - len(found)
-        if len(found):
-            questions = found.groupby(QUESTION).outcome.agg(["sum", "size"]).astype(int)
-            row["questions"] = len(questions)
-            test = paired_test(list(questions["sum"]), list(questions["size"]))
-            rate = Interval(*((1 + gain) / 2 for gain in test.difference))
-            if found.protocol.iloc[0] == PAPER:
-                rate = mean_by_question(found, (found.outcome == 1).astype(float))
-            row |= columns_of(rate, "win_rate")
-            row["won:tied:lost"] = ":".join(str((found.outcome == sign).sum()) for sign in (1, 0, -1))
-            row["p"] = test.p
-        rows.append(row)
-    return _corrected(pd.DataFrame(rows, columns=[*by, *_RATE]), [name for name in _FAMILY if name in by])
+        row = dict(zip(_RATED, key, strict=True)) | group[["identical", "inconsistent"]].sum().to_dict()
+        row |= {"pairs": len(group), "missing": len(group) - len(found)}
+        rows.append(row | (_outcomes(found) if len(found) else {}))
+    return _corrected(pd.DataFrame(rows, columns=[*_RATED, *_RATE]), _FAMILY)
+
+
+def _outcomes(found: pd.DataFrame) -> dict[str, Any]:
+    """Return the win rate of judged pairs, and its test."""
+    questions = found.groupby(QUESTION).outcome.agg(["sum", "size"]).astype(int)
+    test = paired_test(list(questions["sum"]), list(questions["size"]))
+    rate = Interval(*((1 + gain) / 2 for gain in test.difference))
+    if found.protocol.iloc[0] == PAPER:
+        rate = mean_by_question(found, (found.outcome == 1).astype(float))
+    won = ":".join(str((found.outcome == sign).sum()) for sign in (1, 0, -1))
+    return {"questions": test.n, **columns_of(rate, "win_rate"), "won:tied:lost": won, "p": test.p}
 
 
 def _corrected(rows: pd.DataFrame, family: Sequence[str]) -> pd.DataFrame:
@@ -134,9 +135,7 @@ def mean_by_question(rows: pd.DataFrame, values: pd.Series) -> Interval:
 def report_judgements(results: Results) -> Report:
     """Return the report on judgements by models."""
     pairs = judged_pairs(results.frame)
-    by = ["judge", "protocol", *CELL]
-    sums = pairs.groupby(by, sort=False)[["identical", "inconsistent"]].sum().reset_index()
-    rates = win_rates(pairs, by).merge(sums, on=by)
+    rates = win_rates(pairs)
     findings = [
         finding
         for (judge, protocol), own in results.frame.groupby(["judge", "protocol"], sort=False)

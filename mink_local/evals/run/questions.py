@@ -135,15 +135,14 @@ def locate(task: Task, data: Path | None = None) -> Path:
     Downloads are kept in the user's cache, and their SHA-256 is checked each time. Raises DataError if there
     is no such file or it cannot be downloaded.
     """
-    if data is not None:
-        if not os.path.isfile(data):  # Path.is_file raises for a name that is too long
-            raise DataError(f"there is no file {data}")
-        return data
-    if isinstance(task.source, OnDisk):
-        return task.source.path
-    if isinstance(task.source, OwnCopy):
-        raise DataError(f"{task.name} needs your own copy of its data with --data FILE: {task.source.advice}")
-    return fetch(task.source, task.name)
+    source = task.source if data is None else OnDisk(data)
+    if isinstance(source, OwnCopy):
+        raise DataError(f"{task.name} needs your own copy of its data with --data FILE: {source.advice}")
+    if isinstance(source, Published):
+        return fetch(source, task.name)
+    if not os.path.isfile(source.path):  # Path.is_file raises for a name that is too long
+        raise DataError(f"there is no file {source.path}")
+    return source.path
 
 
 def fetch(source: Published, name: str) -> Path:

@@ -28,12 +28,12 @@ def votes(
         seen[question] = seen.get(question, -1) + 1
         cell = dict(zip(CELL, ("gsm8k", "tiny", "min-k", "greedy", 5.0), strict=True))
         rows.append(cell | {"judge": judge, "repeat": seen[question], "question_id": str(question)})
-        rows[-1] |= {"outcome": outcome, "protocol": protocol, "identical": False}
+        rows[-1] |= {"outcome": outcome, "protocol": protocol, "identical": False, "inconsistent": False}
     return pd.DataFrame(rows)
 
 
 def win_rate(outcomes: Sequence[tuple[str | int, int]]) -> pd.Series:
-    return win_rates(votes(outcomes), CELL).iloc[0]
+    return win_rates(votes(outcomes)).iloc[0]
 
 
 def test_the_papers_human_evaluation() -> None:
@@ -47,7 +47,7 @@ def test_the_papers_human_evaluation() -> None:
 
 def test_by_the_papers_protocol_a_tie_is_no_win() -> None:
     outcomes = list(enumerate(75 * [1] + 58 * [0] + 67 * [-1]))
-    found = win_rates(votes(outcomes, protocol=PAPER), CELL).iloc[0]
+    found = win_rates(votes(outcomes, protocol=PAPER)).iloc[0]
     assert found.win_rate == pytest.approx(75 / 200)
     assert found.p == win_rate(outcomes).p
 
@@ -80,12 +80,12 @@ def test_missing_judgements_are_left_out_and_p_is_corrected() -> None:
     pairs = pd.concat([votes([(i, 1) for i in range(10)]), votes([(i, 1) for i in range(5)])])
     pairs["model"] = ["one"] * 10 + ["two"] * 5
     pairs["outcome"] = pairs.outcome.astype(float).where(pairs.question_id != "0")
-    found = win_rates(pairs, CELL)
+    found = win_rates(pairs)
     assert list(found.missing) == [1, 1]
     assert list(found.p) == pytest.approx([2 * 0.5**9, 2 * 0.5**4])
     assert list(found.p_holm) == pytest.approx(list(found.p))  # each model has a table of its own
     pairs["model"], pairs["temperature"] = "one", [1.0] * 10 + [5.0] * 5
-    found = win_rates(pairs, CELL)
+    found = win_rates(pairs)
     assert list(found.p_holm) == pytest.approx([4 * 0.5**9, 2 * 0.5**4])
 
 
