@@ -487,7 +487,7 @@ def test_closing_a_local_judge_frees_its_model(tiny_path: Path) -> None:
     placement = {"n_threads": 1, "chat_template": template}
     judge = FileAnswerer(ModelFile("tiny", tiny_path), placement=placement)
     requests = [Prompt(b"A or B?", WINNER).request(0)]
-    judge.close()  # there is no model yet
+    judge.close()  # there is no model yet, nor does it load one
     with closing(judge):
         session, answered = judge.answers(requests, requests)
         model = judge.model
@@ -497,12 +497,6 @@ def test_closing_a_local_judge_frees_its_model(tiny_path: Path) -> None:
     assert json.loads(answered.text).keys() == {"winner"}
     with pytest.raises(MinkError):
         model.tokenize("A")
-
-
-def test_an_interrupt_loads_no_model(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C may come before the judge is asked anything."""
-    monkeypatch.delattr(answering, "load_model")
-    FileAnswerer(ModelFile("tiny", tiny_path)).interrupt()
 
 
 @pytest.mark.slow

@@ -120,16 +120,6 @@ def test_fields_of_a_record(tmp_path: Path, here: list[object], mink_eval: MinkE
     assert [verdict and verdict.correct for verdict in (record.strict, record.flexible)] == [False, False]
 
 
-def test_the_report_reads_the_run(tmp_path: Path, here: list[object], mink_eval: MinkEval) -> None:
-    command = [*here, "-s", "min-k", "-s", "top-p", "-s", "greedy", "-t", 1, "-n", 4, "-o", tmp_path / "run"]
-    assert f"mink-eval report {tmp_path / 'run'}" in mink_eval.run(*command).stdout
-    report = mink_eval("report", tmp_path / "run").succeeded()
-    assert "gsm8k with tiny" in report.stdout
-    assert "12 questions" in report.stdout
-    assert (tmp_path / "run" / "report" / "report.html").exists()
-    assert "36 responses in" in mink_eval.run(*command).stdout  # the report's files do no harm
-
-
 def test_thoughts_end_at_their_budget(tmp_path: Path, tiny: Callable[..., Path], mink_eval: MinkEval) -> None:
     """What was cut is recorded and reported apart from responses that are too long."""
     thinker = tiny(template="{% for m in messages %}{{ m.content }}{% endfor %}<think>")

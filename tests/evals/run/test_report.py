@@ -1,17 +1,26 @@
-"""The tables and sentences of a report."""
+"""The report of a run: its tables and sentences, its figures, its files, and its errors."""
 
+import csv
+import json
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec import structs
 
+from mink_local.evals.figures import GREY, Picture, accuracy_figure, cutoffs_figure, look
 from mink_local.evals.report.report import Report
-from mink_local.evals.run.records import read_run
+from mink_local.evals.run import records
+from mink_local.evals.run.records import read_run, rescore
 from mink_local.evals.run.report import run_report, settings_table
-from mink_local.evals.run.summary import EVERY, summarise
+from mink_local.evals.run.summary import EVERY, Summary, summarise
 from mink_local.evals.tables import Table, percent
 from tests.support.made_run import change, judge, write_run
+from tests.support.made_run import records as lines_of
+from tests.support.mink_eval import MinkEval
+from tests.support.python import Finished, run_python
 
 MIN_K, SIGMA = "min-k:tau=3", "top-n-sigma:n=1"
 LAST = "top-p:p=0.9,order=temperature-last"
@@ -115,41 +124,27 @@ def test_models_are_side_by_side_with_their_difference(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("temperatures", "edit", "said"),
+    ("made", "kept", "said"),
     [
-        ((1.0, 10.0), {}, "30 questions, 2 responses each, 2 methods at T = 1 and 10."),
-        ((1.0,), {"repeats": 1}, "--repeats 2"),
-        ((1.0,), {"tasks": ("aqua",)}, "Guessing gets 20.0%"),
-        ((1.0,), {"tasks": ("essay",)}, "Open-ended"),
-        ((1.0,), {"samplers": (SIGMA, LAST)}, "no Min-k"),
+        ({}, "True", "30 questions, 2 responses each, 2 methods at T = 1 and 10."),
+        ({"repeats": 1}, "True", "--repeats 2"),
+        ({"tasks": ("aqua",)}, "True", "Guessing gets 20.0%"),
+        ({"tasks": ("essay",)}, "True", "Open-ended"),
+        ({"samplers": (SIGMA, LAST)}, "True", "no Min-k"),
+        ({"n_questions": 6}, "int(question_id) < 4", "2 questions of the run"),
+        ({"n_questions": 10}, "sampler[:3] != 'top' or int(question_id) < 4", "2 of 4 cells, marked *"),
+        ({"n_questions": 2}, "(sampler[:3] == 'top') == (temperature == 10)", f"compare with {MIN_K}."),
     ],
 )
 def test_what_to_know_before_the_numbers_is_said(
-    tmp_path: Path, temperatures: tuple[float, ...], edit: dict[str, Any], said: str
+    tmp_path: Path, made: dict[str, Any], kept: str, said: str
 ) -> None:
-    write_run(tmp_path, **SMALL | {"temperatures": temperatures} | edit)
-    assert said in sentences(report_of(tmp_path))
-
-
-def test_incomplete_cells_are_marked_and_counted(tmp_path: Path) -> None:
-    write_run(tmp_path, **SMALL | {"n_questions": 10})
-    change(tmp_path, lambda r: r["sampler"] != SIGMA or int(r["question_id"]) < 4)
+    """Of runs in which these records are kept."""
+    write_run(tmp_path, **SMALL | made)
+    change(tmp_path, lambda r: bool(eval(kept, r)))
     report = report_of(tmp_path)
-    assert "2 of 4 cells" in sentences(report)
-    assert "*" in table_of(report, "· accuracy, %").rows[1][1].text
-
-
-def test_nothing_to_compare_with_is_said(tmp_path: Path) -> None:
-    write_run(tmp_path, **SMALL | {"n_questions": 2})
-    change(tmp_path, lambda r: (r["sampler"] == SIGMA) == (r["temperature"] == 10))
-    assert sentences(report_of(tmp_path)).splitlines()[-1].endswith(f"{MIN_K}.")
-
-
-def test_questions_that_are_still_to_come_are_counted(tmp_path: Path) -> None:
-    write_run(tmp_path, **SMALL | {"n_questions": 6})
-    assert "of the run" not in sentences(report_of(tmp_path))
-    change(tmp_path, lambda r: int(r["question_id"]) < 4)
-    assert "2 questions of the run" in sentences(report_of(tmp_path))
+    assert said in sentences(report)
+    assert ("marked *" in said) == any("*" in c.text for row in report.printed[0].rows for c in row)
 
 
 def test_a_model_that_is_cut_off_in_most_responses_is_warned_of(tmp_path: Path) -> None:
@@ -202,3 +197,271 @@ def test_settings_are_a_row_each_and_starts_of_one_environment_one_row() -> None
     assert rows["models q4 path"] == "odd\ufffd.gguf"  # what is not UTF-8 cannot be written
     assert rows["started 3 times"].startswith("2026-01-01 to 2026-01-03: ")
     assert rows["started 1 time"].endswith("8")
+
+
+MIN_K = "min-k:tau=3"
+FIRST, LAST = "top-p:p=0.9,order=temperature-first", "top-p:p=0.9,order=temperature-last"
+
+
+def make(folder: Path, **options: Any) -> Summary:
+    chosen = {"tasks": ("gsm8k",), "samplers": (MIN_K, "greedy", FIRST, LAST), "temperatures": (1.0, 10.0)}
+    return summarise(read_run(write_run(folder, **chosen | {"n_questions": 6} | options)))
+
+
+def curves_of(axis: Any) -> dict[str, Any]:
+    return {line.get_label(): line for line in axis.lines if not line.get_label().startswith("_")}
+
+
+def test_a_panel_has_a_method_in_both_orders_and_the_baseline(tmp_path: Path) -> None:
+    summary = make(tmp_path)
+    figure = accuracy_figure(summary.cells, summary.baseline)
+    assert [axis.get_title() for axis in figure.axes] == ["greedy", "top-p:p=0.9"]
+    shown = curves_of(figure.axes[1])
+    assert list(shown) == [MIN_K, "top-p:p=0.9 (T first)", "top-p:p=0.9 (T last)"]
+    assert shown[MIN_K].get_color() == GREY
+    for sampler, line in zip((MIN_K, FIRST, LAST), shown.values(), strict=True):
+        cells = summary.cells
+        accuracies = cells[cells["sampler"] == sampler]["accuracy"]
+        assert line.get_xydata().tolist() == [[t, 100 * a] for t, a in zip((1, 10), accuracies, strict=True)]
+        assert line.get_linestyle() == look(sampler)["linestyle"]
+
+
+def pictures_of(folder: Path) -> dict[str, Picture]:
+    return {picture.stem: picture for picture in run_report(read_run(folder)).pictures}
+
+
+def test_sizes_fall_from_one_hundred_percent_and_greedy_has_no_panel(tmp_path: Path) -> None:
+    summary = make(tmp_path)
+    figure = cutoffs_figure(pictures_of(tmp_path)["1-k"].data)
+    assert [axis.get_title() for axis in figure.axes] == [
+        *(MIN_K, "top-p:p=0.9 (T first)", "top-p:p=0.9 (T last)")
+    ]
+    line: Any = figure.axes[0].lines[0]
+    x, y = line.get_data()
+    cell = summary.responses[
+        (summary.responses["sampler"] == MIN_K) & (summary.responses["temperature"] == 1)
+    ]
+    sizes = np.concatenate(list(cell["k"]))
+    assert (y[0], max(x)) == (1, sizes.max())
+    for k in set(sizes.tolist()):
+        assert y[x == k][0] == pytest.approx((sizes >= k).mean())
+
+
+@pytest.mark.parametrize("share", [1, 2, 9])
+def test_axes_of_sizes_have_several_ticks(tmp_path: Path, share: int) -> None:
+    """One k in ten, in two or in all, is 3: the shares lie in one decade."""
+    make(tmp_path, samplers=(MIN_K,), temperatures=(1.0,), n_questions=1)
+    change(tmp_path, lambda r: r.update(k=[1] * share + [3]))
+    figure = cutoffs_figure(pictures_of(tmp_path)["1-k"].data)
+    figure.draw_without_rendering()
+    [axis] = figure.axes
+    assert axis.get_ylim()[0] > 0.5 / (share + 1)  # the axis ends below the rarest k
+    for labels in (axis.get_xticklabels(which="both"), axis.get_yticklabels(which="both")):
+        assert len([label for label in labels if label.get_text()]) >= 2
+
+
+@pytest.mark.parametrize(
+    ("temperatures", "edit", "stems"),
+    [
+        ((1.0, 5.0), {}, {"1-accuracy", "1-k"}),
+        ((1.0, 5.0), {"k": []}, {"1-accuracy"}),
+        ((1.0,), {}, {"1-k"}),
+        ((1.0, 5.0), {"strict": None, "flexible": None}, {"1-k"}),
+    ],
+)
+def test_there_is_a_picture_for_what_is_known(
+    tmp_path: Path, temperatures: tuple[float, ...], edit: dict[str, Any], stems: set[str]
+) -> None:
+    make(tmp_path, samplers=(MIN_K,), temperatures=temperatures, n_questions=1)
+    found = pictures_of(change(tmp_path, lambda r: r.update(edit)))
+    assert found.keys() == stems
+    for picture in found.values():
+        assert b"<svg" in picture.svg
+        assert picture.description.endswith("gsm8k with tiny-model")
+        assert picture.data is not None
+
+
+MIN_K, SIGMA = "min-k:tau=3", "top-n-sigma:n=1"
+ONE_T: dict[str, Any] = {
+    "tasks": ("gsm8k",),
+    "samplers": (MIN_K, SIGMA),
+    "temperatures": (1.0,),
+    "n_questions": 5,
+    "repeats": 1,
+}
+
+
+def table_rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "report" / "table.csv").open(encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_a_run_has_one_report_with_every_file(tmp_path: Path, mink_eval: MinkEval) -> None:
+    write_run(tmp_path, **ONE_T | {"repeats": 2, "temperatures": (1.0, 5.0)})
+    out = tmp_path / "report"
+    out.mkdir()
+    for name in ("1-attempts.svg", "mine.csv", "notes.txt"):
+        (out / name).write_text("of an earlier report, or the user's")
+    (out / "report.json").write_text('{"files": ["1-attempts.svg", "report.md", "../records.jsonl"]}')
+    printed = mink_eval("report", tmp_path).stdout
+    pictures = ["1-accuracy.svg", "1-k.svg"]
+    beside = [name.replace("svg", ending) for name in pictures for ending in ("pdf", "csv")]
+    files = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert set(files) == {
+        *("report.html", "report.md", "report.json", "notes.txt", "mine.csv"),
+        *("table.csv", "comparisons.csv", "repeats.csv", *pictures, *beside),
+    }
+    markdown = files["report.md"].decode()
+    for name in pictures:
+        assert b"<svg" in files[name]
+        assert f"]({name})" in markdown
+    assert str(out / "report.html") in printed.replace("\n", "")
+    in_json = json.loads(files["report.json"])
+    for row, line in zip(table_rows(tmp_path), in_json["table"], strict=True):
+        accuracy = f"{100 * float(row['accuracy']):.1f}±"
+        assert accuracy in markdown
+        assert line["accuracy"] == pytest.approx(float(row["accuracy"]), abs=1e-5)
+        assert float(row["accuracy_low"]) <= float(row["accuracy"]) <= float(row["accuracy_high"])
+        assert accuracy in printed
+    order = (
+        *("(1-accuracy.svg)", "5 questions, 2 responses", "accuracy, %", "tokens; cut off"),
+        *("any of 2", "distinct responses", "(1-k.svg)", "steps with one candidate"),
+        "## How to read this",
+    )
+    places = [markdown.index(part) for part in order]  # a picture after its table, and the first one first
+    assert places == sorted(places)
+    page = re.sub(r'src="[^"]+"', "", files["report.html"].decode())
+    assert page.index("Accuracy against temperature") < page.index("5 questions") < page.index("<table")
+    mink_eval("report", tmp_path)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == files
+
+
+@pytest.mark.parametrize(
+    ("samplers", "edit"),
+    [
+        ((MIN_K,), {"k": []}),
+        ((MIN_K,), {"sampler": "$\\frac{:p=_1", "temperature": 0}),
+        ((MIN_K, "greedy"), {"response": "", "finish_reason": "overflow"}),
+        ((MIN_K,), {"k": [], "strict": None, "flexible": None}),
+    ],
+)
+def test_the_least_that_a_run_can_be(
+    tmp_path: Path, mink_eval: MinkEval, samplers: tuple[str, ...], edit: dict[str, Any]
+) -> None:
+    """One question, one temperature, no candidates, nothing to compare with, a name that is no sampler's."""
+    write_run(tmp_path, **ONE_T | {"samplers": samplers, "n_questions": 1})
+    result = mink_eval("report", change(tmp_path, lambda r: r.update(edit)))
+    name = edit.get("sampler", samplers[0])
+    assert name in result.succeeded().stdout
+    assert table_rows(tmp_path)[0]["sampler"] == name
+
+
+def printed(result: Finished) -> str:
+    """Return what a report says, without the terminal's line breaks."""
+    return " ".join(result.succeeded().stdout.split())
+
+
+def test_verdicts_are_judged_again_and_those_that_differ_are_counted(
+    tmp_path: Path, mink_eval: MinkEval, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path, **ONE_T)
+    assert "recorded verdicts" not in printed(mink_eval("report", tmp_path))
+    recorded = read_run(tmp_path).responses
+    judge(tmp_path, lambda r: r["question_id"] == "3")
+    before = (tmp_path / "records.jsonl").read_bytes()
+    again = mink_eval("report", tmp_path)
+    differ = re.search(r"(\d+) flexible and (\d+) strict of 10 recorded verdicts differ", printed(again))
+    assert differ
+    assert int(differ[1]) > 0
+    assert differ[0] in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    assert (tmp_path / "records.jsonl").read_bytes() == before
+    monkeypatch.setattr(records, "CHUNK", 3)  # of 10 responses, which other processes judge then
+    assert rescore(read_run(tmp_path)).responses == recorded
+    [row] = [r for r in table_rows(tmp_path) if r["sampler"] == SIGMA]
+    right = [bool(r.strict and r.strict.correct) for r in recorded if r.sampler == SIGMA]
+    assert float(row["strict_accuracy"]) == pytest.approx(sum(right) / len(right))
+
+
+def test_lines_left_out_are_named(tmp_path: Path, mink_eval: MinkEval) -> None:
+    path = write_run(tmp_path, **ONE_T) / "records.jsonl"
+    n = len(lines_of(tmp_path))
+    first = path.read_bytes().splitlines()[0]
+    with path.open("ab") as stream:
+        stream.write(b"[" * 100_000 + b'\n\xff\xfe\n[]\n"text"\n\n' + first + b"\n" + first[:-30])
+    with (tmp_path / "questions.jsonl").open("a") as questions:
+        questions.write("{}\n")
+    result = mink_eval("report", tmp_path, "--against", "top-n-sigma")
+    out = tmp_path / "report-against-top-n-sigma-n=1"  # that of the usual report is left as it is
+    assert f"against {SIGMA}" in (out / "report.md").read_text(encoding="utf-8")
+    page = (out / "report.html").read_text(encoding="utf-8")
+    for said in (printed(result), page):
+        for line in ("questions.jsonl, line 6: ", *(f"records.jsonl, line {n + i}: " for i in (1, 2, 3, 4))):
+            assert line in said
+        assert "and 2 more" in said  # a second one with the same key, and one that is cut short
+    assert len(read_run(tmp_path).responses) == n
+
+
+@pytest.mark.parametrize(
+    ("against", "status", "named"),
+    [
+        ("top-q", 2, "top-q"),
+        ("temp=hot", 2, "hot"),
+        ("model=q4", 1, "tiny-model"),
+        ("temp=3", 1, "1.0"),
+        ("top-p", 1, SIGMA),
+    ],
+)
+def test_what_is_not_in_the_run_cannot_be_compared_with(
+    tmp_path: Path, mink_eval: MinkEval, against: str, status: int, named: str
+) -> None:
+    mink_eval("report", write_run(tmp_path, **ONE_T), "--against", against).refused(status, named)
+
+
+def test_every_pair_has_files_of_its_own(tmp_path: Path, mink_eval: MinkEval) -> None:
+    write_run(tmp_path, **ONE_T)
+    mink_eval("report", tmp_path).succeeded()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "report").iterdir()}
+    assert "1 comparison of two samplers" in printed(mink_eval("report", tmp_path, "--against", "all"))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "report").iterdir()} == before
+    with (tmp_path / "report-against-every-sampler" / "comparisons.csv").open(encoding="utf-8") as stream:
+        assert [(row["sampler"], row["against"]) for row in csv.DictReader(stream)] == [(SIGMA, MIN_K)]
+
+
+def test_wrong_use_is_refused_in_a_sentence(tmp_path: Path, mink_eval: MinkEval) -> None:
+    run = write_run(tmp_path / "run", **ONE_T)
+    mink_eval("report", tmp_path / "nothing").refused(2, "nothing")
+    mink_eval("report", tmp_path).refused(1, str(tmp_path))
+    (run / "report").write_text("a file where the folder should be", encoding="utf-8")
+    mink_eval("report", run).refused(1, str(run / "report"))
+    (run / "report").unlink()
+    (run / "report" / "report.md").mkdir(parents=True)
+    mink_eval("report", run).refused(1, str(run / "report"))
+    (run / "records.jsonl").write_text(json.dumps({"response": 1}) + "\n", encoding="utf-8")
+    mink_eval("report", run).refused(1, "records.jsonl, line 1")
+    (run / "records.jsonl").write_text("", encoding="utf-8")
+    mink_eval("report", run).refused(1, "no responses")
+    (run / "questions.jsonl").unlink()
+    (run / "questions.jsonl").mkdir()
+    mink_eval("report", run).refused(1, "questions.jsonl")
+
+
+def test_a_missing_library_is_named(tmp_path: Path) -> None:
+    write_run(tmp_path, **ONE_T)
+    program = "import sys; sys.modules['statsmodels'] = None; from mink_local.evals.cli import main; main()"
+    run_python("-c", program, "report", tmp_path).refused(2, "mink-local[eval]")
+
+
+@pytest.mark.slow
+def test_open_ended_responses_have_no_accuracy(tmp_path: Path, mink_eval: MinkEval) -> None:
+    """Beside a task with verdicts, and alone."""
+    write_run(tmp_path, **ONE_T | {"tasks": ("gsm8k", "essay")})
+    shown = mink_eval("report", tmp_path).stdout
+    assert re.search("gsm8k .* accuracy", shown)
+    assert re.search("essay .* tokens", shown)
+    assert not re.search("essay .* accuracy", shown)
+    assert {row["accuracy"] for row in table_rows(tmp_path) if row["task"] == "essay"} == {""}
+    for against in ("min-k", "temp=1", "model=tiny-model"):
+        alone = change(tmp_path, lambda record: record["task"] == "essay")
+        shown = mink_eval("report", alone, "--against", against).stdout
+        assert "accuracy, %" not in shown
+        assert "Open-ended" in shown

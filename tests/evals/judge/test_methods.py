@@ -1,8 +1,10 @@
-"""Semantic noise: sentences, what a judge is shown and says of them, and the report."""
+"""What judges are asked and how that is reported: pairs and win rates, sentences and noise."""
 
+import itertools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,15 +13,122 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
-from mink_local.evals.judge.methods import JudgedText, read_collapse, sentences
-from mink_local.evals.judge.report import COHERENT, noise_rates, noise_share
-from mink_local.evals.run.records import ResponseKey
+from mink_local.evals.judge.methods import JudgedText, pairs_of, read_collapse, sentences
+from mink_local.evals.judge.report import (
+    BOTH_ORDERS,
+    CELL,
+    COHERENT,
+    PAPER,
+    noise_rates,
+    noise_share,
+    win_rates,
+)
+from mink_local.evals.run.records import ResponseKey, read_run
+from mink_local.evals.stats import ALPHA
 from mink_local.evals.tables import ENDS
 from tests.support.judge_server import Body, JudgeServer, Said, fails, judge_server, says
 from tests.support.made_run import change, write_run
 from tests.support.mink_eval import MinkEval
 from tests.support.python import Finished
+
+
+def votes(
+    outcomes: Sequence[tuple[str | int, int]], judge: str = "Ann", protocol: str = BOTH_ORDERS
+) -> pd.DataFrame:
+    """Return judged pairs from questions and outcomes, the n-th pair of a question as its n-th repeat."""
+    seen: dict[str | int, int] = {}
+    rows = []
+    for question, outcome in outcomes:
+        seen[question] = seen.get(question, -1) + 1
+        cell = dict(zip(CELL, ("gsm8k", "tiny", "min-k", "greedy", 5.0), strict=True))
+        rows.append(cell | {"judge": judge, "repeat": seen[question], "question_id": str(question)})
+        rows[-1] |= {"outcome": outcome, "protocol": protocol, "identical": False, "inconsistent": False}
+    return pd.DataFrame(rows)
+
+
+def win_rate(outcomes: Sequence[tuple[str | int, int]]) -> pd.Series:
+    return win_rates(votes(outcomes)).iloc[0]
+
+
+def test_the_papers_human_evaluation() -> None:
+    """75 of 200 pairs for Min-k, 67 for top-nσ, 58 ties: its binomial test finds no difference."""
+    found = win_rate(list(enumerate(75 * [1] + 58 * [0] + 67 * [-1])))
+    assert found["won:tied:lost"] == "75:58:67"
+    assert found.win_rate == pytest.approx((75 + 29) / 200)
+    assert found.p == pytest.approx(stats.binomtest(75, 142).pvalue)
+    assert found.p == pytest.approx(0.557, abs=5e-4)
+
+
+def test_by_the_papers_protocol_a_tie_is_no_win() -> None:
+    outcomes = list(enumerate(75 * [1] + 58 * [0] + 67 * [-1]))
+    found = win_rates(votes(outcomes, protocol=PAPER)).iloc[0]
+    assert found.win_rate == pytest.approx(75 / 200)
+    assert found.p == win_rate(outcomes).p
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.sampled_from([-1, 0, 1])), min_size=1, max_size=40))
+def test_the_interval_excludes_half_where_the_test_finds_a_difference(
+    outcomes: list[tuple[int, int]],
+) -> None:
+    found = win_rate(outcomes)
+    assert (found.p <= ALPHA) == (not found.win_rate_low <= 0.5 <= found.win_rate_high)
+    assert 0 <= found.win_rate_low <= found.win_rate <= found.win_rate_high <= 1
+
+
+def test_every_question_has_the_same_weight() -> None:
+    found = win_rate([("a", 1)] * 3 + [("b", 1), ("b", -1), ("b", 1)] + [("c", -1)] * 3)
+    assert (found["won:tied:lost"], found.questions) == ("5:0:4", 3)
+    assert found.win_rate == pytest.approx((1 + 2 / 3 + 0) / 3)
+
+
+def test_rate_and_p_test_the_same_mean() -> None:
+    """8 questions won by 5 votes and 20 lost by 1: fewer than half of the questions are won."""
+    unequal = win_rate([(i, 1) for i in range(8) for _ in range(5)] + [(i, -1) for i in range(8, 28)])
+    equal = win_rate([(i, 1 if i < 8 else -1) for i in range(28)])
+    assert unequal.win_rate == pytest.approx(8 / 28)
+    for name in ("p", "win_rate", "win_rate_low", "win_rate_high"):
+        assert unequal[name] == pytest.approx(equal[name])
+
+
+def test_missing_judgements_are_left_out_and_p_is_corrected() -> None:
+    pairs = pd.concat([votes([(i, 1) for i in range(10)]), votes([(i, 1) for i in range(5)])])
+    pairs["model"] = ["one"] * 10 + ["two"] * 5
+    pairs["outcome"] = pairs.outcome.astype(float).where(pairs.question_id != "0")
+    found = win_rates(pairs)
+    assert list(found.missing) == [1, 1]
+    assert list(found.p) == pytest.approx([2 * 0.5**9, 2 * 0.5**4])
+    assert list(found.p_holm) == pytest.approx(list(found.p))  # each model has a table of its own
+    pairs["model"], pairs["temperature"] = "one", [1.0] * 10 + [5.0] * 5
+    found = win_rates(pairs)
+    assert list(found.p_holm) == pytest.approx([4 * 0.5**9, 2 * 0.5**4])
+
+
+def test_pairs_of_a_run(tmp_path: Path) -> None:
+    """The same model, question, temperature and repeat; greedy, which is generated once, with all."""
+    write_run(
+        tmp_path,
+        models=("one", "two"),
+        tasks=("gsm8k",),
+        samplers=("min-k:tau=3", "top-k:k=20", "greedy"),
+        temperatures=(1.0, 5.0),
+        n_questions=3,
+    )
+    run = read_run(tmp_path)
+    run.responses[0] = replace(run.responses[0], response="<think>hm</think> So: 5")
+    texts = {tuple(r.key): r.response.removeprefix("<think>hm</think>").strip() for r in run.responses}
+    keys = set(itertools.product(("one", "two"), ("gsm8k",), (1.0, 5.0), (0, 1), "012"))
+    for samplers in itertools.permutations(("min-k:tau=3", "top-k:k=20", "greedy"), 2):
+        pairs = list(pairs_of(run, *samplers))
+        assert len(pairs) == len(keys)
+        assert {(*pair.key[:2], *pair.key[3:]) for pair in pairs} == keys
+        for pair in pairs:
+            model, task, _, t, repeat, question = pair.key
+            for sampler, text in zip(samplers, pair.texts, strict=True):
+                at = (0.0, 0) if sampler == "greedy" else (t, repeat)
+                assert text == texts[model, task, sampler, *at, question]
+
 
 GOOD = "There are five hens. Each lays two eggs. So there are ten eggs. The final answer is 10"
 BAD = "There are five hens. Each lays two eggs. zug kep blorf. wim tok."
