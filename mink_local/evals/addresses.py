@@ -24,7 +24,7 @@ from openai import (
 
 from mink_local.errors import ServerError
 from mink_local.evals.answering import Answered, Answerer, Session
-from mink_local.generation.request import Request, SamplingParams
+from mink_local.generation.request import Request
 from mink_local.samplers import Greedy, Sampler, TopP
 
 log = logging.getLogger("mink_local")
@@ -206,9 +206,16 @@ class AddressAnswerer(Answerer):
 
     def _fields(self, request: Request) -> dict[str, Any]:
         """Return the fields of a chat completion."""
-        params = request.params
+        params, sampler = request.params, request.params.effective_sampler
         messages: Any = request.prompt
         limit = "max_completion_tokens" if "max_tokens" in self._refused else "max_tokens"
+        schema = params.constraints and params.constraints.json_schema
+        verdict = {"name": "verdict", "strict": True, "schema": schema}
+        own = {
+            "sampler": str(sampler),
+            "reasoning_format": "none",  # the answer then has its reasoning, as that of a file
+            "reasoning_budget": params.reasoning_budget,
+        }
         fields = {
             "model": self._served.model,
             "messages": [_sendable(message) for message in messages],
@@ -216,10 +223,11 @@ class AddressAnswerer(Answerer):
             "temperature": params.temperature,
             "seed": params.seed,
             "stop": list(params.stop) or None,
-            "response_format": _format(params),
-            **(_sampling_of_mink(params) if self._served.is_mink else _sampling(params)),
+            "response_format": {"type": "json_schema", "json_schema": verdict} if schema else None,
+            "extra_body": _given(own) if self._served.is_mink else None,
+            "top_p": sampler.p if isinstance(sampler, TopP) and not self._served.is_mink else None,
         }
-        return {key: one for key, one in fields.items() if one is not None and key not in self._refused}
+        return {key: one for key, one in _given(fields).items() if key not in self._refused}
 
     def _error(self, error: APIError) -> ServerError:
         if isinstance(error, APITimeoutError):
@@ -247,23 +255,8 @@ def _sendable(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "content": message["content"].encode("utf-8", "replace").decode()}
 
 
-def _format(params: SamplingParams) -> dict[str, Any] | None:
-    schema = params.constraints and params.constraints.json_schema
-    if not schema:
-        return None
-    return {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": schema}}
-
-
-def _sampling_of_mink(params: SamplingParams) -> dict[str, Any]:
-    """Return the fields of mink-serve alone; its answers then have their reasoning, as those of a file."""
-    budget = params.reasoning_budget
-    given = {"sampler": str(params.effective_sampler), "reasoning_format": "none"}
-    return {"extra_body": given if budget is None else {**given, "reasoning_budget": budget}}
-
-
-def _sampling(params: SamplingParams) -> dict[str, Any]:
-    sampler = params.effective_sampler
-    return {"top_p": sampler.p} if isinstance(sampler, TopP) else {}
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _base_url(url: str) -> str:

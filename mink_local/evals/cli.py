@@ -825,11 +825,13 @@ def judge_command(
     """
     from mink_local.evals.judge.methods import judging_of
     from mink_local.evals.run.records import read_run
+    from mink_local.evals.tables import count
 
     [answerer] = _answerers([judge], is_strict=False, **options)
     run_ = read_run(folder)
     if run_.problems:
-        log.warning("%d lines of %s skipped: mink-eval report lists them", len(run_.problems), folder)
+        lines = count(len(run_.problems), "line")
+        log.warning("%s of %s skipped: mink-eval report lists them", lines, folder)
     judging = judging_of(run_, answerer, method, str(against), limit, characters)
     _carry_out(judging, folder / judging.measures, quiet)
 

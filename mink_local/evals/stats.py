@@ -71,8 +71,9 @@ def few_clusters(n: int, noun: str) -> str | None:
     """Return a warning if `n` clusters are too few for reliable intervals of means, else None."""
     if n >= FEW:
         return None
+    there = noun if n != 1 else noun.removesuffix("s")
     return (
-        f"Only {n} {noun}: 95% intervals are too narrow if {noun} differ much, and other {noun} may give "
+        f"Only {n} {there}: 95% intervals are too narrow if {noun} differ much, and other {noun} may give "
         "other results."
     )
 

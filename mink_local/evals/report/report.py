@@ -14,9 +14,8 @@ from rich.console import Console
 
 from mink_local.cli import printable, show
 from mink_local.evals.figures import Picture
-from mink_local.evals.store import as_run_error, write_file
+from mink_local.evals.store import write_file
 from mink_local.evals.tables import Table, escape_markdown, to_csv, to_json
-from mink_local.files import read_record
 
 Part = Table | Picture | str
 
@@ -77,22 +76,14 @@ def publish(report: Report, folder: Path) -> None:
 
     Raises RunError if a file cannot be written.
     """
-    out, files = folder / report.folder, files_of(report)
-    earlier = read_record(out / f"{report.name}.json").get("files")
-    for name, content in files.items():
+    out = folder / report.folder
+    for name, content in files_of(report).items():
         write_file(out / name, content)
-    with as_run_error(out):
-        for path in out.iterdir():
-            if path.name not in files and isinstance(earlier, list) and path.name in earlier:
-                path.unlink()
     show(printed(report, out / f"{report.name}.html"))
 
 
 def files_of(report: Report) -> dict[str, str | bytes]:
-    """Return a report's files: NAME.html, .md and .json, CSV files, and the figures with their data.
-
-    The JSON lists the others, of which the next report deletes those that it does not have.
-    """
+    """Return a report's files: NAME.html, .md and .json, CSV files, and the figures with their data."""
     files: dict[str, str | bytes] = {**report.extra}
     for picture in report.pictures:
         files |= {f"{picture.stem}.svg": picture.svg, f"{picture.stem}.pdf": picture.pdf}
@@ -100,7 +91,7 @@ def files_of(report: Report) -> dict[str, str | bytes]:
     files |= {f"{name}.csv": to_csv(frame) for name, frame in {**data, **report.csv}.items()}
     files[f"{report.name}.md"] = markdown(report).encode("utf-8", "replace")
     files[f"{report.name}.html"] = page(report).encode("utf-8", "replace")
-    return files | {f"{report.name}.json": to_json({**report.about, "files": list(files)}, **report.frames)}
+    return files | {f"{report.name}.json": to_json(report.about, **report.frames)}
 
 
 def printed(report: Report, path: Path) -> str:

@@ -285,6 +285,7 @@ class Run(Measurement[Response]):
         with closing(model), on_interrupt(self.interrupt):
             for found in self._responses(model, wanted):
                 if isinstance(found, Session) and timer.ident is None:  # a thread starts once
+                    self._began = time.monotonic()
                     timer.start()
         timer.cancel()
         if self.interrupted:
@@ -292,7 +293,7 @@ class Run(Measurement[Response]):
         n_left = len(wanted) - len(self._pace.finished)
         seconds = self._pace.seconds_left(self._lost, n_left, self._most)
         if seconds is not None:
-            return f"about {duration(seconds)}"
+            return f"about {duration(time.monotonic() - self._began + seconds)}"
         speed = self._pace.speed(self._lost)
         return f"at most {duration(len(wanted) * self._most / speed)}" if speed else "no token in 20 seconds"
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from mink_local.errors import ReportError
-from mink_local.evals.store import MANIFEST, Rows, as_run_error, public, read_manifest, to_line
+from mink_local.evals.store import MANIFEST, Rows, public, read_manifest, to_line
 from mink_local.evals.tables import count, listed
 from mink_local.evals.tasks import recorded_task
 from mink_local.evals.tasks.base import SCORER, Name, Question, ScorerError, Task, Verdict, score
@@ -198,13 +198,8 @@ def seed_of(run_seed: int, task: str, question_id: str, repeat: int) -> int:
 
 
 def record_files(folder: Path) -> list[Path]:
-    """Return the `*.jsonl` files of a folder that contain a "response", such as another machine's."""
-    found = []
-    for path in sorted(set(folder.glob("*.jsonl")) - {folder / QUESTIONS}):
-        with as_run_error(path, "read"), path.open("rb") as stream:
-            if any(b'"response"' in line for line in stream):
-                found.append(path)
-    return found
+    """Return a folder's files of responses: all `*.jsonl` but the questions, such as another machine's."""
+    return sorted(set(folder.glob("*.jsonl")) - {folder / QUESTIONS})
 
 
 SCORINGS = ("flexible", "strict")

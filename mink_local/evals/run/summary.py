@@ -18,7 +18,7 @@ from mink_local.evals.measurement import frame
 from mink_local.evals.run.records import RecordedRun
 from mink_local.evals.stats import ALPHA, Interval, PairedTest, holm, paired_test, share
 from mink_local.evals.tables import columns_of
-from mink_local.samplers import SAMPLERS, MinK, Sampler, default_samplers, parse
+from mink_local.samplers import SAMPLERS, MinK, default_samplers, parse
 
 GROUP = ["task", "model"]
 CELL = [*GROUP, "sampler", "temperature"]
@@ -167,20 +167,14 @@ def _baselines(responses: pd.DataFrame) -> list[Baseline]:
     return found
 
 
-def parsed(text: str) -> Sampler | None:
-    """Return the sampler of a text; None if another version wrote it."""
-    try:
-        return parse(text)
-    except ValueError:
-        return None
-
-
 def default_options(text: str) -> str:
-    """Return a sampler's text with its default options, but the same order."""
-    if (sampler := parsed(text)) is None:
+    """Return a sampler's text with its default options, but the same order; a chain has no others."""
+    try:
+        sampler = parse(text)
+    except ValueError:  # another version wrote it
         return text
     alike = (one for one in default_samplers() if (one.name, one.order) == (sampler.name, sampler.order))
-    return str(next(alike, sampler))  # a chain has no default
+    return str(next(alike, sampler))
 
 
 def _cells(responses: pd.DataFrame) -> pd.DataFrame:

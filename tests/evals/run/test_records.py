@@ -91,11 +91,10 @@ def test_an_open_ended_response_has_no_verdicts(tmp_path: Path) -> None:
     assert json.loads(to_line(found)) == line
 
 
-def test_every_jsonl_with_responses_is_a_record_file(tmp_path: Path) -> None:
+def test_every_other_jsonl_is_a_record_file(tmp_path: Path) -> None:
     """The records of another machine, for example, may be put into the folder."""
     for name in (RECORDS, "other.jsonl", "questions.jsonl"):
         (tmp_path / name).write_bytes(OLD_LINE)
-    (tmp_path / "notes.jsonl").write_text('{"note": "no record"}\n')
     assert [path.name for path in record_files(tmp_path)] == ["other.jsonl", RECORDS]
 
 

@@ -300,15 +300,13 @@ def test_a_run_has_one_report_with_every_file(tmp_path: Path, mink_eval: MinkEva
     write_run(tmp_path, **ONE_T | {"repeats": 2, "temperatures": (1.0, 5.0)})
     out = tmp_path / "report"
     out.mkdir()
-    for name in ("1-attempts.svg", "mine.csv", "notes.txt"):
-        (out / name).write_text("of an earlier report, or the user's")
-    (out / "report.json").write_text('{"files": ["1-attempts.svg", "report.md", "../records.jsonl"]}')
+    (out / "mine.csv").write_text("the user's")
     printed = mink_eval("report", tmp_path).stdout
     pictures = ["1-accuracy.svg", "1-k.svg"]
     beside = [name.replace("svg", ending) for name in pictures for ending in ("pdf", "csv")]
     files = {path.name: path.read_bytes() for path in out.iterdir()}
     assert set(files) == {
-        *("report.html", "report.md", "report.json", "notes.txt", "mine.csv"),
+        *("report.html", "report.md", "report.json", "mine.csv"),
         *("table.csv", "comparisons.csv", "repeats.csv", *pictures, *beside),
     }
     markdown = files["report.md"].decode()
