@@ -39,6 +39,7 @@ class ClusterAnswerer(FileAnswerer):
     """
 
     _busy: dict[Any, _Share] = field(default_factory=dict, init=False)  # by Ray's iterator over answers
+    _idle: list[Any] = field(default_factory=list, init=False)  # workers that have answered all they got
     _losses: int = field(default=0, init=False)
 
     def answers(
@@ -55,7 +56,8 @@ class ClusterAnswerer(FileAnswerer):
         sha256, longest = self.facts["sha256"], ray.put(list(room))
 
         def start(numbers: Sequence[int]) -> None:
-            worker = actor.remote(self.file, self.ctx, self.n_parallel, sha256, self.placement)
+            new = (self.file, self.ctx, self.n_parallel, sha256, self.placement)
+            worker = self._idle.pop() if self._idle else actor.remote(*new)
             given = [requests[number] for number in numbers]
             answers = worker.answers.options(num_returns="streaming").remote(given, longest)
             self._busy[answers] = _Share(worker, numbers, set(numbers))
@@ -72,7 +74,7 @@ class ClusterAnswerer(FileAnswerer):
                     start(sorted(share.left))
                     continue
                 if found is None:
-                    ray.kill(share.worker)
+                    self._idle.append(share.worker)
                     continue
                 self._busy[answers] = share  # behind the others, which come first
                 yield found
@@ -101,9 +103,9 @@ class ClusterAnswerer(FileAnswerer):
 
     def close(self) -> None:
         """Stop the workers."""
-        for share in self._busy.values():
-            ray.kill(share.worker)
-        self._busy.clear()
+        for worker in (*self._idle, *(share.worker for share in self._busy.values())):
+            ray.kill(worker)
+        self._busy, self._idle = {}, []
 
 
 def _shares() -> tuple[int, dict[str, Any]]:
