@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib import colormaps
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 
 from mink_local.evals.tables import ENDS
 from mink_local.samplers import SAMPLERS, label
@@ -192,6 +192,12 @@ def cutoffs_figure(sizes: pd.DataFrame) -> Figure:
         least = min(least, counts[-1] / counts.sum())
     for axis in axes.values():
         axis.legend(frameon=False, fontsize="x-small")
-    limits = (0.7 * least, 1.2)  # an ecdf ends at a remainder, not at 0
-    figure.axes[0].set(xscale="log", yscale="log", ylim=limits)
+    axis = figure.axes[0]
+    axis.set(xscale="log", yscale="log", ylim=(0.7 * least, 1.2))  # an ecdf ends at a remainder, not at 0
+    for ticks in (axis.xaxis, axis.yaxis):
+        low, high = ticks.get_view_interval()
+        if high < 100 * low:
+            ticks.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ticks.set_major_formatter("{x:g}")
+        ticks.set_minor_locator(NullLocator())
     return figure

@@ -222,8 +222,9 @@ def missing_share(rows: pd.DataFrame) -> float:
 def _findings(judgements: pd.DataFrame, pairs: pd.DataFrame) -> list[str]:
     """Return what a judge has judged by one protocol, and how far it can be trusted."""
     judge, protocol = str(pairs.judge.iloc[0]), pairs.protocol.iloc[0]
-    n_identical = f"{pairs.identical.sum():,} of them are identical"
-    found = [f"{judge} judged {count(len(pairs), 'pair')} by {protocol}; {n_identical}."]
+    found = [
+        f"{judge} judged {count(len(pairs), 'pair')} by {protocol}; identical: {pairs.identical.sum():,}."
+    ]
     seen = judgements[(judgements.attempts > 0) & judgements.winner.notna()]
     complete = pairs[(~pairs.identical) & pairs.outcome.notna()]
     if len(complete):

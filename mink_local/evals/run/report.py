@@ -399,10 +399,7 @@ def _family(found: pd.DataFrame, against: str) -> str:
 def settings_table(manifest: Mapping[str, Any]) -> Table:
     """Return a measurement's settings, a row each, and a row for all starts in one environment."""
     hidden = ("format", "revision", "measures", "sessions")
-    settings = pd.json_normalize(
-        {key: value for key, value in manifest.items() if key not in hidden}, sep=" "
-    )
-    rows = [(key, _in_words(value)) for key, value in settings.iloc[0].items()]
+    rows = list(_flat({key: value for key, value in manifest.items() if key not in hidden}))
     starts: dict[str, list[str]] = {}  # by environment; a run may be resumed many times
     for session in manifest.get("sessions", []):
         environment = {key: value for key, value in session.items() if key != "started"}
@@ -411,6 +408,15 @@ def settings_table(manifest: Mapping[str, Any]) -> Table:
         span = " to ".join(dict.fromkeys((times[0], times[-1])))
         rows.append((f"started {count(len(times), 'time')}", f"{span}: {words}"))
     return Table("Settings of the run", pd.DataFrame(rows, columns=["setting", "value"]), numbers=False)
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the settings in nested dicts, each named by all of its keys."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _flat(part, f"{name} {key}".strip())
+    else:
+        yield name, _in_words(value)
 
 
 def _in_words(value: Any) -> str:

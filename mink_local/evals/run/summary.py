@@ -105,10 +105,11 @@ def summarise(run: RecordedRun, against: tuple[str, Any] | None = None) -> Summa
     responses = _responses(run)
     judged = responses.dropna(subset="correct")
     baselines = [Baseline(*against)] if against else _baselines(responses)
-    for kind, value in baselines:
-        if value not in (EVERY, *responses[kind].array):
-            there = ", ".join(map(str, responses[kind].unique()))
-            raise ReportError(f"{value} is not in this run: choose from {there}")
+    for baseline in baselines:
+        there = responses[baseline.kind].unique()
+        if baseline.value not in (EVERY, *there):
+            choices = ", ".join(str(Baseline(baseline.kind, value)) for value in there)
+            raise ReportError(f"{baseline} is not in this run: choose from {choices}")
     compared = baselines if against else [*baselines, Baseline("default")]
     tested = [one.value for one in baselines if one.kind == "sampler"]
     comparisons = chain.from_iterable(_comparisons(judged, one, tested) for one in compared)
@@ -283,8 +284,8 @@ def _comparisons(judged: pd.DataFrame, baseline: Baseline, tested: Sequence[str]
     questions = by_question.agg(
         gain=("gain", "sum"),
         size=("gain", "size"),
-        right=("correct", "mean"),
-        other=("other_correct", "mean"),
+        correct=("correct", "mean"),
+        other_correct=("other_correct", "mean"),
     )
     for _, family in questions.groupby(level=GROUP[:1] if varies == "model" else GROUP, sort=False):
         found = [(key, *_tested(cell)) for key, cell in family.groupby(level=[*CELL, "other"], sort=False)]

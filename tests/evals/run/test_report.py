@@ -141,7 +141,7 @@ def test_what_to_know_before_the_numbers_is_said(
 ) -> None:
     """Of runs in which these records are kept."""
     write_run(tmp_path, **SMALL | made)
-    change(tmp_path, lambda r: bool(eval(kept, r)))
+    change(tmp_path, lambda r: bool(eval(kept, {}, r)))
     report = report_of(tmp_path)
     assert said in sentences(report)
     assert ("marked *" in said) == any("*" in c.text for row in report.printed[0].rows for c in row)
@@ -256,7 +256,7 @@ def test_axes_of_sizes_have_several_ticks(tmp_path: Path, share: int) -> None:
     figure.draw_without_rendering()
     [axis] = figure.axes
     assert axis.get_ylim()[0] > 0.5 / (share + 1)  # the axis ends below the rarest k
-    for labels in (axis.get_xticklabels(which="both"), axis.get_yticklabels(which="both")):
+    for labels in (axis.get_xticklabels(), axis.get_yticklabels()):
         assert len([label for label in labels if label.get_text()]) >= 2
 
 
@@ -405,7 +405,7 @@ def test_lines_left_out_are_named(tmp_path: Path, mink_eval: MinkEval) -> None:
         ("top-q", 2, "top-q"),
         ("temp=hot", 2, "hot"),
         ("model=q4", 1, "tiny-model"),
-        ("temp=3", 1, "1.0"),
+        ("temp=3", 1, "T = 1"),
         ("top-p", 1, SIGMA),
     ],
 )
