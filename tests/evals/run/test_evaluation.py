@@ -241,9 +241,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, here: list[object]) -> None:
     terminal.expect(pexpect.EOF)
     terminal.close()
     assert terminal.exitstatus == 130
-    said = re.findall(
-        r"(\d+) of 492 responses", terminal.before
-    )  # last, after the progress that is drawn meanwhile
+    said = re.findall(r"(\d+) of 492 responses", terminal.before)  # after the progress
     assert int(said[-1]) == len(responses(out)) > 0
     assert all(record.finish_reason != "interrupted" for record in read_responses(out))
 
