@@ -89,7 +89,8 @@ class Pace:
 
     def seconds_left(self, unfinished: Sequence[int], n_left: int, most: int) -> float | None:
         """Return the expected time for `n_left` responses; None before the first one is complete."""
-        if not self.finished or not (speed := self.speed(unfinished)):
+        speed = self.speed(unfinished)
+        if not (self.finished and speed):
             return None
         n_waiting = max(0, n_left - len(unfinished))
         return tokens_left(self.finished, unfinished, n_waiting, most) / speed

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mink_local.evals.run.pace import survival, tokens_left
+from mink_local.evals.run.pace import Pace, survival, tokens_left
 
 LENGTHS = st.lists(st.integers(0, 50), min_size=1, max_size=30)
 
@@ -50,4 +50,22 @@ def test_after_a_tenth_the_rest_is_known_to_a_third(of: str) -> None:
         if 40 <= len(finished) <= 300:
             truth = sum(waiting) + sum(length - n for length, n in slots)
             errors.append(tokens_left(finished, [n for _, n in slots], len(waiting), 512) / truth)
+    assert 2 / 3 < min(errors) <= max(errors) < 4 / 3
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 4), (1, 4), (4, 1)])
+def test_a_machine_that_was_busy_or_idle_is_soon_forgotten(before: int, after: int) -> None:
+    """A slot makes `before` tokens a second for 40 s, and then `after`; half a minute later, that counts."""
+    now, slots = 0.0, [0] * 8
+    pace = Pace(clock=lambda: now)
+    n_left, errors = 400, []
+    while n_left:
+        now += 1
+        slots = [n + (before if now <= 40 else after) for n in slots]
+        pace.finished += [100 for n in slots if n >= 100]
+        n_left -= sum(n >= 100 for n in slots)
+        slots = [0 if n >= 100 else n for n in slots][:n_left]
+        left = pace.seconds_left(slots, n_left, 512)
+        if now > 75 and n_left > 40 and left is not None:
+            errors.append(left * 8 * after / (100 * n_left - sum(slots)))
     assert 2 / 3 < min(errors) <= max(errors) < 4 / 3
