@@ -296,7 +296,7 @@ class Sampler:
             raise TypeError(
                 f"{self.members[-1].name} is llama.cpp's own: pass its option to llama-cpp-python"
             )
-        _require_temperature(temperature)
+        _TEMPERATURES.check("temperature", temperature)
         random = _CHANCE if seed is None else random_of(seed)  # seeding takes longer than a cut
 
         def process(input_ids: Any, scores: NDArray[np.float32]) -> NDArray[np.float32]:  # noqa: ARG001
@@ -312,7 +312,7 @@ class Sampler:
         self, row: NDArray[np.float32], temperature: float, random: Random | None = None
     ) -> NDArray[np.int32]:
         """Return the candidates' ids, unordered, in an array that the next call overwrites."""
-        _require_temperature(temperature)
+        _TEMPERATURES.check("temperature", temperature)
         workspace = scratch(row.size)
         select = self.selector(temperature, workspace, random)
         k = select(row)
@@ -355,10 +355,6 @@ def random_of(seed: int | None) -> Random:
     if seed is not None and seed < 0:
         raise ValueError(f"seed must be at least 0, not {seed}")
     return Random(seed)
-
-
-def _require_temperature(temperature: float) -> None:
-    _TEMPERATURES.check("temperature", temperature)
 
 
 def _text(value: object) -> str:

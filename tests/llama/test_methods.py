@@ -1,6 +1,5 @@
 """The methods beside llama.cpp's own samplers, and as logits processors of llama-cpp-python."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from llama_cpp import LogitsProcessorList
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
+from mink_local.bench.timing import LLAMA_CPP
 from mink_local.samplers import (
     Chain,
     LlamaDefault,
@@ -124,16 +124,8 @@ TOP_P, MIN_P = TopP(0.95, LAST), MinP(0.05, LAST)
 )
 def test_chains_keep_what_llamacpps_keep(logits: Row, sampler: Sampler) -> None:
     """The first is llama.cpp's default."""
-    makers: dict[type[Sampler], Callable[[Any], Any]] = {
-        TopK: lambda cut: C.llama_sampler_init_top_k(cut.k),
-        TopP: lambda cut: C.llama_sampler_init_top_p(cut.p, 1),
-        MinP: lambda cut: C.llama_sampler_init_min_p(cut.p, 1),
-        TopNSigma: lambda cut: C.llama_sampler_init_top_n_sigma(cut.n),
-        Typical: lambda cut: C.llama_sampler_init_typical(cut.p, 1),
-        Xtc: lambda cut: C.llama_sampler_init_xtc(cut.probability, cut.threshold, 1, 1),
-    }
     for row in logits:
-        theirs = kept_by_llamacpp(row, *(makers[type(cut)](cut) for cut in sampler.members))
+        theirs = kept_by_llamacpp(row, *(LLAMA_CPP[type(cut)](cut) for cut in sampler.members))
         _, ours = sampler.candidates(row)
         np.testing.assert_array_equal(np.sort(row[theirs])[::-1], ours)
 
