@@ -10,6 +10,7 @@
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -41,6 +42,13 @@ from mink_local.models.options import (
     sampler_option,
 )
 from mink_local.samplers import Greedy, MinK, Sampler
+
+_PERSON = {"name": {"type": "string"}, "age": {"type": "integer"}, "is_animal": {"type": "boolean"}}
+_PERSONS = {  # more than fit into an answer
+    "type": "array",
+    "items": {"type": "object", "properties": _PERSON, "required": [*_PERSON]},
+    "minItems": 200,
+}
 
 tokens_option = max_tokens_option.replace(
     "--tokens", "tokens", default=64, show_default=True, help="Tokens per answer."
@@ -91,6 +99,7 @@ def decode(
 @temperature_option
 @tokens_option
 @rounds_option(least=1, default=5)
+@click.option("--schema", "has_schema", is_flag=True, help="Answers by a JSON schema instead of free text.")
 @placement_options
 @output_options
 def batch(
@@ -100,12 +109,19 @@ def batch(
     temp: float,
     tokens: int,
     rounds: int,
+    has_schema: bool,
     output: str | None,
     **placement: Any,
 ) -> None:
     """Time several answers generated at once, and compare with bare llama_decode calls."""
+    params = SamplingParams(
+        sampler=sampler,
+        temperature=temp,
+        max_tokens=tokens,
+        constraints=Constraints(json_schema=_PERSONS) if has_schema else None,
+    )
     with load_model(model, n_ctx=tokens + 256, n_parallel=1, **placement) as loaded:
-        speeds = time_batches(loaded, parallels, sampler, temp, tokens, rounds)
+        speeds = time_batches(loaded, parallels, params, rounds)
     report(speeds, output, f"{loaded.name} {loaded.placement}\n{sampler}, {tokens} tokens, {rounds} rounds")
 
 
@@ -226,35 +242,34 @@ def _evaluate(context: Context, tokens: Sequence[int], position: int) -> None:
     C.llama_synchronize(context.handle)
 
 
-def time_batches(
-    model: Model, parallels: Sequence[int], sampler: Sampler, temperature: float, tokens: int, rounds: int
-) -> list[Row]:
+def time_batches(model: Model, parallels: Sequence[int], params: SamplingParams, rounds: int) -> list[Row]:
     """Generate several answers at a time, then repeat the same llama_decode calls with nothing in between."""
-    batches = dict(_batch(model, n, sampler, temperature, tokens) for n in parallels)
+    batches = dict(_batch(model, n, params) for n in parallels)
     return compare_batches(in_turn(batches, rounds))
 
 
-def compare_batches(speeds: Mapping[int, Sequence[tuple[float, float]]]) -> list[Row]:
+def compare_batches(speeds: Mapping[int, Sequence[tuple[float, float, float]]]) -> list[Row]:
     """Return a row per number of answers at a time.
 
     Args:
-        speeds: Tokens per second in generation and in the bare calls, by number of answers, one pair per
-            round.
+        speeds: Tokens per second in generation and in the bare calls, and the answers' tokens per call, by
+            number of answers, for each round.
 
     Returns:
         Medians over rounds. `share_of_bare` is the median of the rounds' ratios, `speedup` the ratio of the
         medians to that of the first number of answers.
     """
-    medians = {n_parallel: median(ours for ours, _ in pairs) for n_parallel, pairs in speeds.items()}
+    medians = {n_parallel: median(ours for ours, *_ in found) for n_parallel, found in speeds.items()}
     first = next(iter(medians.values()))
     return [
         {
             "answers": n_parallel,
             "tokens_per_s": medians[n_parallel],
-            "share_of_bare": median(ours / bare for ours, bare in pairs),
+            "share_of_bare": median(ours / bare for ours, bare, _ in found),
             "speedup": medians[n_parallel] / first,
+            "tokens_a_call": found[0][2],
         }
-        for n_parallel, pairs in speeds.items()
+        for n_parallel, found in speeds.items()
     ]
 
 
@@ -264,6 +279,7 @@ class _Recorder:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._calls: list[Callable[[], object]] = []
+        self.n_decoded = 0
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._context, name)
@@ -272,6 +288,7 @@ class _Recorder:
 
         def record(*arguments: Any) -> Any:
             self._calls.append(partial(attribute, *arguments))
+            self.n_decoded += name == "decode"
             return attribute(*arguments)
 
         return record
@@ -282,25 +299,22 @@ class _Recorder:
 
 
 def _batch(
-    model: Model, n_parallel: int, sampler: Sampler, temperature: float, tokens: int
-) -> tuple[int, Callable[[int], tuple[float, float]]]:
+    model: Model, n_parallel: int, params: SamplingParams
+) -> tuple[int, Callable[[int], tuple[float, float, float]]]:
     """Return the number of answers at a time, fewer if memory is low, and a contestant that generates them.
 
-    The contestant returns tokens per second, for generation and for its llama_decode calls alone.
+    The contestant returns what `compare_batches` takes.
     """
     # Each answer has its own prompt: what answers have in common would be evaluated only once.
     prompts = [
         model.prompt_tokens([{"role": "user", "content": f"{PROMPT} This is story {i}."}])
         for i in range(100, 100 + n_parallel)
     ]
-    n_ctx = max(map(len, prompts)) + tokens
+    n_ctx = max(map(len, prompts)) + (params.max_tokens or 0)
     context = make_context(model.weights, n_ctx, n_parallel, n_threads=model.core.engine.context.n_threads)
     template = ChatTemplate(model.weights)
     requests = [
-        Request(
-            prompt, SamplingParams(sampler=sampler, temperature=temperature, max_tokens=tokens, seed=seed)
-        )
-        for seed, prompt in enumerate(prompts[: context.n_seq])
+        Request(prompt, replace(params, seed=seed)) for seed, prompt in enumerate(prompts[: context.n_seq])
     ]
 
     def generate(context: Any) -> int:
@@ -320,7 +334,8 @@ def _batch(
             context.clear(seq_id)
         return n_tokens / seconds(function)
 
-    return context.n_seq, lambda _: (speed(partial(generate, context)), speed(recorder.repeat))
+    per_call = n_tokens / recorder.n_decoded
+    return context.n_seq, lambda _: (speed(partial(generate, context)), speed(recorder.repeat), per_call)
 
 
 class _Timed(RowSampler):

@@ -12,6 +12,7 @@ from llama_cpp import llama_cpp as C
 
 from mink_local.cli import run
 from mink_local.generation.loading import load_model
+from mink_local.generation.request import SamplingParams
 from mink_local.samplers import Greedy, MinK, Mirostat
 from scripts.bench import (
     cli,
@@ -54,9 +55,11 @@ def test_a_slower_method_is_told_from_noise() -> None:
 
 def test_batches_are_compared_with_the_bare_calls_and_with_the_first() -> None:
     """With the bare calls round by round: the machine may be slower in some."""
-    one, many = compare_batches({1: [(10.0, 20.0), (30.0, 40.0), (20.0, 20.0)], 4: [(30.0, 30.0)] * 3})
-    assert one == {"answers": 1, "tokens_per_s": 20, "share_of_bare": 0.75, "speedup": 1}
-    assert many == {"answers": 4, "tokens_per_s": 30, "share_of_bare": 1, "speedup": 1.5}
+    rounds = [(10.0, 20.0, 0.9), (30.0, 40.0, 0.9), (20.0, 20.0, 0.9)]
+    one, many = compare_batches({1: rounds, 4: [(30.0, 30.0, 3.5)] * 3})
+    figures = {"tokens_per_s": 20, "share_of_bare": 0.75, "speedup": 1, "tokens_a_call": 0.9}
+    assert one == {"answers": 1, **figures}
+    assert (many["share_of_bare"], many["speedup"], many["tokens_a_call"]) == (1, 1.5, 3.5)
 
 
 def test_what_a_gpu_still_computes_is_not_sampling_time(
@@ -77,11 +80,21 @@ def test_what_a_gpu_still_computes_is_not_sampling_time(
 
 
 def test_as_many_answers_are_generated_as_are_asked_for(tiny_path: Path) -> None:
+    params = SamplingParams(sampler=MinK(), temperature=1.0, max_tokens=4)
     with load_model(str(tiny_path), n_ctx=256, n_parallel=1) as model:
-        one, two = time_batches(model, [1, 2], MinK(), 1.0, tokens=4, rounds=2)
+        one, two = time_batches(model, [1, 2], params, rounds=2)
     assert (one["answers"], two["answers"]) == (1, 2)
     assert one["speedup"] == 1
     assert min(one["share_of_bare"], two["share_of_bare"], two["speedup"]) > 0
+
+
+def test_constrained_answers_and_the_cost_of_options(bench: Callable[..., Finished], tiny_path: Path) -> None:
+    model = ["--model", tiny_path, "--rounds", 1, "--json"]
+    [row] = json.loads(bench("batch", *model, "--schema", "--parallel", 2, "--tokens", 9).succeeded().stdout)
+    assert row["tokens_a_call"] > 1, "of two answers at a time"
+    costs = {row["option"]: row for row in json.loads(bench("options", *model).succeeded().stdout)}
+    assert costs["none"]["times_none"] == 1
+    assert min(cost["us"] for cost in costs.values()) > 0
 
 
 def test_decoding_is_compared_with_greedy(bench: Callable[..., Finished], tiny_path: Path) -> None:
