@@ -18,7 +18,7 @@ from rich.text import Text
 
 from mink_local import MinK, Model, Reply, Sampler, SamplingParams, TopP, load_model
 from mink_local.chat.terminal.progress import coloured
-from mink_local.chat.terminal.theme import DARK, LIGHT, Theme
+from mink_local.chat.terminal.screen import DARK, LIGHT, Theme
 from mink_local.samplers import label
 
 SVG = Path(__file__).parents[1] / "docs" / "heat.svg"

@@ -1,17 +1,41 @@
 """The state of a running chat: what commands and the loop work on."""
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
+
+import numpy as np
 
 from mink_local.chat.attachments import Attachment, before_message
 from mink_local.chat.conversation.session import AnswerStream, Session
 from mink_local.chat.conversation.store import StoredMessage
-from mink_local.chat.kernels import compiling
 from mink_local.chat.terminal.input import InputLine
 from mink_local.chat.terminal.progress import is_busy, note_end, show_answer, speed, status
 from mink_local.chat.terminal.screen import Screen, counted
 from mink_local.errors import MinkError
 from mink_local.generation.sampling_step import compared_with
 from mink_local.interrupts import on_interrupt
+from mink_local.llama.token_sampler import TokenSampler
+from mink_local.samplers import Sampler
+from mink_local.samplers.compile import cached_names
+from mink_local.threads import in_background
+
+
+@lru_cache
+def compiling(*samplers: Sampler) -> Callable[[], bool]:
+    """Compile the samplers' kernels in the background, once after an installation, while the person types.
+
+    Returns a function that says whether it is at work.
+    """
+    cached = cached_names()
+    missing = [one for one in samplers if not {member.kernel.__name__ for member in one.members} <= cached]
+
+    def compile_missing() -> None:
+        for sampler in missing:
+            TokenSampler(sampler, 1.0, 0, n_vocab=2)(np.zeros(2, np.float32), step=0)
+
+    compiled = in_background(compile_missing, "kernels", daemon=True)
+    return lambda: bool(missing) and not compiled.done()
 
 
 class Offer(NamedTuple):

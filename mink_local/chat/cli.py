@@ -93,7 +93,7 @@ def _stored() -> "ConversationStore":
 
 def _list(text: str) -> None:
     """Print the conversations that contain a text."""
-    from mink_local.chat.commands.conversations import show_conversations
+    from mink_local.chat.commands.messages import show_conversations
     from mink_local.chat.terminal.screen import Screen
 
     show_conversations(Screen(), _stored(), text)

@@ -8,7 +8,7 @@ import difflib
 import re
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from inspect import getdoc
 from typing import NamedTuple
@@ -18,19 +18,20 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 
 from mink_local.chat.chat import Chat, Offer
-from mink_local.chat.commands import answers, compare, completion, conversations, explain, set_show
-from mink_local.chat.commands.completion import Completions
+from mink_local.chat.commands import compare, explain, messages, set_show
 from mink_local.chat.conversation.store import StoredMessage
 from mink_local.chat.settings import BY_KEY
 from mink_local.chat.terminal.input import NOT_KEPT, PROMPT
-from mink_local.chat.terminal.screen import counted, one_line
+from mink_local.chat.terminal.screen import beginnings, counted, one_line
 from mink_local.errors import ContextOverflowError, MinkError
+from mink_local.files import user_path
 from mink_local.interrupts import interrupt_raises, on_interrupt
 from mink_local.models.options import with_sampler_names
-from mink_local.samplers import SAMPLERS
+from mink_local.samplers import SAMPLERS, label
 
 _TOPICS = {"advice": set_show.show_advice, "models": set_show.show_models}  # of /help
 _COMMAND = re.compile(r"/([a-zA-Z][\w-]*([=:]\S*)?|\?)(?!\S)")  # and not /usr/bin
+Completions = Iterator[Completion]
 _LEAVING = ("exit", "quit")  # without a slash, as in other programs
 
 
@@ -85,14 +86,81 @@ def exit_(chat: Chat, _: str) -> None:
     chat.leaving = True
 
 
+def _starting_with(text: str, names: Iterable[str] | Mapping[str, str]) -> Completions:
+    """Yield the names that begin with a text; a mapping says what each means."""
+    about = names if isinstance(names, Mapping) else {}
+    for name in names:
+        if name.startswith(text):
+            yield Completion(name, -len(text), display_meta=about.get(name) or None)
+
+
+def _files(_: Chat, text: str) -> Completions:
+    """Complete a path."""
+    folder, slash, start = text.rpartition("/")
+    with contextlib.suppress(OSError):
+        for path in sorted(user_path(folder + slash).iterdir()):
+            if path.name.startswith(start) and (start or not path.name.startswith(".")):
+                yield Completion(path.name + ("/" if path.is_dir() else ""), -len(start))
+
+
+def _conversations(chat: Chat, text: str) -> Completions:
+    """Complete the name of a conversation, or its number if it has none."""
+    found = chat.session.store.conversations()
+    return _starting_with(
+        text, {one.name or str(one.id): one_line(one.title, 50) for one in found if one.name or one.turns}
+    )
+
+
+def _settings(chat: Chat, text: str) -> Completions:
+    """Complete a setting, then its value."""
+    key, blank, value = text.partition(" ")
+    if not blank:
+        yield from _starting_with(text, {f"{key} ": setting.about for key, setting in BY_KEY.items()})
+    elif key in BY_KEY:
+        yield from _values(key, chat, value)
+
+
+def _values(key: str, chat: Chat, text: str) -> Completions:
+    """Complete a value of a setting as a shell does."""
+    names = {"on": "", "off": ""} if BY_KEY[key].is_flag else {}
+    for item in BY_KEY[key].shell_complete(chat.session.settings.context, text):
+        if item.type == "file":
+            return _files(chat, text)
+        names[item.value] = item.help or ""
+    return _starting_with(text, {**names, "default": "reset it"})
+
+
+def _reasoning(_: Chat, text: str) -> Completions:
+    """Complete what /reasoning takes."""
+    return _starting_with(text, ("on", "off", "default", "show", "line"))
+
+
+def _versions(chat: Chat, text: str) -> Completions:
+    """Complete the number of a version of the last turn."""
+    texts = beginnings([turn[-1].content for turn in chat.session.versions()], 50)
+    return _starting_with(text, {str(number): one_line(each, 50) for number, each in enumerate(texts, 1)})
+
+
+def _comparison(chat: Chat, text: str) -> Completions:
+    """Complete the number of an answer to take, or the name of a sampler."""
+    if text.startswith("take ") and isinstance(chat.comparison, compare.Comparison):
+        samplers = enumerate(chat.comparison.samplers, start=1)
+        numbers = {str(number): label(str(sampler)) for number, sampler in samplers}
+        yield from _starting_with(text.removeprefix("take "), numbers)
+        return
+    words = {"take ": "go on with an answer of the last comparison", "T=": "temperature"}
+    words.update({name: sampler.keeps for name, sampler in SAMPLERS.items() if not sampler.is_stateful})
+    yield from _starting_with(text.rpartition(" ")[2], words)
+
+
 def _complete_help(_: Chat, text: str) -> Completions:
-    return completion.starting_with(text, [*COMMANDS, *_TOPICS])
+    return _starting_with(text, [*COMMANDS, *_TOPICS])
 
 
 def _setting(usage: str, about: str) -> Command:
     """Return the command that changes the setting of its name."""
     key = usage.split()[0]
-    return Command(usage, about, set_show.setting_command(key, about), partial(completion.values, key))
+    return Command(usage, about, set_show.setting_command(key, about), partial(_values, key))
 
 
 _GROUPS = {
@@ -100,32 +168,32 @@ _GROUPS = {
         _setting("temp [T]", "Set the temperature"),
         _setting("sampler [NAME[:OPTION=…]]", "Set the sampler"),
         Command("system [TEXT]", "Set the system prompt", set_show.system),
-        Command("set SETTING VALUE", "Change any setting", set_show.set_, completion.settings),
-        Command("show [all|SETTING]", "Show the settings", set_show.show, completion.settings),
+        Command("set SETTING VALUE", "Change any setting", set_show.set_, _settings),
+        Command("show [all|SETTING]", "Show the settings", set_show.show, _settings),
         _setting("model [NAME|PATH]", "Continue with another model"),
     ),
     "Answers": (
-        Command("regen [T] [SEED]", "Answer again", answers.regen),
-        Command("pick [N]", "Switch to another version", answers.pick, completion.answers),
-        Command("undo [N]", "Undo the last message", answers.undo),
-        Command("redo", "Redo it", answers.redo),
-        Command("edit", "Change the last message", answers.edit),
-        Command("continue", "Finish a cut-off answer", answers.continue_),
-        Command("copy [code [N]]", "Copy the last answer", answers.copy),
-        Command("reasoning [on|off|show|line]", "Show or switch it", answers.reasoning, completion.reasoning),
+        Command("regen [T] [SEED]", "Answer again", messages.regen),
+        Command("pick [N]", "Switch to another version", messages.pick, _versions),
+        Command("undo [N]", "Undo the last message", messages.undo),
+        Command("redo", "Redo it", messages.redo),
+        Command("edit", "Change the last message", messages.edit),
+        Command("continue", "Finish a cut-off answer", messages.continue_),
+        Command("copy [code [N]]", "Copy the last answer", messages.copy),
+        Command("reasoning [on|off|show|line]", "Show or switch it", messages.reasoning, _reasoning),
     ),
     "Chats": (
-        Command("file [PATH …]", "Attach text files", answers.file, completion.files),
-        Command("clear", "Begin a new conversation", conversations.clear),
-        Command("save NAME", "Name this conversation", conversations.save),
-        Command("load NAME", "Continue a conversation", conversations.load, completion.conversations),
-        Command("list [TEXT]", "List conversations", conversations.list_),
-        Command("delete NAME", "Delete a conversation", conversations.delete, completion.conversations),
-        Command("export FILE", "Save as Markdown or JSON", conversations.export, completion.files),
-        Command("history [N]", "Show this conversation", conversations.history),
+        Command("file [PATH …]", "Attach text files", messages.file, _files),
+        Command("clear", "Begin a new conversation", messages.clear),
+        Command("save NAME", "Name this conversation", messages.save),
+        Command("load NAME", "Continue a conversation", messages.load, _conversations),
+        Command("list [TEXT]", "List conversations", messages.list_),
+        Command("delete NAME", "Delete a conversation", messages.delete, _conversations),
+        Command("export FILE", "Save as Markdown or JSON", messages.export, _files),
+        Command("history [N]", "Show this conversation", messages.history),
     ),
     "More": (
-        Command("compare [T=N] [SAMPLER …] [TEXT]", "Compare samplers", compare.compare, compare.complete),
+        Command("compare [T=N] [SAMPLER …] [TEXT]", "Compare samplers", compare.compare, _comparison),
         Command("explain [N|WORD]", "Show a token's candidates", explain.explain),
         Command("heat", "Colour the last answer", explain.heat),
         Command("stats", "Show figures", explain.stats),
@@ -186,7 +254,7 @@ class CommandCompleter(Completer):
         found = COMMANDS.get(word[1:])
         if line.startswith("/") and not space:
             abouts = {f"/{name} ": one.about for name, one in COMMANDS.items()}
-            yield from completion.starting_with(word, abouts)
+            yield from _starting_with(word, abouts)
         elif line.startswith("/") and found and found.complete:
             yield from found.complete(self._chat, argument)
 

@@ -20,9 +20,8 @@ from mink_local.chat.conversation.store import (
     default_path,
 )
 from mink_local.chat.settings import DEFAULT, Settings
-from mink_local.chat.terminal.input import PlainLine, QuietTerminal
-from mink_local.chat.terminal.screen import Screen, ask_window_for_size
-from mink_local.chat.terminal.theme import DARK, THEMES, Theme, asked
+from mink_local.chat.terminal.input import InputLine, QuietTerminal
+from mink_local.chat.terminal.screen import DARK, THEMES, Screen, Theme, ask_window_for_size, asked
 from mink_local.errors import MinkError, ModelNotFoundError
 from mink_local.files import size_in_words
 from mink_local.interrupts import interrupt_ends_program
@@ -78,7 +77,7 @@ class Startup:
         self._note_model(session)
         if self.settings["model"] == EMBEDDED and not catalog.chosen_model() and sys.stderr.isatty():
             self.screen.note(f"{_TOY}: mink-models list shows some, mink-models default chooses one")
-        from mink_local.chat.kernels import compiling
+        from mink_local.chat.chat import compiling
 
         answer = session.ask(prompt, before_message(file.text for file in self._attached(session)))
         is_compiling = compiling(self.settings.params.effective_sampler)
@@ -95,7 +94,7 @@ class Startup:
             if self.settings["theme"] == "auto" and not self.screen.is_plain:
                 self.screen = self._screen(asked(terminal))
             session = self._session(terminal)
-            from mink_local.chat.kernels import compiling
+            from mink_local.chat.chat import compiling
             from mink_local.chat.loop import run
 
             compiling(self.settings.params.effective_sampler)
@@ -127,9 +126,9 @@ class Startup:
     def _chat(self, session: "Session", terminal: QuietTerminal) -> "Chat":
         """Return the chat, with the files for the first message, or the end of the conversation on screen."""
         from mink_local.chat.chat import Chat, Offer
-        from mink_local.chat.commands import conversations
+        from mink_local.chat.commands.messages import recall
 
-        chat = Chat(session, self.screen, PlainLine(terminal, self.screen.show))
+        chat = Chat(session, self.screen, InputLine(terminal, self.screen.show))
         chat.attached += self._attached(session)
         if self.screen.has_line_input:
             from mink_local.chat.loop import CommandCompleter
@@ -137,7 +136,7 @@ class Startup:
 
             chat.line = EditedLine(terminal, self.screen, self.settings["store"], CommandCompleter(chat))
         if session.conversation is not None:
-            conversations.recall(chat)
+            recall(chat)
         if self._unanswered:
             chat.offered = Offer(self._unanswered, "Enter sends it")
         return chat

@@ -4,7 +4,7 @@ import contextlib
 import io
 import sqlite3
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from mink_local.chat.conversation.session import Session
 from mink_local.chat.conversation.store import ConversationStore, Role, StoredMessage
 from mink_local.chat.loop import run
 from mink_local.chat.settings import Settings
-from mink_local.chat.terminal.input import PROMPT
+from mink_local.chat.terminal.input import PROMPT, InputLine, QuietTerminal
 from mink_local.chat.terminal.screen import Screen
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
@@ -108,10 +108,11 @@ def add(store: ConversationStore, message: StoredMessage, parent: int | None, co
         store.close()  # as if that window had ended
 
 
-class Typist:
+class Typist(InputLine):
     """Types lines into a chat and returns what is shown, both streams together."""
 
     def __init__(self, session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+        super().__init__(QuietTerminal(), print)
         self.chat = Chat(session, Screen(), self)
         self._capsys = capsys
         self._lines: list[str] = []
@@ -135,9 +136,6 @@ class Typist:
     def can_begin_with(self, text: str) -> bool:  # noqa: ARG002
         """Whatever it is."""
         return True
-
-    def forget(self, messages: Collection[str]) -> None:
-        """There is no history."""
 
     def say(self, *lines: str) -> str:
         """Type lines; return what was shown until the next prompt."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mink_local.chat.commands.conversations import show_conversations
+from mink_local.chat.commands.messages import show_conversations
 from mink_local.chat.commands.set_show import ADVICE
 from mink_local.chat.conversation.store import ConversationStore, StoredMessage
 from mink_local.chat.loop import COMMANDS

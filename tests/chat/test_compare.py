@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from mink_local.chat.commands.compare import complete, parsed
+from mink_local.chat.commands.compare import parsed
 from mink_local.chat.conversation.store import StoredMessage
+from mink_local.chat.loop import CommandCompleter
 from mink_local.samplers import MinK, MinP, Mirostat, Order, Sampler, TopK, TopP
 from tests.chat.conftest import Typist, add
 from tests.support.terminal import Terminal
@@ -149,7 +150,7 @@ def test_completion(typist: Begin) -> None:
     typed = typist("--temp", "5", "-n", "1")
 
     def texts(argument: str) -> list[str]:
-        return [choice.text for choice in complete(typed.chat, argument)]
+        return [choice.text for choice in CommandCompleter(typed.chat).complete(f"/compare {argument}")]
 
     assert texts("T") == ["T="]
     assert texts("T=1 top-") == ["top-n-sigma", "top-k", "top-a", "top-p"]

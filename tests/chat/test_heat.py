@@ -7,7 +7,7 @@ from rich.color import Color
 from rich.style import Style
 
 from mink_local.chat.terminal.progress import coloured
-from mink_local.chat.terminal.theme import COLOURLESS, DARK, LIGHT, Theme
+from mink_local.chat.terminal.screen import COLOURLESS, DARK, LIGHT, Theme
 from tests.chat.conftest import Typist
 
 

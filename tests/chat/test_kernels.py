@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mink_local.chat import kernels
-from mink_local.chat.kernels import compiling
+from mink_local.chat import chat
+from mink_local.chat.chat import compiling
 from mink_local.samplers import MinK, default_samplers, parse
 from mink_local.samplers.compile import cached_names
 
@@ -15,7 +15,7 @@ from mink_local.samplers.compile import cached_names
 def test_what_is_missing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sampler can be, alone and in a chain."""
     compiling.cache_clear()
-    monkeypatch.setattr(kernels, "cached_names", set)
+    monkeypatch.setattr(chat, "cached_names", set)
     chain = parse("top-k:k=3+min-k")
     is_compiling = compiling(*default_samplers(), chain)
     while is_compiling():

@@ -16,7 +16,7 @@ from mink_local.chat.conversation.session import AnswerStream, Branch, Session
 from mink_local.chat.conversation.store import ConversationStore
 from mink_local.chat.loop import run
 from mink_local.chat.settings import BY_KEY, Settings
-from mink_local.chat.terminal.input import PROMPT, PlainLine, QuietTerminal
+from mink_local.chat.terminal.input import PROMPT, InputLine, QuietTerminal
 from mink_local.chat.terminal.screen import Screen
 from mink_local.errors import MinkError
 from mink_local.generation.answer import Piece
@@ -83,7 +83,7 @@ class Stopped(Session):
         return stream
 
 
-class Line(PlainLine):
+class Line(InputLine):
     """An input line of one text, which sends it, or what the line begins with."""
 
     def __init__(self) -> None:

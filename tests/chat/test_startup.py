@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mink_local.chat.conversation import cache, session
+from mink_local.chat.conversation import session
 from mink_local.chat.conversation.store import ConversationStore, default_path
 from mink_local.generation.model import Model
 from tests.chat.conftest import MinkChat, converse, locked
@@ -317,15 +317,15 @@ def test_the_oldest_caches_make_room(
     own_files: Path, smollm2: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     smollm2.chat("word " * 300, max_tokens=1).read()
-    cache.save(smollm2, 1)
+    session.write_cache(smollm2, session.cache_path(1))
     [file] = (own_files / "kv").iterdir()
-    monkeypatch.setattr(cache, "MOST_BYTES", 2 * file.stat().st_size)
+    monkeypatch.setattr(session, "MOST_BYTES", 2 * file.stat().st_size)
     for number in (2, 3):
         os.utime(own_files / "kv" / f"{number - 1}.kv", (number, number))
-        cache.save(smollm2, number)
+        session.write_cache(smollm2, session.cache_path(number))
     assert sorted(path.name for path in (own_files / "kv").iterdir()) == ["2.kv", "3.kv"]
-    monkeypatch.setattr(cache, "MOST_BYTES", 1000)
-    cache.save(smollm2, 4)
+    monkeypatch.setattr(session, "MOST_BYTES", 1000)
+    session.write_cache(smollm2, session.cache_path(4))
     assert not (own_files / "kv" / "4.kv").exists()
 
 

@@ -10,7 +10,6 @@ from difflib import get_close_matches
 from rich.text import Text
 
 from mink_local.chat.chat import Chat
-from mink_local.chat.commands.completion import Completions, starting_with
 from mink_local.chat.conversation.session import Session
 from mink_local.chat.conversation.store import StoredMessage
 from mink_local.chat.settings import BY_KEY
@@ -249,15 +248,3 @@ def take(chat: Chat, number: int) -> None:
     comparison.take(number, session)
     chat.screen.text(session.last_answer().content)
     chat.screen.note(f"answer {number} is part of the conversation; /pick lists all answers to this message")
-
-
-def complete(chat: Chat, text: str) -> Completions:
-    """Complete the number of an answer to take, or the name of a sampler."""
-    if text.startswith("take ") and isinstance(chat.comparison, Comparison):
-        samplers = enumerate(chat.comparison.samplers, start=1)
-        numbers = {str(number): label(str(sampler)) for number, sampler in samplers}
-        yield from starting_with(text.removeprefix("take "), numbers)
-        return
-    words = {"take ": "go on with an answer of the last comparison", "T=": "temperature"}
-    words.update({name: sampler.keeps for name, sampler in SAMPLERS.items() if not sampler.is_stateful})
-    yield from starting_with(text.rpartition(" ")[2], words)

@@ -22,8 +22,7 @@ from mink_local.chat.settings import (
     Settings,
 )
 from mink_local.chat.terminal.progress import about_model
-from mink_local.chat.terminal.screen import Screen, one_line
-from mink_local.chat.terminal.theme import THEMES
+from mink_local.chat.terminal.screen import THEMES, Screen, one_line
 from mink_local.cli import did_you_mean, printable
 from mink_local.errors import MinkError
 from mink_local.files import size_in_words

@@ -1,16 +1,18 @@
 """A conversation with a model: its messages, settings and answers. It knows nothing about the terminal."""
 
 import hashlib
+import logging
 import time
 from array import array
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
+from pathlib import Path
 
 import click
 
-from mink_local.chat.conversation import cache
 from mink_local.chat.conversation.loop_guard import LoopGuard
 from mink_local.chat.conversation.store import (
     Conversation,
@@ -19,9 +21,11 @@ from mink_local.chat.conversation.store import (
     SamplingInfo,
     StoredMessage,
     StoreError,
+    default_path,
 )
 from mink_local.chat.settings import Settings
 from mink_local.errors import GenerationError, MinkError
+from mink_local.files import private_folder
 from mink_local.generation.answer import Piece
 from mink_local.generation.model import Model
 from mink_local.generation.replies import Reply
@@ -35,6 +39,10 @@ Messages = list[dict[str, str]]
 Branch = list[StoredMessage]
 
 _LAST_SECONDS = 5.0  # to wait for a locked file at the end
+MOST_BYTES = 2_000_000_000  # of all KV caches on disk
+_LEAST_TOKENS = 256  # of one: fewer are evaluated as fast as a file is read
+
+log = logging.getLogger("mink_local")
 
 
 class ConversationChangedError(MinkError):
@@ -70,6 +78,26 @@ def drop_oldest_turns(
         if fits(kept, model.n_ctx // 2):
             break
     return kept
+
+
+def cache_path(conversation: int) -> Path:
+    """Return the file for a conversation's KV cache."""
+    return default_path().parent / "kv" / f"{conversation}.kv"
+
+
+def write_cache(model: Model, path: Path) -> None:
+    """Write what a model holds of a conversation; delete the oldest files beyond `MOST_BYTES`.
+
+    Raises OSError.
+    """
+    folder = private_folder(path.parent)
+    if model.n_cached < _LEAST_TOKENS or not model.save_cache(path, MOST_BYTES):
+        return
+    newest_first = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+    sizes = accumulate([path.stat().st_size for path in newest_first])
+    for path, size in zip(newest_first, sizes, strict=True):
+        if size > MOST_BYTES:
+            path.unlink()
 
 
 def prompt_digest(tokens: Sequence[int]) -> str:
@@ -115,8 +143,7 @@ class Session:
         self.settings.restore(conversation.settings, conversation.label)
         self.settings.put("system", conversation.system, conversation.label)
         branch = self.store.branch(conversation.head)
-        if self.store.is_on_disk and self.settings["cache"]:
-            cache.load(self.model, conversation.id)
+        self._load_cache()
         unanswered = branch.pop() if branch and branch[-1].role == "user" else None
         self.branch, self._head = branch, conversation.head
         if unanswered and self.store.is_being_written(unanswered):
@@ -396,12 +423,27 @@ class Session:
         if problem:
             raise MinkError(f"the last messages could not be saved: {problem}")
 
-    def _save_cache(self) -> None:
+    @property
+    def _cache_path(self) -> Path | None:
+        """The file for the KV cache of the conversation: one that is continued is not evaluated again."""
         if self.conversation is None or not (self.store.is_on_disk and self.settings["cache"]):
-            return
-        with suppress(MinkError):  # it was deleted, or the file is locked
-            self.store.get(self.conversation)
-            cache.save(self.model, self.conversation)
+            return None
+        return cache_path(self.conversation)
+
+    def _load_cache(self) -> None:
+        if (path := self._cache_path) and path.exists() and self.model.load_cache(path):
+            path.touch()
+
+    def _save_cache(self) -> None:
+        if path := self._cache_path:
+            try:
+                self.store.get(self.conversation or 0)
+                write_cache(self.model, path)
+            except (
+                MinkError,
+                OSError,
+            ) as error:  # deleted or locked; a full disk
+                log.info("%s", error)
 
     def _answer(
         self, branch: Branch, params: SamplingParams, answer: StoredMessage | None = None

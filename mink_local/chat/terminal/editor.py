@@ -20,13 +20,21 @@ from prompt_toolkit.keys import Keys
 from prompt_toolkit.layout.processors import TabsProcessor
 from prompt_toolkit.styles import Style
 
-from mink_local.chat.terminal.input import MORE, PROMPT, QuietTerminal, fits_window, is_open, unquoted_block
+from mink_local.chat.terminal.input import (
+    MORE,
+    PROMPT,
+    InputLine,
+    QuietTerminal,
+    fits_window,
+    is_open,
+    unquoted_block,
+)
 from mink_local.chat.terminal.screen import Screen
 from mink_local.files import private_file
 
 
-class EditedLine:
-    """An `InputLine` with Emacs keys.
+class EditedLine(InputLine):
+    """An `InputLine` of prompt_toolkit, with Emacs keys.
 
     Enter sends the message. Alt-Enter begins a new line, and so does Enter inside a block that begins with
     three double quotes. Pasted lines are one message.
@@ -39,7 +47,7 @@ class EditedLine:
     """
 
     def __init__(self, terminal: QuietTerminal, screen: Screen, keep: bool, completer: Completer) -> None:
-        self._terminal = terminal
+        super().__init__(terminal, screen.show)
         self._screen = screen
         self._history = _History(user_data_path("mink-local") / "history") if keep else None
         history: History = self._history or InMemoryHistory()

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from select import select
-from typing import Any, Protocol
+from typing import Any
 
 from rich.cells import cell_len
 
@@ -27,33 +27,6 @@ _CONTINUED: int | None = getattr(signal, "SIGCONT", None)  # after Ctrl-Z; Windo
 _stops = 0
 _ANSWER_SECONDS = 1.0  # in which a terminal answers; most take a thousandth
 _QUOTES = '"""'
-
-
-class InputLine(Protocol):
-    """Reads messages from the user."""
-
-    def read(self, default: str = "", prompt: str = PROMPT) -> str:
-        """Return a message; the line, after the prompt, begins with `default`.
-
-        Raises:
-            EOFError: Ctrl-D.
-            KeyboardInterrupt: Ctrl-C.
-        """
-
-    def answer(self) -> str:
-        """Return the answer to a question. It is not what was typed before, and is not in the history.
-
-        Raises as `read` does.
-        """
-
-    def keys_wait(self) -> bool:
-        """Return whether something was typed before, which the next line will read."""
-
-    def can_begin_with(self, text: str) -> bool:
-        """Return whether a line can begin with a text, and what stands above it stays on the screen."""
-
-    def forget(self, messages: Collection[str]) -> None:
-        """Remove messages from the history."""
 
 
 def n_stops() -> int:
@@ -202,8 +175,8 @@ class QuietTerminal:
                         os.write(sys.stdout.fileno(), b"\x1b[?2004h" if is_quiet else b"\x1b[?2004l")
 
 
-class PlainLine:
-    """Python's own input line, with readline if the system has it.
+class InputLine:
+    """Reads messages from the user: by Python's own input line, with readline if the system has it.
 
     Args:
         terminal: What has been typed while no line was read.
@@ -216,7 +189,12 @@ class PlainLine:
         self._ahead = ""  # what was typed before a question
 
     def read(self, default: str = "", prompt: str = PROMPT) -> str:
-        """See `InputLine`."""
+        """Return a message; the line, after the prompt, begins with `default`.
+
+        Raises:
+            EOFError: Ctrl-D.
+            KeyboardInterrupt: Ctrl-C.
+        """
         line, is_whole, rest = self._ahead.partition("\n")
         if is_whole:
             self._ahead = rest
@@ -232,24 +210,27 @@ class PlainLine:
         return unquoted_block(text)
 
     def answer(self) -> str:
-        """See `InputLine`."""
+        """Return the answer to a question. It is not what was typed before, and is not in the history.
+
+        Raises as `read` does.
+        """
         self._ahead += self._terminal.keys()
         with self._terminal.reading(), interrupt_raises():
             _begin_line_with("")
             return input(PROMPT)
 
     def keys_wait(self) -> bool:
-        """See `InputLine`."""
+        """Return whether something was typed before, which the next line will read."""
         self._ahead += self._terminal.keys()
         return bool(self._ahead)
 
     def can_begin_with(self, text: str) -> bool:
-        """See `InputLine`."""
+        """Return whether a line can begin with a text, and what stands above it stays on the screen."""
         has_readline = sys.stdin is sys.__stdin__ and find_spec("readline") is not None
         return has_readline and "\n" not in text and fits_window(text)
 
     def forget(self, messages: Collection[str]) -> None:
-        """Do nothing: no history is kept."""
+        """Remove messages from the history, if one is kept."""
 
 
 def _begin_line_with(text: str) -> None:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from mink_local.chat.conversation.export import answer_as_json
-from mink_local.chat.terminal.screen import Screen, counted, joined_line_ends
-from mink_local.chat.terminal.theme import COLOURLESS, Theme
+from mink_local.chat.terminal.screen import COLOURLESS, Screen, Theme, counted, joined_line_ends
 from mink_local.cli import INTERRUPTED
 from mink_local.llama.devices import n_cores
 
