@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from mink_local.checks import Range
-from mink_local.errors import MinkError, ModelNotFoundError, TaskNotFoundError
+from mink_local.errors import MinkError, ModelNotFoundError, OptionError, TaskNotFoundError
 from mink_local.interrupts import lost_interrupts_repeated, was_interrupted
 
 INTERRUPTED = 130  # the shell's exit status for a program ended by Ctrl-C
@@ -178,46 +178,26 @@ def file_text(path: str) -> FileText:
     return text
 
 
-class AutoOrInt(click.ParamType):  # type: ignore[type-arg]
-    """Type of an option that takes `auto` or a whole number."""
-
-    name = "auto|N"
-
-    def __init__(self, min: int, max: int | None = None) -> None:  # noqa: A002
-        self._range = WholeNumber(min, max)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "auto":
-            return value
-        try:
-            return self._range.convert(value, param, ctx)
-        except click.BadParameter as error:
-            self.fail(f"{value!r} is not auto, and {error.message}", param, ctx)
-
-
-class Number(click.types.FloatParamType):
-    """Type of an option that takes any number."""
-
-    name = "number"  # in messages
-
-
-def _limits(it: "FiniteFloat | WholeNumber | Temperature") -> Range:
+def _limits(it: "FiniteFloat | WholeNumber") -> Range:
     low = -math.inf if it.min is None else it.min
     high = math.inf if it.max is None else it.max
-    return Range(low, high, it.min_open, it.max_open)
+    return Range(low, high, it.min_open, it.max_open, whole=isinstance(it, WholeNumber))
 
 
-def _check_range(
-    it: "FiniteFloat | WholeNumber", number: float, param: click.Parameter | None, ctx: click.Context | None
-) -> None:
-    """Fail, in words rather than as `x>=0`, if a number is not in a range."""
-    if number not in _limits(it):
-        it.fail(f"must be {_limits(it)}, not {number:.15g}.", param, ctx)
-
-
-def _range_in_words(it: "FiniteFloat | WholeNumber | Temperature") -> str:
+def _range_in_words(it: "FiniteFloat | WholeNumber") -> str:
     """Return a range as help shows it: `0 to 65535`, `at least 1`."""
     return str(_limits(it)).removeprefix("from ")
+
+
+def _in_range(
+    it: "FiniteFloat | WholeNumber", value: Any, param: click.Parameter | None, ctx: click.Context | None
+) -> Any:
+    """Return a number; fail, in words rather than as `x>=0`, if it is not in a range."""
+    number = super(click.types._NumberRangeBase, it).convert(value, param, ctx)  # type: ignore[misc]
+    try:
+        return _limits(it).check("it", number)
+    except OptionError as error:
+        it.fail(f"{error}.", param, ctx)
 
 
 class FiniteFloat(click.FloatRange):
@@ -225,31 +205,7 @@ class FiniteFloat(click.FloatRange):
 
     name = "number"  # in messages
     _describe_range = _range_in_words
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = click.types.FloatParamType.convert(self, value, param, ctx)  # type: ignore[arg-type]
-        if not math.isfinite(number):
-            self.fail(f"{number} is not a finite number.", param, ctx)
-        _check_range(self, number, param, ctx)
-        return number
-
-
-class Temperature(click.FloatRange):
-    """Type of an option that takes a temperature above 0, or inf."""
-
-    name = "T|inf"
-    _describe_range = _range_in_words
-
-    def __init__(self) -> None:
-        super().__init__(min=0)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if number == 0:
-            self.fail("0 means greedy, which is always measured: leave it out.", param, ctx)
-        if number != number:
-            self.fail("nan is not a number.", param, ctx)
-        return number
+    convert = _in_range
 
 
 class WholeNumber(click.IntRange):
@@ -257,8 +213,29 @@ class WholeNumber(click.IntRange):
 
     name = "whole number"  # in messages
     _describe_range = _range_in_words
+    convert = _in_range
+
+
+class AutoOrInt(WholeNumber):
+    """Type of an option that takes `auto` or a whole number in a range."""
+
+    name = "auto|N"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = click.types.IntParamType.convert(self, value, param, ctx)  # type: ignore[arg-type]
-        _check_range(self, number, param, ctx)
+        return value if value == "auto" else super().convert(value, param, ctx)
+
+
+class Temperature(FiniteFloat):
+    """Type of an option that takes a temperature above 0, or inf."""
+
+    name = "T|inf"
+
+    def __init__(self) -> None:
+        super().__init__(min=0)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value in ("inf", math.inf):
+            return math.inf
+        if not (number := super().convert(value, param, ctx)):
+            self.fail("0 means greedy, which is always measured: leave it out.", param, ctx)
         return number

@@ -20,7 +20,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 from platformdirs import user_config_path
 
-from mink_local.cli import FileText, FiniteFloat, Number, command_line_text, did_you_mean, file_text
+from mink_local.cli import FileText, FiniteFloat, command_line_text, did_you_mean, file_text
 from mink_local.files import user_path
 from mink_local.llama.constants import ALL_LAYERS
 from mink_local.models.catalog import find
@@ -215,14 +215,14 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _constraint(
         "--frequency-penalty",
-        type=Number(),
+        type=FiniteFloat(),
         metavar="X",
         show_default="0",
         help="Subtract X from the logit of a token for each time it has occurred.",
     ),
     _constraint(
         "--presence-penalty",
-        type=Number(),
+        type=FiniteFloat(),
         metavar="X",
         show_default="0",
         help="Subtract X from the logit of each token that has occurred.",
