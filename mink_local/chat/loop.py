@@ -6,7 +6,6 @@ Help, documentation and completion come from the table of commands.
 import contextlib
 import difflib
 import re
-import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -322,10 +321,9 @@ def _handle(chat: Chat, text: str, offer: Offer) -> None:
         chat.screen.note(str(error).removesuffix("."))
     except (click.Abort, KeyboardInterrupt, EOFError):  # of a question that a command asks
         chat.screen.note("interrupted")
-    except Exception as error:
-        chat.screen.note(
-            f"internal error: {type(error).__name__}: {error}. {_kept(error)}; you can keep chatting"
-        )
+    except Exception:
+        chat.screen.dim(traceback.format_exc())
+        chat.screen.note("this is an error of the program: please report it; you can keep chatting")
 
 
 def _run_command(chat: Chat, text: str) -> None:
@@ -347,15 +345,3 @@ def _run_command(chat: Chat, text: str) -> None:
     except click.BadParameter as error:
         refused = "" if "'" in error.message else f"{text}: "  # a message with quotes names it
         raise MinkError(refused + error.message) from None
-
-
-def _kept(error: Exception) -> str:
-    """Write the traceback of an error to a new file; return where it is, in words."""
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", prefix="mink-chat-", suffix=".txt", delete=False
-        ) as file:
-            traceback.print_exception(error, file=file)
-    except OSError as reason:
-        return f"Its traceback cannot be written: {reason.strerror}"
-    return f"Its traceback is in {file.name}"

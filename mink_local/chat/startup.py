@@ -146,7 +146,7 @@ class Startup:
         is_asked = sys.stdin.isatty() and sys.stdout.isatty() and self.settings.sources["model"] == DEFAULT
         if not is_asked or catalog.chosen_model():
             return
-        from mink_local.models.offer import find_offer, take
+        from mink_local.models.info import find_offer, take
 
         offer = find_offer()
         if not offer:

@@ -38,7 +38,7 @@ def check(file: ModelFile) -> None:
     path = file.path.absolute()
     try:
         size, *_ = file_state(path)
-        if _is_in("vetted", path):
+        if read_record(_record_path()).get(str(path)) == file_state(path):
             return
         is_known = file.sha256 is not None and sha256_of(path) == file.sha256
     except OSError as error:
@@ -47,18 +47,8 @@ def check(file: ModelFile) -> None:
         if size > GIB:
             log.warning("testing %s in a child process first (only this once)", path.name)
         if complaint := _try_in_child(path, size):
-            add_to_record(_record("refused"), str(path), file_state(path))
             raise ModelError(complaint)
     remember(path)
-
-
-def is_refused(path: Path) -> bool:
-    """Return whether a file has failed the test with this llama.cpp. Raises OSError."""
-    return _is_in("refused", path)
-
-
-def _is_in(outcome: str, path: Path) -> bool:
-    return bool(read_record(_record(outcome)).get(str(path)) == file_state(path))
 
 
 def _try_in_child(path: Path, size: int) -> str | None:
@@ -78,7 +68,7 @@ def remember(path: Path) -> None:
     """Record that a file has passed; if the record cannot be written, the file is tested again next time."""
     path = path.absolute()
     try:
-        add_to_record(_record("vetted"), str(path), file_state(path))
+        add_to_record(_record_path(), str(path), file_state(path))
     except OSError as error:
         log.info("cannot read %s: %s", path, error)
 
@@ -90,8 +80,8 @@ def file_state(path: Path) -> list[Any]:
     return [size, modified, llama_cpp.__version__]
 
 
-def _record(outcome: str) -> Path:
-    return user_cache_path("mink-local") / f"{outcome}.json"
+def _record_path() -> Path:
+    return user_cache_path("mink-local") / "vetted.json"
 
 
 def _complaint(path: str) -> str | None:

@@ -4,13 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-import llama_cpp
 import psutil
 import pytest
 from huggingface_hub import constants
 
-from mink_local.errors import ModelError
-from mink_local.models import offer
+from mink_local.models import info
 from mink_local.models.memory import Budget
 
 GB = 10**9
@@ -26,8 +24,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str | None]:
         memory = SimpleNamespace(total=round(total * GB))
         budget = Budget(round((free or total) * GB), round(vram * GB))
         monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-        monkeypatch.setattr(offer, "memory_budget", lambda: budget)
-        row = offer.find_offer()
+        monkeypatch.setattr(info, "memory_budget", lambda: budget)
+        row = info.find_offer()
         return row["name"] if row else None
 
     return offered
@@ -61,20 +59,6 @@ def test_a_model_that_is_here_comes_first(
     assert machine(0.01, 16) == "lmstudio:me/parrot:m.gguf"  # none suits, one fits
     (store / "parrot/m.gguf").unlink()
     assert machine(16) == "qwen3-4b-instruct:Q4_K_M"
-
-
-def test_a_model_that_llama_cpp_refuses_is_offered_once(
-    machine: Callable[..., str | None], home: Path, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = home / ".lmstudio/models/me/parrot"
-    store.mkdir(parents=True)
-    path = tiny("parrot.gguf", arch="parrot").rename(store / "m.gguf")
-    assert machine(16) == "lmstudio:me/parrot:m.gguf"
-    with pytest.raises(ModelError):
-        offer.take({"name": "lmstudio:me/parrot:m.gguf", "path": str(path)}, lambda _: None)
-    assert machine(16) == "qwen3-4b-instruct:Q4_K_M"
-    monkeypatch.setattr(llama_cpp, "__version__", "99")  # a later one may know its architecture
-    assert machine(16) == "lmstudio:me/parrot:m.gguf"
 
 
 def test_nothing_to_download_is_offered_offline(

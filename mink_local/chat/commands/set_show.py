@@ -198,7 +198,7 @@ def _beside(screen: Screen) -> int:
 
 def show_models(screen: Screen) -> None:
     """Print which model would suit this machine, and how to get it."""
-    from mink_local.models.offer import find_offer  # slow to import
+    from mink_local.models.info import find_offer  # slow to import
 
     if offer := find_offer():
         name, size = offer["name"], size_in_words(offer["size"])
