@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from select import select
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.cells import cell_len
 
@@ -24,25 +24,8 @@ from mink_local.interrupts import interrupt_raises
 PROMPT, MORE = "> ", "  "
 NOT_KEPT = "> (not kept) "  # the prompt while messages cannot be stored
 _CONTINUED: int | None = getattr(signal, "SIGCONT", None)  # after Ctrl-Z; Windows has none
-_stops = 0
 _ANSWER_SECONDS = 1.0  # in which a terminal answers; most take a thousandth
 _QUOTES = '"""'
-
-
-def n_stops() -> int:
-    """Return how often the program has been stopped, as by Ctrl-Z: the shell may have written since."""
-    return _stops
-
-
-def count_stops() -> None:
-    """Count from now on how often the program is stopped."""
-    if _CONTINUED and signal.getsignal(_CONTINUED) == signal.SIG_DFL:
-
-        def hear(*_: object) -> None:
-            global _stops
-            _stops += 1
-
-        signal.signal(_CONTINUED, hear)
 
 
 def fits_window(text: str) -> bool:
@@ -80,11 +63,12 @@ class QuietTerminal:
         typed_meanwhile: Keys that were pressed while the terminal answered a question.
     """
 
+    n_stops: ClassVar = 0  # how often the program was stopped, as by Ctrl-Z: the shell may have written since
+
     def __init__(self, marks_pastes: bool = False) -> None:
         self._marks_pastes = marks_pastes
         self._mode: list[Any] | None = None  # of the terminal, as it was
-        self._is_reading = False
-        self._before: Any = None  # what SIGCONT did
+        self._shows_keys = True
         self.typed_meanwhile = ""
         if sys.platform != "win32":  # there only what a line reads is shown
             with suppress(ImportError, OSError):
@@ -92,31 +76,28 @@ class QuietTerminal:
 
                 if os.isatty(sys.stdin.fileno()):
                     self._mode = termios.tcgetattr(sys.stdin.fileno())
+        if _CONTINUED:
+            signal.signal(_CONTINUED, self._continue)
 
     def __enter__(self) -> "QuietTerminal":
         self._silence()
-        if self._mode and _CONTINUED:
-            self._before = signal.signal(_CONTINUED, self._continue)  # the shell has set its own mode
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._mode and _CONTINUED:
-            signal.signal(_CONTINUED, self._before or signal.SIG_DFL)
         self.restore()
 
     def restore(self) -> None:
         """Have the terminal show what is typed."""
+        self._shows_keys = True
         self._set(self._mode, is_quiet=False)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Show what is typed while a line is read."""
-        self._is_reading = True
         self.restore()
         try:
             yield
         finally:
-            self._is_reading = False
             self._silence()
 
     def exchange(self, question: str, last: re.Pattern[str], *others: re.Pattern[str]) -> str:
@@ -146,14 +127,15 @@ class QuietTerminal:
             data += piece
         return re.sub("[^\n]?[\b\x7f]", "", data.decode(errors="replace").replace("\r", "\n"))
 
-    def _continue(self, *details: Any) -> None:
-        """Go on after the program was stopped."""
-        self._silence()
-        if callable(self._before):
-            self._before(*details)
+    def _continue(self, *_: object) -> None:
+        """Go on after the program was stopped: the shell has set its own mode."""
+        QuietTerminal.n_stops += 1
+        if not self._shows_keys:
+            self._silence()
 
     def _silence(self) -> None:
-        if self._mode and not self._is_reading and sys.platform != "win32":
+        self._shows_keys = False
+        if self._mode and sys.platform != "win32":
             import termios
 
             silent = self._mode.copy()

@@ -15,7 +15,7 @@ from rich.segment import ControlType, Segment, SegmentLines
 from rich.syntax import Syntax
 from rich.text import Text
 
-from mink_local.chat.terminal.input import n_stops
+from mink_local.chat.terminal.input import QuietTerminal
 from mink_local.cli import printable
 
 _MOST_COLUMNS = 100  # of prose: longer lines are hard to read
@@ -216,7 +216,7 @@ class MarkdownWriter:
             return
         if not self._shown:
             self._width = self._row_width = self._console.width
-            self._n_stops = n_stops()
+            self._n_stops = QuietTerminal.n_stops
         for part in [text] if self._fence else _PARTS.findall(text):
             self._show_part(part)
 
@@ -257,7 +257,11 @@ class MarkdownWriter:
         """
         lines, shown, rows, width = self._lines, self._shown, self._rows_shown(), self._width
         self._lines, self._shown, self._row = [], "", ""
-        is_known = width == self._console.width and self._n_stops == n_stops() and _is_countable(shown, width)
+        is_known = (
+            width == self._console.width
+            and self._n_stops == QuietTerminal.n_stops
+            and _is_countable(shown, width)
+        )
         if rows >= self._console.height or (shown and not is_known):
             return False
         if shown:

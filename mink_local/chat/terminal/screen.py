@@ -19,7 +19,7 @@ from rich.table import Column, Table
 from rich.text import Text
 from rich.theme import Theme as RichTheme
 
-from mink_local.chat.terminal.input import QuietTerminal, count_stops
+from mink_local.chat.terminal.input import QuietTerminal
 from mink_local.cli import printable
 from mink_local.errors import MinkError
 
@@ -213,8 +213,6 @@ class Screen:
         self.console: Console = _GatedConsole(
             highlight=False, markup=False, emoji=False, theme=rich_styles(self.theme), **options
         )
-        if not self.is_plain:
-            count_stops()
         self._progress = ""  # the line of standard error that is overwritten next
 
     @property
