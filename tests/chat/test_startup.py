@@ -9,12 +9,17 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mink_local.chat import chat
+from mink_local.chat.chat import compiling
 from mink_local.chat.conversation import session
 from mink_local.chat.conversation.store import ConversationStore, default_path
 from mink_local.generation.model import Model
+from mink_local.samplers import MinK, default_samplers, parse
+from mink_local.samplers.compile import cached_names
 from tests.chat.conftest import MinkChat, converse, locked
 from tests.support.python import output_of, run_python
 
@@ -117,15 +122,6 @@ def test_an_answer_that_repeats_itself_is_stopped(
     assert [hint for hint in ("token 2", "--temp 2", "--dry-multiplier") if hint not in complaint] == []
     answer = json.loads(mink_chat(*asked, "--json").stdout)
     assert (answer["finish_reason"], answer["n_tokens"] < 200) == ("repetition", True)
-
-
-@pytest.mark.slow
-def test_json_of_a_schema(mink_chat: MinkChat, tmp_path: Path) -> None:
-    """At T = 5 too."""
-    schema = tmp_path / "schema.json"
-    schema.write_text('{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}')
-    asked = ("-p", "Give me a number as JSON.", "-t", "5", "--seed", "1")
-    assert isinstance(json.loads(mink_chat(*asked, "--json-schema", str(schema)).stdout)["n"], int)
 
 
 def test_json(mink_chat: MinkChat) -> None:
@@ -343,5 +339,37 @@ def test_a_model_that_fails(mink_chat: MinkChat, tiny: Callable[..., Path]) -> N
     result = mink_chat(*model, "--prompt", "Hi")
     result.refused(1)
     assert result.stdout == ""
-    chat = mink_chat(*model, typed=["Hi", "Hi"])
-    assert (chat.status, chat.stderr.count("NaN")) == (0, 2)
+    talk = mink_chat(*model, typed=["Hi", "Hi"])
+    assert (talk.status, talk.stderr.count("NaN")) == (0, 2)
+
+
+# Kernels are compiled beside the person, once
+
+
+def test_what_is_missing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sampler can be, alone and in a chain."""
+    compiling.cache_clear()
+    monkeypatch.setattr(chat, "cached_names", set)
+    chain = parse("top-k:k=3+min-k")
+    is_compiling = compiling(*default_samplers(), chain)
+    while is_compiling():
+        pass
+    assert {"min_k", "top_k"} <= cached_names()
+    assert compiling(*default_samplers(), chain) is is_compiling
+
+
+def test_what_is_cached_is_not() -> None:
+    MinK().cutoff([0.0])
+    compiling.cache_clear()
+    assert not compiling(MinK())()
+
+
+@pytest.mark.slow
+@pytest.mark.terminal
+def test_the_first_answer_says_what_it_waits_for(opened: Callable[..., Any], tmp_path: Path) -> None:
+    terminal = opened("-n", "4", NUMBA_CACHE_DIR=str(tmp_path))
+    terminal.send("Hello\r")
+    terminal.until_shown("compiling min-k")
+    terminal.until_shown("4 tokens")
+    assert "compiling" not in terminal.screen
+    assert "compiling" not in terminal.say("Hello")

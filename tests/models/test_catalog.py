@@ -233,13 +233,6 @@ def test_models_added_at_once_are_all_kept(models: Path, monkeypatch: pytest.Mon
     assert not models.exists()
 
 
-def test_a_default_whose_name_is_not_utf_8(home: Path) -> None:
-    name = os.fsdecode(b"/x/\xff .gguf")
-    catalog.choose_model(name)
-    assert catalog.default_model() == name
-    assert home.exists()
-
-
 @pytest.mark.usefixtures("home")
 def test_every_model_of_the_catalogue_is_whole() -> None:
     """All of models.txt can be pulled, and its lines are written as `mink-models add` writes them."""
