@@ -7,16 +7,21 @@ import gc
 import logging
 import math
 import os
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mink_local.checks import Range
 from mink_local.errors import MinkError, ModelNotFoundError, OptionError, TaskNotFoundError
 from mink_local.interrupts import lost_interrupts_repeated, was_interrupted
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 INTERRUPTED = 130  # the shell's exit status for a program ended by Ctrl-C
 _CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
@@ -126,6 +131,17 @@ def show(text: str) -> None:
         if not _reader_has_left(error):
             raise
         _print_no_more()
+
+
+@contextmanager
+def no_blanks_at_line_ends(console: "Console") -> Iterator[None]:
+    """Have a console print into a pipe without the blanks that its tables have at line ends."""
+    if console.is_terminal:
+        yield
+        return
+    with console.capture() as capture:
+        yield
+    show(re.sub(" +$", "", capture.get(), flags=re.MULTILINE))
 
 
 def _print_no_more() -> None:

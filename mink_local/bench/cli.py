@@ -10,7 +10,7 @@ from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
-from mink_local.cli import FiniteFloat, WholeNumber, run
+from mink_local.cli import FiniteFloat, WholeNumber, no_blanks_at_line_ends, run
 from mink_local.models.options import (
     model_option,
     sampler_option,
@@ -37,7 +37,9 @@ def report(rows: "Sequence[Row]", output: str | None, title: str) -> None:
         table.add_column(heading, overflow="fold", justify="left" if isinstance(value, str) else "right")
     for row in rows:
         table.add_row(*map(_text, row.values()))
-    Console(width=200 if output else None).print(table, markup=False)
+    console = Console(width=200 if output else None)
+    with no_blanks_at_line_ends(console):
+        console.print(table, markup=False)
 
 
 def _text(value: Any) -> str:

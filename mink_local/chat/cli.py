@@ -141,7 +141,7 @@ def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: st
     "files",
     multiple=True,
     metavar="FILE",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True),
     help="Put a text file before the prompt, or before the first message of a chat; repeatable.",
 )
 @click.option(
@@ -207,6 +207,8 @@ def cli(
     answer, Ctrl-D or /exit quits, /help lists the commands. Conversations are saved; one-shot answers only
     with --continue or --resume.
     """
+    if Path("-") in files:
+        raise click.UsageError("standard input goes before the prompt by itself: leave out --file -.")
     if len(texts) > 1:
         raise click.UsageError(f'a prompt of several words needs quotes: "{" ".join(texts)}"')
     text = texts[0] if texts else None

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mink_local.cli import printable
+from mink_local.cli import no_blanks_at_line_ends, printable
 from mink_local.errors import ModelError, ModelNotFoundError
 from mink_local.files import size_in_words
 from mink_local.llama.devices import gpus
@@ -213,21 +213,24 @@ def _one_line(text: str | None) -> str | None:
 def print_models(rows: Sequence[dict[str, Any]], budget: Budget) -> None:
     """Print the models of `model_list`, both to pull and on this machine, and the free memory."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)  # a pipe gets whole lines
-    if others := [row for row in rows if not row["path"]]:
-        console.print("", _to_pull(others))
-        console.print("GB; + fits on the GPU, ~ fits on GPU and CPU together, x does not fit", style="dim")
-    here = _table("here", "size", "fits", "licence", "note")
-    here.columns[0].overflow = "fold"  # so that the name can be copied
-    for row in rows:
-        if row["path"]:
-            size = size_in_words(row["size"]) if row["size"] else "?"
-            here.add_row(*map(Text, (row["name"], size, row["fits"], row["licence"], row["note"])))
-    console.print(here)
-    devices = "; ".join(
-        f"{gpu.name}: {size_in_words(gpu.free)} of {size_in_words(gpu.total)} free" for gpu in gpus()
-    )
-    console.print(f"\n{size_in_words(budget.ram)} of memory free; {devices or 'no GPU'}", style="dim")
-    console.print(f"Your models.txt: {catalog.user_catalog_path()}", style="dim")
+    with no_blanks_at_line_ends(console):
+        if others := [row for row in rows if not row["path"]]:
+            console.print("", _to_pull(others))
+            console.print(
+                "GB; + fits on the GPU, ~ fits on GPU and CPU together, x does not fit", style="dim"
+            )
+        here = _table("here", "size", "fits", "licence", "note")
+        here.columns[0].overflow = "fold"  # so that the name can be copied
+        for row in rows:
+            if row["path"]:
+                size = size_in_words(row["size"]) if row["size"] else "?"
+                here.add_row(*map(Text, (row["name"], size, row["fits"], row["licence"], row["note"])))
+        console.print(here)
+        devices = "; ".join(
+            f"{gpu.name}: {size_in_words(gpu.free)} of {size_in_words(gpu.total)} free" for gpu in gpus()
+        )
+        console.print(f"\n{size_in_words(budget.ram)} of memory free; {devices or 'no GPU'}", style="dim")
+        console.print(f"Your models.txt: {catalog.user_catalog_path()}", style="dim")
 
 
 def _table(*titles: str) -> Table:

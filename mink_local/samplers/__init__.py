@@ -92,6 +92,8 @@ def _split(text: str) -> list[str]:
 
 def _parse_cut(text: str, order: Order) -> Sampler:
     name, _, rest = text.partition(":")
+    if not name:
+        raise ValueError("a sampler's name is missing: a chain is written as top-k:k=40+min-k")
     if name not in SAMPLERS:
         near = "".join(f", perhaps {one}" for one in get_close_matches(name, SAMPLERS, n=1))
         raise ValueError(f"unknown sampler {name!r}{near}: the samplers are {', '.join(SAMPLERS)}")

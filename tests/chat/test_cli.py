@@ -28,6 +28,7 @@ def test_version(mink_chat: MinkChat) -> None:
         (["--floor", "nan"], 2, "nan"),
         (["--floor", "1", "--sampler", "greedy"], 2, "floor"),
         (["--sampler", "max-k"], 2, "'max-k'"),
+        (["--sampler", "top-k:k=5+"], 2, "missing"),
         (["--max-tokens", "0"], 2, "at least 1"),
         (["--seed", "-1"], 2, "from 0 to 4294967294, not -1"),
         (["--ctx", "0"], 2, "at least 1"),
@@ -49,6 +50,7 @@ def test_version(mink_chat: MinkChat) -> None:
         (["--resume", "x"], 1, "'x'"),
         (["--resume", "\udcff"], 1, "no conversation"),
         (["--export", "x.txt"], 2, "x.txt"),
+        (["--file", "-"], 2, "standard input"),
         (["--config", "no/such"], 2, "'no/such'"),
         (["--parrot"], 2, "--parrot"),
         (["parrot"], 2, "'parrot'"),
@@ -88,6 +90,7 @@ def test_the_list_and_exports_need_no_model(mink_chat: MinkChat, tmp_path: Path)
     converse(store, "Say `hi` \x1b[31m日本語 " + "long " * 50, "**Hi!**", model="parrot")
     store.rename(1, "birds")
     for listed in (mink_chat("--list"), mink_chat("--list", "日本語")):
+        assert not re.search(" $", listed.stdout, re.MULTILINE)
         assert "birds" in listed.stdout
         assert "\x1b" not in listed.stdout
     assert mink_chat("--list", "fish").stdout == ""

@@ -80,6 +80,7 @@ def test_list(mink: Mink, home: Path, tiny: Callable[..., Path], monkeypatch: py
         r"20\.0 GB of memory free; Parrot 3000: 10\.0 GB of 12\.0 GB free",
     ):
         assert re.search(f"^{line}", output, re.MULTILINE)
+    assert not re.search(" $", output, re.MULTILINE)
     assert str(catalog.user_catalog_path()) in output.replace("\n", "")
 
 

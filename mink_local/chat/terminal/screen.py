@@ -20,7 +20,7 @@ from rich.text import Text
 from rich.theme import Theme as RichTheme
 
 from mink_local.chat.terminal.input import QuietTerminal
-from mink_local.cli import printable
+from mink_local.cli import no_blanks_at_line_ends, printable
 from mink_local.errors import MinkError
 
 _MOST_COPIED = 74_000  # bytes of base64; terminals that limit OSC 52 take that many
@@ -222,7 +222,8 @@ class Screen:
     def show(self, *renderables: Any) -> None:
         """Print texts and tables."""
         self.progress()
-        self.console.print(*renderables, sep="\n")
+        with no_blanks_at_line_ends(self.console):
+            self.console.print(*renderables, sep="\n")
 
     def table(self, rows: Iterable[Sequence[str | Text]], *titles: str) -> None:
         """Print a table of any texts."""
@@ -231,7 +232,7 @@ class Screen:
         table = Table(*columns, box=None, pad_edge=False, show_header=bool(titles), header_style=accent)
         for row in rows:
             table.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in row))
-        self.console.print(table)
+        self.show(table)
 
     def text(self, text: str) -> None:
         """Show a whole text as an answer is shown."""
