@@ -13,6 +13,8 @@ from pathlib import Path
 
 from mink_local import parse
 
+if len(sys.argv) < 5:
+    sys.exit(__doc__)
 run, temperature, seed = Path(sys.argv[1]), float(sys.argv[4]), (*sys.argv[5:], "0")[0]
 one, other = (str(parse(text)) for text in sys.argv[2:4])
 questions: dict[tuple[str, str], str] = {}
@@ -27,12 +29,11 @@ for line in (run / "records.jsonl").read_text(encoding="utf-8").splitlines():
         found.setdefault(key, {})[record["sampler"]] = record["response"]
 pairs = [(key, texts) for key, texts in sorted(found.items()) if len(texts) == 2]
 shuffled = random.Random(seed)
-shuffled.shuffle(pairs)
 with open("pairs.csv", "w", newline="", encoding="utf-8") as sheet, open("key.csv", "w", newline="") as keys:
     rows, key_rows = csv.writer(sheet), csv.writer(keys)
     rows.writerow(["pair", "question", "response 1", "response 2", "better"])
     key_rows.writerow(["pair", "model", "task", "question", "repeat", "response 1", "response 2"])
-    for number, (key, texts) in enumerate(pairs, start=1):
+    for number, (key, texts) in enumerate(shuffled.sample(pairs, len(pairs)), start=1):
         samplers = shuffled.sample((one, other), 2)
         rows.writerow([number, questions[key[1], key[2]], *(texts[sampler] for sampler in samplers), ""])
         key_rows.writerow([number, *key, *samplers])

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from mink_local import MinK, Request, SamplingParams, load_model
 
 N_PROMPT, TEMPERATURES = 64, (1.0, 2.0, 5.0)
+if len(sys.argv) < 2:
+    sys.exit(__doc__)
 text, name = sys.argv[1], (*sys.argv[2:], "smollm2-135m")[0]
 cliff_alone = MinK(tau=0)  # keeps what is before the cliff
 table = csv.writer(sys.stdout)

@@ -9,6 +9,8 @@ from llama_cpp import Llama, LogitsProcessorList
 
 from mink_local import MinK
 
+if len(sys.argv) != 2:
+    sys.exit(__doc__)
 llama = Llama(sys.argv[1], n_ctx=512, seed=1, verbose=False)
 result = llama.create_chat_completion(
     [{"role": "user", "content": "Tell me a story about a lighthouse."}],
