@@ -38,7 +38,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 
 
 def run(command: click.Command, program: str) -> None:
-    """Run a program and exit with its status: 0 success, 1 failure, 2 usage error, 130 interrupted."""
+    """Run a program and exit with its status: 0 success, 1 failure, 2 wrong usage, 130 interrupted."""
     _replace_closed_streams()
     handler = logging.lastResort  # writes to the current sys.stderr, for example above a progress bar
     assert handler

@@ -53,7 +53,7 @@ Completion: add one line to the start-up file of your shell.
   zsh:  eval "$(_MINK_CHAT_COMPLETE=zsh_source mink-chat)"
   fish: _MINK_CHAT_COMPLETE=fish_source mink-chat | source
 
-Exit status: 0 done, 1 failed, 2 wrong usage or an unknown model, 130 interrupted.
+Exit status: 0 success, 1 failure, 2 wrong usage or unknown model, 130 interrupted.
 """
 
 

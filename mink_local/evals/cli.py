@@ -64,7 +64,7 @@ Examples:
 Run the same command again to resume a measurement, however it ended. Add samplers, temperatures, models,
 tasks, questions or repeats, and only what is new is measured.
 
-Exit status: 0 success, 1 failure, 2 usage error, 130 interrupted.
+Exit status: 0 success, 1 failure, 2 wrong usage or unknown model, 130 interrupted.
 """
 
 # By name in the manifest, which is the command's. Imported when needed.

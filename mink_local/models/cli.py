@@ -35,7 +35,7 @@ Examples:
   mink-models info qwen3-4b --ctx 32768
   mink-models default llama-3-8b:Q5_K_M
 
-Exit status: 0 success, 1 failure, 2 usage error or unknown model, 130 interrupted.
+Exit status: 0 success, 1 failure, 2 wrong usage or unknown model, 130 interrupted.
 """
 
 model_argument = click.argument("model", metavar="NAME|PATH", shell_complete=complete_model)

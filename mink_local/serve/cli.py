@@ -41,7 +41,7 @@ can still select a sampler and temperature.
 Every option can be set by the environment: MINK_SERVE_CTX for --ctx; several values are separated by spaces.
 SIGHUP has --api-key-file read again, without a restart.
 
-Exit status: 0 stopped, 1 failed, 2 wrong usage.
+Exit status: 0 success, 1 failure, 2 wrong usage or unknown model.
 """
 
 
