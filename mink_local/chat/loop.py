@@ -40,14 +40,16 @@ class Command(NamedTuple):
     Attributes:
         usage: Its name and arguments, in brackets if they are optional.
         about: For the list of commands, at most 27 characters.
-        run: Called with the chat and the argument. Its docstring is what /help COMMAND prints.
+        run: Called with the chat and the argument.
         complete: Yields completions of the argument.
+        doc: What /help COMMAND prints; None for the docstring of `run`.
     """
 
     usage: str
     about: str
     run: Callable[[Chat, str], None]
     complete: Callable[[Chat, str], Completions] | None = None
+    doc: str | None = None
 
     @property
     def name(self) -> str:
@@ -57,7 +59,7 @@ class Command(NamedTuple):
     @property
     def details(self) -> str:
         """What /help COMMAND prints, a line for each paragraph."""
-        doc = re.sub(r"(?<!\n)\n(?!\n)", " ", getdoc(self.run) or self.about)
+        doc = re.sub(r"(?<!\n)\n(?!\n)", " ", self.doc or getdoc(self.run) or "")
         return with_sampler_names(doc)
 
 
@@ -159,7 +161,8 @@ def _complete_help(_: Chat, text: str) -> Completions:
 def _setting(usage: str, about: str) -> Command:
     """Return the command that changes the setting of its name."""
     key = usage.split()[0]
-    return Command(usage, about, set_show.setting_command(key, about), partial(_values, key))
+    doc = f"{about}. {BY_KEY[key].help}\n\nWithout a value, show it; default resets it."
+    return Command(usage, about, partial(set_show.change_setting, key), partial(_values, key), doc)
 
 
 _GROUPS = {

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from mink_local.chat.terminal.markdown import MarkdownWriter
+from mink_local.chat.terminal.screen import joined_line_ends
 
 TEXT = """# A heading with `code`
 
@@ -54,7 +55,7 @@ def rendered(
     markdown = MarkdownWriter(console)
     if recalled:
         markdown.recall(recalled)
-    for piece in pieces:
+    for piece in joined_line_ends(pieces):
         markdown.feed(piece)
     markdown.end()
     screen = pyte.HistoryScreen(width, height, history=10_000)

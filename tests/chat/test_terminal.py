@@ -74,11 +74,11 @@ WAITS_TO_LOAD = """
 import sys, time
 from pathlib import Path
 from mink_local.generation import loading
-load_model, gate = loading.load_model, Path(sys.argv.pop(1))
-def load_late(*arguments, **options):
-    while not gate.exists():
+load_model, gate, name = loading.load_model, Path(sys.argv.pop(1)), sys.argv.pop(1)
+def load_late(model, **options):
+    while name in model and not gate.exists():
         time.sleep(0.05)
-    return load_model(*arguments, **options)
+    return load_model(model, **options)
 loading.load_model = load_late
 from mink_local.chat import main
 main()
@@ -88,7 +88,7 @@ main()
 def test_what_is_typed_while_the_model_loads(opened: Open, tmp_path: Path) -> None:
     """It is unseen until it is read: what Enter ended is sent, the rest begins the next line."""
     gate = tmp_path / "gate"
-    terminal = opened("--temp", "0", "-n", "5", program=["-c", WAITS_TO_LOAD, str(gate)], waits=False)
+    terminal = opened("--temp", "0", "-n", "5", program=["-c", WAITS_TO_LOAD, str(gate), ""], waits=False)
     terminal.until_shown("smollm2-135m …")
     terminal.send("Say hello.\rpleas\x7fse\x1b[Dx")
     terminal.settle()
@@ -103,7 +103,7 @@ def test_what_is_typed_while_the_model_loads(opened: Open, tmp_path: Path) -> No
 
 def test_ctrl_c_while_the_model_loads(opened: Open, tmp_path: Path) -> None:
     """The program ends at once, and the terminal shows again what is typed."""
-    terminal = opened(program=["-c", WAITS_TO_LOAD, str(tmp_path / "gate")], waits=False)
+    terminal = opened(program=["-c", WAITS_TO_LOAD, str(tmp_path / "gate"), ""], waits=False)
     terminal.until_shown("smollm2-135m …")
     assert not terminal.child.getecho()
     terminal.send("\x03")
@@ -120,29 +120,35 @@ def test_a_model_that_cannot_be_loaded(opened: Open) -> None:
     assert terminal.text.startswith("mink-chat: ")
 
 
+SHELL = ["-c", "import os; os.execvp('bash', ['bash', '--norc', '--noprofile', '-i'])"]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_ctrl_z_suspends_and_the_line_is_kept() -> None:
-    shell = pexpect.spawn(
-        "bash", ["--norc", "--noprofile", "-i"], encoding="utf-8", timeout=60, dimensions=(30, 100),
-        env={**os.environ, "TERM": "xterm-256color", "PS1": "shell: ", "PROMPT_TOOLKIT_NO_CPR": "1"},
-    )  # fmt: skip
-    with contextlib.closing(shell):
-        shell.expect_exact("shell: ")
-        shell.sendline(f"{sys.executable} -m mink_local.chat --temp 0 -n 3 --threads 1")
-        shell.expect_exact("T = 0")  # the model is loaded
-        shell.expect_exact("\x1b[?2004h")  # the input line
-        shell.send("Say hello.\x1a")
-        shell.expect_exact("Stopped")
-        shell.sendline("fg")
-        shell.expect_exact("Say hello.")
-        shell.send("\r")
-        shell.expect_exact("3 tokens")
-        shell.expect_exact("\x1b[?2004h")
-        shell.send("\x04")
-        shell.expect_exact("shell: ")
+def test_ctrl_z_suspends(opened: Open, tmp_path: Path) -> None:
+    """The line is kept, an answer goes on, and what the shell has written meanwhile stays on the screen."""
+    words = tmp_path / "words.gbnf"
+    words.write_text('root ::= (("alpha" | "beta" | "gamma" | "delta") " "){60} "\\n\\nTHE END"')
+    shell = opened(program=SHELL, waits=False, rows=40, columns=60, PS1="shell: ")
+    shell.until_shown("shell:$")
+    chat = f"{sys.executable} -m mink_local.chat --temp 5 --seed 1 --threads 1 --grammar {words}"
+    shell.send(f"{chat}\r")
+    shell.until_shown("\n>$")
+    shell.send("Say them.\x1a")
+    shell.until_shown("Stopped")
+    shell.send("fg\r")
+    shell.until_shown("\n> Say them.$")
+    shell.send("\r")
+    shell.until(lambda: len(re.findall("alpha|beta|gamma|delta", shell.text)) > 20)
+    shell.send("\x1a")
+    shell.until_shown("Stopped(.*\n)*shell:$")
+    shell.send("clear; for i in 1 2 3 4 5 6; do echo KEPT-$i; done; fg\r")
+    shell.until_shown("THE END(.*\n)*>$")
+    assert re.findall(r"^KEPT-(\d)$", shell.text, re.MULTILINE) == list("123456")
+    shell.send("\x04")
+    shell.until_shown("\nshell:$")
     [conversation] = ConversationStore(default_path()).conversations()
-    assert conversation.title == "Say hello."
+    assert conversation.title == "Say them."
 
 
 @pytest.mark.parametrize("plain", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -165,6 +171,30 @@ def test_ctrl_c_while_a_long_prompt_is_evaluated(opened: Open) -> None:
     terminal.until_shown(r"prompt: \d+ of \d{4} tokens")
     assert "interrupted" in terminal.press("\x03")
     assert "prompt:" not in terminal.screen
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_another_model_loads(opened: Open, tiny_path: Path, tmp_path: Path) -> None:
+    """The model before answers on."""
+    program = ["-c", WAITS_TO_LOAD, str(tmp_path / "gate"), tiny_path.name]
+    terminal = opened("--temp", "0", "-n", "2", program=program)
+    terminal.send(f"/model {tiny_path}\r")
+    terminal.until_shown("loading the model …")
+    assert "interrupted" in terminal.press("\x03")
+    assert "model is smollm2-135m" in terminal.say("/model")
+    assert "2 tokens" in terminal.say("Say hello.")
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_an_answer_is_read_again(opened: Open) -> None:
+    system = "one two three four five six " * 500
+    terminal = opened("--temp", "0", "-n", "2", "--ctx", "4096", "--no-cache", "--system", system)
+    terminal.say("Say hello.")
+    terminal.say("/set ctx 4352")  # the KV cache goes
+    terminal.send("/explain 1\r")
+    terminal.until_shown("reading the answer again …")
+    assert "interrupted" in terminal.press("\x03")
+    assert "conversation" in terminal.say("/stats")
 
 
 @pytest.mark.slow

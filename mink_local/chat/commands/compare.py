@@ -66,10 +66,6 @@ class Comparison:
         self.conversation = session.conversation
         self._branch = [*branch, StoredMessage("user", text)] if text else branch
 
-    def title(self, number: int) -> str:
-        """Return the number of an answer, which counts from 1, and its sampler."""
-        return f"{number}  {label(str(self.samplers[number - 1]))}"
-
     def generate(
         self, session: Session, waiting: Callable[[], object] = lambda: None
     ) -> Generator[Answer, None, None]:
@@ -219,7 +215,7 @@ def _show(screen: Screen, comparison: Comparison, number: int, model: Model) -> 
     assert answer
     if answer.finish_reason == "interrupted" and not answer.tokens:
         return
-    screen.show(Text(comparison.title(number), "bold"))
+    screen.show(Text(f"{number}  {label(str(sampler))}", "bold"))
     same = next(i for i, other in enumerate(comparison.samplers, 1) if other.tokens == sampler.tokens)
     if number == 1:
         screen.show(Text(answer.text.rstrip()))

@@ -162,9 +162,9 @@ def reasoning(chat: Chat, argument: str) -> None:
     show, line: show the reasoning of later answers, or one line with its length.
     """
     if argument in ("show", "line"):
-        change_setting(chat, "show-reasoning", "on" if argument == "show" else "off")
+        change_setting("show-reasoning", chat, "on" if argument == "show" else "off")
     elif argument:
-        change_setting(chat, "reasoning", argument)
+        change_setting("reasoning", chat, argument)
     else:
         chat.screen.text(chat.session.last_answer().reasoning or "There is no reasoning.")
 

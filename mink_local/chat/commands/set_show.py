@@ -1,7 +1,7 @@
 """The commands that show and change settings, and advice on them."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from rich.table import Table
@@ -46,17 +46,7 @@ ADVICE = (
 )
 
 
-def setting_command(key: str, about: str) -> Callable[[Chat, str], None]:
-    """Return the function of a command that changes a setting."""
-
-    def run(chat: Chat, text: str) -> None:
-        change_setting(chat, key, text)
-
-    run.__doc__ = f"{about}. {BY_KEY[key].help}\n\nWithout a value, show it; default resets it."
-    return run
-
-
-def change_setting(chat: Chat, key: str, text: str) -> None:
+def change_setting(key: str, chat: Chat, text: str) -> None:
     """Change a setting, unless the text is empty, and show it."""
     setting = _setting(key)
     if text:
@@ -125,7 +115,7 @@ def system(chat: Chat, argument: str) -> None:
     if argument == "-":
         chat.session.set_system(None, SET_HERE)
         argument = ""
-    change_setting(chat, "system", argument)
+    change_setting("system", chat, argument)
 
 
 def set_(chat: Chat, argument: str) -> None:
@@ -134,7 +124,7 @@ def set_(chat: Chat, argument: str) -> None:
     The value default is that of the environment or the configuration file, if they set one.
     """
     key, *value = re.split(r"\s*[\s=]\s*", argument, maxsplit=1)  # also KEY=VALUE
-    change_setting(chat, key, "".join(value).strip())
+    change_setting(key, chat, "".join(value).strip())
 
 
 def show(chat: Chat, argument: str) -> None:

@@ -149,7 +149,7 @@ class MarkdownWriter:
         self._console = console
         self._style = style
         self._lines: list[str] = []  # whole lines of the present block
-        self._line = self._held = ""  # the last line, which is not whole
+        self._line = ""  # the last line, which is not whole
         self._shown = ""  # what the screen shows of both, with the line breaks that were added
         self._row = ""  # the last row of it
         self._width = self._row_width = console.width  # of the window at the first row, and at the last one
@@ -158,10 +158,7 @@ class MarkdownWriter:
         self._n_stops = 0  # how often the program had been stopped at the first row
 
     def feed(self, text: str) -> None:
-        """Show a piece of the text."""
-        text = self._held + text
-        self._held = "\r" if text.endswith("\r") else ""  # the next piece may have its line feed
-        text = text.removesuffix(self._held)
+        """Show a piece of the text, with CR LF in one piece."""
         shown = (self._line + printable(text)).expandtabs(4)  # a tab goes to a column of the whole line
         *lines, rest = shown[len(self._line) :].split("\n")
         for line in lines:
@@ -179,7 +176,6 @@ class MarkdownWriter:
 
     def end(self) -> None:
         """Show the rest; the cursor is at the beginning of a line afterwards."""
-        self._extend_line(printable(self._held))
         if self._line:
             self._end_line()
         self._finish_block()
