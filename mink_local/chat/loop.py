@@ -13,7 +13,7 @@ from inspect import getdoc
 from typing import NamedTuple
 
 import click
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter, WordCompleter
 from prompt_toolkit.document import Document
 
 from mink_local.chat.chat import Chat, Offer
@@ -23,7 +23,6 @@ from mink_local.chat.settings import BY_KEY
 from mink_local.chat.terminal.input import NOT_KEPT, PROMPT
 from mink_local.chat.terminal.screen import beginnings, counted, one_line
 from mink_local.errors import ContextOverflowError, MinkError
-from mink_local.files import user_path
 from mink_local.interrupts import interrupt_raises, on_interrupt
 from mink_local.models.options import with_sampler_names
 from mink_local.samplers import SAMPLERS, label
@@ -90,18 +89,13 @@ def exit_(chat: Chat, _: str) -> None:
 def _starting_with(text: str, names: Iterable[str] | Mapping[str, str]) -> Completions:
     """Yield the names that begin with a text; a mapping says what each means."""
     about = names if isinstance(names, Mapping) else {}
-    for name in names:
-        if name.startswith(text):
-            yield Completion(name, -len(text), display_meta=about.get(name) or None)
+    completer = WordCompleter([*names], meta_dict=about, sentence=True)
+    yield from completer.get_completions(Document(text), CompleteEvent())
 
 
 def _files(_: Chat, text: str) -> Completions:
     """Complete a path."""
-    folder, slash, start = text.rpartition("/")
-    with contextlib.suppress(OSError):
-        for path in sorted(user_path(folder + slash).iterdir()):
-            if path.name.startswith(start) and (start or not path.name.startswith(".")):
-                yield Completion(path.name + ("/" if path.is_dir() else ""), -len(start))
+    yield from PathCompleter(expanduser=True).get_completions(Document(text), CompleteEvent())
 
 
 def _conversations(chat: Chat, text: str) -> Completions:

@@ -600,7 +600,7 @@ def test_paths(
     (tmp_path / "notes.txt").touch()
     (tmp_path / "nothing").mkdir()
     (tmp_path / ".hidden").touch()
-    assert completed(f"/file {tmp_path}/no") == [f"/file {tmp_path}/notes.txt", f"/file {tmp_path}/nothing/"]
+    assert completed(f"/file {tmp_path}/no") == [f"/file {tmp_path}/notes.txt", f"/file {tmp_path}/nothing"]
     assert completed(f"/file {tmp_path}/.h") == [f"/file {tmp_path}/.hidden"]
     assert completed(f"/set grammar {tmp_path}/note") == [f"/set grammar {tmp_path}/notes.txt"]
     assert completed(f"/file {tmp_path}/no/such/") == []

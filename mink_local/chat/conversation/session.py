@@ -143,7 +143,8 @@ class Session:
         self.settings.restore(conversation.settings, conversation.label)
         self.settings.put("system", conversation.system, conversation.label)
         branch = self.store.branch(conversation.head)
-        self._load_cache()
+        if (path := self._cache_path) and path.exists() and self.model.load_cache(path):
+            path.touch()
         unanswered = branch.pop() if branch and branch[-1].role == "user" else None
         self.branch, self._head = branch, conversation.head
         if unanswered and self.store.is_being_written(unanswered):
@@ -430,19 +431,12 @@ class Session:
             return None
         return cache_path(self.conversation)
 
-    def _load_cache(self) -> None:
-        if (path := self._cache_path) and path.exists() and self.model.load_cache(path):
-            path.touch()
-
     def _save_cache(self) -> None:
         if path := self._cache_path:
             try:
                 self.store.get(self.conversation or 0)
                 write_cache(self.model, path)
-            except (
-                MinkError,
-                OSError,
-            ) as error:  # deleted or locked; a full disk
+            except (MinkError, OSError) as error:  # it was deleted, or the disk is full
                 log.info("%s", error)
 
     def _answer(

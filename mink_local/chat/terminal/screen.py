@@ -5,13 +5,11 @@ import os
 import re
 import shutil
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import zip_longest
 from typing import IO, Any, NamedTuple, Protocol
 
-import click
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -213,6 +211,7 @@ class Screen:
         self.console: Console = _GatedConsole(
             highlight=False, markup=False, emoji=False, theme=rich_styles(self.theme), **options
         )
+        self._errors = _GatedConsole(stderr=True, **options)
         self._progress = ""  # the line of standard error that is overwritten next
 
     @property
@@ -266,11 +265,8 @@ class Screen:
     def dim(self, text: str) -> None:
         """Print something that is not part of an answer, to standard error."""
         self.progress()
-        text = _gated(text, sys.stderr)
-        if sys.stderr.isatty():
-            width = shutil.get_terminal_size().columns
-            text = "\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in text.split("\n"))
-        click.echo(text if self.is_plain else click.style(text, dim=True), err=True)
+        style = "" if self.is_plain else "dim"
+        self._errors.print(Text(text, style), soft_wrap=not self._errors.is_terminal)
 
     def progress(self, text: str = "") -> None:
         """Replace the last line of standard error by a text, or clear it; only on a terminal."""
