@@ -111,15 +111,22 @@ def in_hub_cache(repository: str, revision: str, wanted: str) -> Path | None:
 
 
 def remove_from_hub_cache(path: Path) -> None:
-    """Delete a model, given by its first file in the Hub's cache."""
-    for pointer in shards(path):
-        blob = pointer.resolve()
-        snapshots = next(folder for folder in pointer.parents if folder.name == "snapshots")
-        for other in snapshots.glob("*/**/*"):
-            if other.is_symlink() and other.resolve() == blob:
-                other.unlink()
-        pointer.unlink(missing_ok=True)  # the file itself, if the file system has no links
-        blob.unlink(missing_ok=True)
+    """Delete a model, given by its first file in the Hub's cache.
+
+    Raises:
+        CatalogError: A file cannot be deleted: on Windows, while a program has it open.
+    """
+    try:
+        for pointer in shards(path):
+            blob = pointer.resolve()
+            snapshots = next(folder for folder in pointer.parents if folder.name == "snapshots")
+            blob.unlink(missing_ok=True)  # first: nothing is changed if it cannot be deleted
+            for other in snapshots.glob("*/**/*"):
+                if other.is_symlink() and other.resolve() == blob:
+                    other.unlink()
+            pointer.unlink(missing_ok=True)  # the file itself, if the file system has no links
+    except OSError as error:
+        raise CatalogError(f"cannot delete {error.filename}: {error.strerror}") from None
 
 
 def in_ollama(name: str) -> Path:

@@ -21,6 +21,7 @@ from mink_local.models.options import complete_model
 from tests.models.conftest import Mink
 from tests.support.python import Finished
 from tests.support.tiny import Shape, write_gguf
+from tests.support.windows import refuse_open_files
 
 GB = 10**9
 
@@ -183,6 +184,16 @@ def test_rm(mink: Mink, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert catalog.chosen_model() == catalog.EMBEDDED
     mink("rm", "smollm2-135m", "--yes").refused(2, "smollm2-135m")
     assert catalog.resolve("smollm2-135m").path.exists()
+
+
+def test_a_model_in_use_is_not_removed_on_windows(
+    mink: Mink, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = cached(home, b"GGUF" * 1000, "m-Q8_0.gguf")
+    refuse_open_files(monkeypatch.setattr)
+    with (snapshot / "m-Q8_0.gguf").open():
+        mink("rm", "hf:me/parrot:Q8_0", "--yes").refused(1, "cannot delete")
+    assert catalog.resolve("hf:me/parrot:Q8_0").path == snapshot / "m-Q8_0.gguf"
 
 
 def test_add(mink: Mink, tiny: Callable[..., Path]) -> None:
