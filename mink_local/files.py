@@ -83,11 +83,8 @@ def locked(path: Path, *, timeout: float = -1) -> Iterator[None]:
 
 def sha256_of(path: Path) -> str:
     """Return a file's SHA-256 in hexadecimal."""
-    digest = hashlib.sha256()
     with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def private_folder(path: Path) -> Path:

@@ -6,32 +6,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from statistics import median_low
-from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from mink_local.chat.conversation.export import answer_as_json
+from mink_local.chat.conversation.store import StoredMessage
+from mink_local.chat.settings import Settings
 from mink_local.chat.terminal.screen import COLOURLESS, Screen, Theme, counted, joined_line_ends
 from mink_local.cli import INTERRUPTED
+from mink_local.generation.answer import Piece
+from mink_local.generation.model import Model
 from mink_local.llama.devices import n_cores
-
-if TYPE_CHECKING:
-    from mink_local.chat.conversation.store import StoredMessage
-    from mink_local.chat.settings import Settings
-    from mink_local.generation.answer import Piece
-    from mink_local.generation.model import Model
 
 _LEVELS = {1: "1", 2: "2–3", 4: "4–10", 11: "11–50", 51: "51+"}  # the least k of each, and its name
 
-Pieces = Callable[[Callable[[int], None]], "Iterator[Piece]"]
+Pieces = Callable[[Callable[[int], None]], Iterator[Piece]]
 """Yields the pieces of an answer as they come, from here or elsewhere; see `AnswerStream.pieces`."""
 
 
 def print_answer(
     screen: Screen,
-    message: "StoredMessage",
+    message: StoredMessage,
     pieces: Pieces,
-    settings: "Settings",
+    settings: Settings,
     as_json: bool,
     is_compiling: Callable[[], bool] = lambda: False,
 ) -> int:
@@ -55,7 +52,7 @@ def print_answer(
 
 def show_answer(
     screen: Screen,
-    message: "StoredMessage",
+    message: StoredMessage,
     pieces: Pieces,
     is_compiling: Callable[[], bool],
     on_reasoning: str = "",
@@ -116,7 +113,7 @@ def _count_words(screen: Screen, reasoning: Iterable[str], hint: str) -> None:
 
 def note_end(
     screen: Screen,
-    answer: "StoredMessage",
+    answer: StoredMessage,
     max_tokens: int | None,
     against_loops: str,
     to_go_on: str = "--max-tokens",
@@ -149,7 +146,7 @@ def note_end(
         screen.note(f"{ended}{again}")
 
 
-def status(answer: "StoredMessage", n_ctx: int) -> str:
+def status(answer: StoredMessage, n_ctx: int) -> str:
     """Return the figures of an answer."""
     parts = [counted(answer.n_new, "token")]
     if answer.n_new > 1:
@@ -158,7 +155,7 @@ def status(answer: "StoredMessage", n_ctx: int) -> str:
     return " · ".join(parts)
 
 
-def speed(answer: "StoredMessage") -> float:
+def speed(answer: StoredMessage) -> float:
     """Return the tokens per second after the first one."""
     return (answer.n_new - 1) / max(answer.seconds - answer.first_token_s, 1e-9)
 
@@ -168,7 +165,7 @@ def is_busy() -> bool:
     return hasattr(os, "getloadavg") and os.getloadavg()[0] > 1.5 * n_cores()
 
 
-def about_model(model: "Model") -> str:
+def about_model(model: Model) -> str:
     """Return a model's name, place and context on one line."""
     where = re.sub(r" \(.*\)", "", model.placement.where).removeprefix("on the ")
     return f"{model.name} · {where} · context {model.n_ctx}"
