@@ -3,14 +3,12 @@
 Most modules are imported after the model has been loaded, which goes on beside the first imports.
 """
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from platformdirs import user_cache_path
 
 from mink_local.chat.attachments import Attachment, before_message
 from mink_local.chat.conversation.store import (
@@ -108,7 +106,6 @@ class Startup:
     def _begin(self, session: "Session") -> None:
         """Say what answers, and what is not as it should be."""
         from mink_local.chat.terminal.progress import about_model
-        from mink_local.samplers.compile import CACHE
 
         self.screen.dim(f"{about_model(session.model)} · {self.settings.summary}")
         self._note_model(session)
@@ -118,9 +115,6 @@ class Startup:
             self._store.open()  # to say that it cannot be before there is a conversation to lose
         except StoreError as error:
             self.screen.note(f"this chat won't be saved: {error}")
-        if CACHE is None and "NUMBA_CACHE_DIR" not in os.environ:
-            folder = user_cache_path("mink-local")
-            self.screen.note(f"every start compiles the sampler again: {folder} is not writable")
         self.screen.dim("/help lists the commands, Ctrl-D leaves.")
 
     def _chat(self, session: "Session", terminal: QuietTerminal) -> "Chat":
