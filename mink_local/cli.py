@@ -9,7 +9,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,14 +157,19 @@ def _reader_has_left(error: OSError) -> bool:
 
 
 class ParsedType(click.ParamType):  # type: ignore[type-arg]  # takes no type argument before click 8.4
-    """Base class of option types with a `parse` method that raises ValueError for invalid text."""
+    """Type of an option whose text a function reads; it raises ValueError for invalid text.
 
-    def parse(self, text: str) -> Any:
-        raise NotImplementedError
+    Args:
+        name: What help shows in place of a value.
+        parse: The function.
+    """
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name, self._parse = name, parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            return self.parse(value) if isinstance(value, str) else value
+            return self._parse(value) if isinstance(value, str) else value
         except ValueError as error:
             self.fail(f"{error}.", param, ctx)
 

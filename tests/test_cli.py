@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from mink_local.cli import INTERRUPTED, AutoOrInt, FiniteFloat, PrintableFormatter, run
 from mink_local.errors import MinkError, ModelNotFoundError
-from mink_local.models.options import SamplerType, ServersType
+from mink_local.models.options import SamplerType, rpc_option
 from mink_local.samplers import MinK, TopP
 from tests.support.effort import examples
 from tests.support.python import Finished, output_of
@@ -162,7 +162,7 @@ def option(kind: click.ParamType, *arguments: str) -> Result:  # type: ignore[ty
         (AutoOrInt(1, 8), "8", 8),
         (FiniteFloat(min=0), "0", 0.0),
         (SamplerType(), "min-k:tau=1", MinK(tau=1.0)),
-        (ServersType(), "a:1,b:2", ("a:1", "b:2")),
+        (rpc_option.attributes["type"], "a:1,b:2", ("a:1", "b:2")),
     ],
 )
 def test_option_types(kind: click.ParamType, text: str, value: object) -> None:  # type: ignore[type-arg]
@@ -182,7 +182,7 @@ def test_option_types(kind: click.ParamType, text: str, value: object) -> None: 
         (FiniteFloat(min=0), "-1", "at least 0, not -1"),
         (SamplerType(), "top-p:p=2", "p must"),
         (SamplerType(), "best", "'best'"),
-        (ServersType(), "a", "'a'"),
+        (rpc_option.attributes["type"], "a", "'a'"),
     ],
 )
 def test_option_types_refuse(kind: click.ParamType, text: str, wrong: str) -> None:  # type: ignore[type-arg]

@@ -67,15 +67,13 @@ class SamplerType(ParsedType):
         is_last: Whether a cut that is given without an order comes before temperature, as in llama.cpp.
     """
 
-    name = "NAME[:OPTION=VALUE,…]"
-
     def __init__(self, *, is_last: bool = False) -> None:
-        self._is_last = is_last
+        def parsed(text: str) -> Any:
+            from mink_local.samplers import parse
 
-    def parse(self, text: str) -> Any:
-        from mink_local.samplers import parse
+            return parse(text, "temperature-last" if is_last else "temperature-first")
 
-        return parse(text, "temperature-last" if self._is_last else "temperature-first")
+        super().__init__("NAME[:OPTION=VALUE,…]", parsed)
 
     def shell_complete(
         self,
@@ -114,24 +112,11 @@ def with_sampler_names(text: str) -> str:
     return text.replace("{samplers}", ", ".join(SAMPLERS))
 
 
-class ServersType(ParsedType):
-    """Type of an option that takes addresses of RPC servers; its value is a tuple of them."""
+def _servers(text: str) -> tuple[str, ...]:
+    """Return the addresses of RPC servers."""
+    from mink_local.llama.rpc import parse_servers
 
-    name = "HOST:PORT,…"
-
-    def parse(self, text: str) -> Any:
-        from mink_local.llama.rpc import parse_servers
-
-        return parse_servers(text)
-
-
-class SplitType(ParsedType):
-    """Type of an option that takes proportions of layers; its value is a tuple of numbers."""
-
-    name = "N,N,…"
-
-    def parse(self, text: str) -> Any:
-        return check_split(tuple(map(float, text.split(","))))
+    return parse_servers(text)
 
 
 def _keep_all_experts(ctx: click.Context, _: click.Parameter, is_given: bool) -> None:
@@ -139,21 +124,16 @@ def _keep_all_experts(ctx: click.Context, _: click.Parameter, is_given: bool) ->
         ctx.params["n_cpu_moe"] = ALL_LAYERS
 
 
-class JsonObjectType(ParsedType):
-    """Type of an option that takes a JSON object of variables for chat templates."""
-
-    name = "JSON"
-
-    def parse(self, text: str) -> dict[str, Any]:
-        """Return the object."""
-        try:
-            value = json.loads(text)
-        except (RecursionError, ValueError):
-            value = None
-        if not isinstance(value, dict):
-            raise ValueError('template kwargs are a JSON object, such as {"reasoning_effort": "low"}')
-        check_template_kwargs(value)
-        return value
+def _template_kwargs(text: str) -> dict[str, Any]:
+    """Return a JSON object of variables for chat templates."""
+    try:
+        value = json.loads(text)
+    except (RecursionError, ValueError):
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError('template kwargs are a JSON object, such as {"reasoning_effort": "low"}')
+    check_template_kwargs(value)
+    return value
 
 
 def complete_file(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -221,7 +201,7 @@ n_cpu_moe_option = SharedOption(
 )
 tensor_split_option = SharedOption(
     "--tensor-split",
-    type=SplitType(),
+    type=ParsedType("N,N,…", lambda text: check_split(tuple(map(float, text.split(","))))),
     show_default="by free memory",
     help="Proportions of layers that several GPUs get, such as 3,1; RPC servers first.",
 )
@@ -247,7 +227,7 @@ kv_type_option = SharedOption(
 )
 rpc_option = SharedOption(
     "--rpc",
-    type=ServersType(),
+    type=ParsedType("HOST:PORT,…", _servers),
     envvar="MINK_RPC",
     help="Also put layers on other machines that run mink-models rpc-server.",
 )
@@ -260,7 +240,7 @@ chat_template_option = SharedOption(
 )
 template_kwargs_option = SharedOption(
     "--template-kwargs",
-    type=JsonObjectType(),
+    type=ParsedType("JSON", _template_kwargs),
     help='Variables for the chat template, as a JSON object such as {"reasoning_effort": "low"}.',
 )
 sampler_option = SharedOption(
