@@ -7,7 +7,6 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from io import IncrementalNewlineDecoder
 from itertools import zip_longest
 from typing import IO, Any, NamedTuple, Protocol
 
@@ -143,11 +142,13 @@ def _n_common(text: str, other: str) -> int:
 
 
 def joined_line_ends(texts: Iterable[str]) -> Iterator[str]:
-    """Yield pieces of a text with LF for CR LF and CR: a CR at the end of one piece waits for the next."""
-    decoder = IncrementalNewlineDecoder(None, translate=True)
+    """Yield pieces of a text, CR LF in one piece: a CR at the end of one waits for the next."""
+    held = ""
     for text in texts:
-        yield decoder.decode(text)
-    yield decoder.decode("", final=True)
+        whole = held + text
+        held = "\r" if whole.endswith("\r") else ""
+        yield whole.removesuffix(held)
+    yield held
 
 
 def counted(number: int, noun: str) -> str:
