@@ -325,14 +325,6 @@ def test_the_oldest_caches_make_room(
     assert not (own_files / "kv" / "4.kv").exists()
 
 
-def test_a_conversation_that_outgrows_the_context(mink_chat: MinkChat, tiny_path: Path) -> None:
-    lines = ["word " * 300, *(f"{i}: tell me of the number {i}." for i in range(8))]
-    result = mink_chat("-m", str(tiny_path), "-n", "30", "--ctx", "256", "--system", "Be brief.", typed=lines)
-    assert len(re.findall(r"\d+ tokens.* 256", result.stderr)) >= 1
-    drops = re.findall(r"your (\d) oldest turns?", result.stderr)
-    assert 1 <= len(drops) < 6
-
-
 def test_a_model_that_fails(mink_chat: MinkChat, tiny: Callable[..., Path]) -> None:
     """It ends a single answer with one sentence; in a chat, the answer and not the chat."""
     model = ("--model", str(tiny(scale=float("nan"))))

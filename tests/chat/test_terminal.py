@@ -112,14 +112,6 @@ def test_ctrl_c_while_the_model_loads(opened: Open, tmp_path: Path) -> None:
     assert terminal.child.getecho()
 
 
-@pytest.mark.slow
-def test_a_model_that_cannot_be_loaded(opened: Open) -> None:
-    terminal = opened("--model", __file__, waits=False)
-    assert terminal.ended() == 1
-    assert terminal.text.count(__file__) == 1
-    assert terminal.text.startswith("mink-chat: ")
-
-
 SHELL = ["-c", "import os; os.execvp('bash', ['bash', '--norc', '--noprofile', '-i'])"]
 
 
