@@ -123,7 +123,7 @@ def test_ctrl_z_suspends(opened: Open, tmp_path: Path) -> None:
     words.write_text('root ::= (("alpha" | "beta" | "gamma" | "delta") " "){60} "\\n\\nTHE END"')
     shell = opened(program=SHELL, waits=False, rows=40, columns=60, PS1="shell: ")
     shell.until_shown("shell:$")
-    chat = f"{sys.executable} -m mink_local.chat --temp 5 --seed 1 --threads 1 --grammar {words}"
+    chat = f"{sys.executable} -m mink_local.chat --no-loop-guard --threads 1 --grammar {words}"
     shell.send(f"{chat}\r")
     shell.until_shown("\n>$")
     shell.send("Say them.\x1a")
@@ -179,10 +179,10 @@ def test_ctrl_c_while_another_model_loads(opened: Open, tiny_path: Path, tmp_pat
 
 @pytest.mark.slow
 def test_ctrl_c_while_an_answer_is_read_again(opened: Open) -> None:
-    system = "one two three four five six " * 500
-    terminal = opened("--temp", "0", "-n", "2", "--ctx", "4096", "--no-cache", "--system", system)
+    system = "one two three four five six " * 200
+    terminal = opened("--temp", "0", "-n", "2", "--ctx", "2048", "--no-cache", "--system", system)
     terminal.say("Say hello.")
-    terminal.say("/set ctx 4352")  # the KV cache goes
+    terminal.say("/set ctx 2304")  # the KV cache goes
     terminal.send("/explain 1\r")
     terminal.until_shown("reading the answer again …")
     assert "interrupted" in terminal.press("\x03")
