@@ -491,7 +491,7 @@ def test_help(typist: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     *rows, note = text.splitlines()
     assert (len(rows) <= 20, len(note) < 160) == (True, True)
     assert say("/?") == text
-    assert "min-k, " in say("/help /sampler")
+    assert "min-k," in say("/help /sampler")
     assert say("/help bye").startswith("/exit")
     assert "mink-models" in say("/help models")
 

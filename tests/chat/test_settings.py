@@ -97,7 +97,7 @@ def test_values_that_settings_refuse_and_take() -> None:
     [
         ("[chat]\ntemp = 'hot'\n", "'hot'"),
         ("[chat]\ntemp = true\n", "'True'"),
-        ("[chat]\ntemp = nan\n", "nan "),
+        ("[chat]\ntemp = nan\n", "nan"),
         ("[chat]\ntemp = [1]\n", "temp "),
         ("[chat]\nsampler = 'max-k'\n", "'max-k'"),
         ("[chatt]\n", "did you mean chat?"),

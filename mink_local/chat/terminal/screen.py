@@ -265,8 +265,11 @@ class Screen:
     def dim(self, text: str) -> None:
         """Print something that is not part of an answer, to standard error."""
         self.progress()
-        style = "" if self.is_plain else "dim"
-        self._errors.print(Text(text, style), soft_wrap=not self._errors.is_terminal)
+        whole = Text(printable(text), "" if self.is_plain else "dim")
+        rows = wrapped_rows(whole, self._errors.width) if self._errors.is_terminal else [whole]
+        for row in rows:
+            row.rstrip()  # the blank at which it was wrapped
+        self._errors.print(*rows, sep="\n", soft_wrap=True)
 
     def progress(self, text: str = "") -> None:
         """Replace the last line of standard error by a text, or clear it; only on a terminal."""
