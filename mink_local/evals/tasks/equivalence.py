@@ -42,9 +42,12 @@ _SCALES = re.compile(  # 18 hundred, 15k, 1.5 million, 3 hundred thousand
 _SCALE = re.compile("|".join(sorted(_POWERS, key=len, reverse=True)))
 _CURRENCIES = {"$": "dollars", "USD": "dollars", "€": "euros", "EUR": "euros", "£": "GBP", "¥": "yen"}
 _CURRENCIES |= dict.fromkeys(("₹", "Rs", "Rs."), "rupees")
-_AMOUNT = re.compile(  # $5, US$1,800, £3M, $2 million; but $3m$ is a formula
-    r"(?:US)?\\?([$€£¥₹]|USD|EUR|Rs\.?)\s?(-?[\d.,]*\d(?:(?:,?\\[,!]|\{,\}|\s)\d{3}\b)*(?:\s?(?:[mMbBtTkK]|mm|mn|mil|bn|tn)\b(?![\^²³/])"
-    r"|\s(?:hundred|thousand|million|billion|trillion|lakh|crore)\b)?)(?![^$\n]*(?<!\\)\$)",
+_SCALED = (
+    r"(?:\s?(?:[mMbBtTkK]|mm|mn|mil|bn|tn)\b(?![\^²³/-])|\s(?:hundred|thousand|[mbtr]+illion|lakh|crore)\b)"
+)
+_AMOUNT = re.compile(  # $5, US$1,800, £3M, $2 million; but $3m$ is a formula, and $18+ a bound
+    rf"(?:US)?\\?([$€£¥₹]|USD|EUR|Rs\.?)\s?(-?[\d.,]*\d(?:(?:,?\\[,!]|\{{,\}}|\s)\d{{3}}\b)*{_SCALED}?)"
+    r"(?!\d|[.,]\d|\s?(?:[-–+/^×·÷]|\*\s?\d)|[^$\n]*(?<!\\)\$)",
 )
 _COUNTED_IN_MILLIONS = r"(?= (?:dollars|euros?|pounds|GBP|yen|rupees|people)\b)"
 _SPELLINGS = (

@@ -29,7 +29,7 @@ _FORMS = (  # what comes before an answer
     # ### Final Answer ⏎ 18
     rf"\banswer[ \t*_]{{0,9}}\n{_NO_LIST}",
     # 答案是18
-    r"(?:答案|选项)(?:应该)?[是为：:]",
+    r"(?:答案|选项)(?:应该|大约|大概)?[是为：:]",
     # #### 18, GSM8K's own form, and not the heading #### 1. Add them up
     r"####(?!\s*\d+[.)]\s)(?=\W{0,9}\d)",
     # I choose (B), which is option B
