@@ -269,12 +269,7 @@ def _hear_pieces(arrived: list[Piece], news: News, events: Sequence[Event]) -> N
 class Answers(Stream[Answer]):
     """The answers to requests: an iterator, for `for` and for `async for`.
 
-    Args:
-        engine, thread: Generate them.
-        model: Kept while this object is.
-        requests: Taken as slots become free, by the thread that reads the answers.
-        ordered: Yield the answers in the order of their requests.
-        is_finite: Whether to tell those never begun after an interrupt.
+    Several threads may share it: each gets some of the answers, and together they get all.
     """
 
     def __init__(
@@ -287,6 +282,15 @@ class Answers(Stream[Answer]):
         ordered: bool,
         is_finite: bool,
     ) -> None:
+        """Begin with the first answer that is asked for.
+
+        Args:
+            engine, thread: Generate them.
+            model: Kept while this object is.
+            requests: Taken as slots become free, by the thread that reads the answers.
+            ordered: Yield the answers in the order of their requests.
+            is_finite: Whether to tell those never begun after an interrupt.
+        """
         super().__init__(thread, News())
         self._model, self._engine = model, engine
         self._n_interrupts = thread.n_interrupts
