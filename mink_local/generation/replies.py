@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 from weakref import WeakSet
@@ -169,7 +169,7 @@ class Reply(_HasAnswer):
         self._news = News()
         self._arrived: list[Piece] = []  # kept, so that every reader gets all
         self._readers: WeakSet[Pieces] = WeakSet()
-        self._n_read = 0  # by `next`
+        self._numbers = count()  # of the pieces that `next` returns
         # The engine does not have the reply, so that one that nobody refers to ends.
         thread.generate([decoding], partial(_hear_pieces, self._arrived, self._news))
 
@@ -189,7 +189,7 @@ class Reply(_HasAnswer):
         raise TypeError("a reply cannot be copied or pickled: use its answer, reply.answer")
 
     def __del__(self) -> None:
-        if "_n_read" in vars(self):
+        if "_numbers" in vars(self):
             self.close()
 
     def __enter__(self) -> "Reply":
@@ -204,14 +204,10 @@ class Reply(_HasAnswer):
     __aiter__ = __iter__
 
     def __next__(self) -> Piece:
-        piece = next(Pieces(self, self._n_read))
-        self._n_read += 1
-        return piece
+        return next(Pieces(self, next(self._numbers)))
 
     async def __anext__(self) -> Piece:
-        piece = await anext(Pieces(self, self._n_read))
-        self._n_read += 1
-        return piece
+        return await anext(Pieces(self, next(self._numbers)))
 
     def __await__(self) -> Generator[Any, None, str]:
         return self._read().__await__()

@@ -166,8 +166,12 @@ def test_so_many_requests_are_taken_ahead(model: Model, ordered: bool, most: int
     assert list(answers) == []
 
 
-def test_threads_share_the_answers(model: Model) -> None:
-    """Each gets some of them, and together they get all once."""
+def test_threads_share_what_they_read(model: Model) -> None:
+    """Each gets some of the pieces or answers, and together they get all once."""
+    reply = model.chat("Hi", **{**SHORT, "max_tokens": 50})
+    with ThreadPoolExecutor(4) as threads:
+        pieces = [threads.submit(lambda: list(iter(lambda: next(reply, None), None))) for _ in range(4)]
+        assert sum(len(one.result(60)) for one in pieces) == len(list(reply))
     answers = model.generate(map(str, range(30)), **SHORT)
     with ThreadPoolExecutor(4) as threads:
         read = [threads.submit(lambda: [answer.index for answer in answers]) for _ in range(4)]
