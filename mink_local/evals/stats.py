@@ -11,7 +11,7 @@ doi:10.1007/BF02295996, for the paired test, and D. M. Ritzwoller et al. (2024),
 flipping signs with several responses; D. G. Bonett and R. M. Price (2012), J. Educ. Behav. Stat. 37, 479-488,
 for the interval of a difference; S. Holm (1979), Scand. J. Statist. 6, 65-70, for the correction.
 
-What the simulations in tests/evals/test_levels.py measure, where a 95% interval promises 95%:
+What the simulations in tests/evals/test_stats.py measure, where a 95% interval promises 95%:
 
 - `share`: 95% or more, from 6 clusters on, for true shares from 2% to 98%.
 - `paired_test`: 93% or more, and errors of 5% or less, from 6 clusters on.

@@ -1,33 +1,225 @@
-"""The statistics against SciPy's and statsmodels' own, against simulation, and small cases worked by hand."""
+"""The statistics against SciPy's and statsmodels' own, against simulation, and small cases worked by hand.
+
+How often intervals hold the truth and tests err is enumerated or simulated; the bounds are those that the
+docstring of `stats` and the reports name."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest, norm, permutation_test, ttest_1samp
+from numpy.typing import NDArray
+from scipy.stats import binom, binomtest, multinomial, norm, permutation_test, ttest_1samp
 from statsmodels.stats.contingency_tables import mcnemar
 
+from mink_local.evals.frontier.report import FrontierResults
+from mink_local.evals.frontier.sums import FIGURES
 from mink_local.evals.stats import (
     ALPHA,
     FEW,
     Interval,
+    PairedTest,
     detectable_difference,
     few_clusters,
     holm,
+    mean,
     paired_test,
     resample,
     share,
     what_can_be_found,
 )
 
+SHARES = (0.02, 0.05, 0.1, 0.3, 0.5, 0.7, 0.9, 0.95, 0.98)
+Gains = NDArray[np.int64]
+
+
+def holds(interval: Interval, truth: float) -> bool:
+    return interval.low - 1e-9 <= truth <= interval.high + 1e-9
+
 
 def coverage(intervals: Iterable[Interval], truth: float) -> float:
-    """Return the share of intervals that hold the true value; 0.95 is what they promise."""
-    return float(np.mean([one.low <= truth <= one.high for one in intervals]))
+    return float(np.mean([holds(one, truth) for one in intervals]))
+
+
+@pytest.mark.parametrize("n", [6, 10, 20, 50, 100, 200])
+def test_the_interval_of_a_share_holds_whatever_the_share(n: int) -> None:
+    intervals = [share([1.0] * right + [0.0] * (n - right)) for right in range(n + 1)]
+    covered = []
+    for truth in np.linspace(0.02, 0.98, 97):
+        chances = binom.pmf(np.arange(n + 1), n, truth)
+        covered.append(chances @ [holds(one, truth) for one in intervals])
+    assert min(covered) >= 0.95
+    assert np.mean(covered) < 0.99  # not much wider than need be
+
+
+@pytest.mark.parametrize("n", [6, 20, pytest.param(200, marks=pytest.mark.slow)])
+def test_the_interval_of_a_share_holds_with_several_responses_and_for_any_values(n: int) -> None:
+    rng = np.random.default_rng(0)
+    for truth in SHARES:
+        chances = rng.beta(truth / 2, (1 - truth) / 2, (400, n))
+        for values in (rng.binomial(3, chances) / 3, chances):
+            assert coverage([share(one.tolist()) for one in values], truth) > 0.93
+
+
+@cache
+def tables(n: int) -> dict[tuple[int, int], PairedTest]:
+    """Return the test of every number of questions won and lost."""
+    return {
+        (won, lost): paired_test([1] * won + [-1] * lost + [0] * (n - won - lost))
+        for won in range(n + 1)
+        for lost in range(n + 1 - won)
+    }
+
+
+@pytest.mark.parametrize("n", [6, 8, 20, 60, pytest.param(200, marks=pytest.mark.slow)])
+def test_mcnemars_test_keeps_its_level_and_agrees_with_the_interval(n: int) -> None:
+    """Every possible outcome, for methods of any accuracies that are right on the same questions or not."""
+    outcomes = np.array([(won, lost, n - won - lost) for won, lost in tables(n)])
+    low, high, p = np.array([(*test.difference[1:], test.p) for test in tables(n).values()]).T
+    assert ((p <= ALPHA) == ((low > 0) | (high < 0))).all()
+    for a in SHARES:
+        for b in SHARES:
+            for together in (0.0, 0.9):
+                both = a * b + together * (min(a, b) - a * b)
+                chances = multinomial.pmf(outcomes, n, [a - both, b - both, 1 - a - b + 2 * both])
+                assert chances @ ((low - 1e-9 <= a - b) & (a - b <= high + 1e-9)) > 0.925
+                if a == b:
+                    assert chances @ (p <= ALPHA) <= ALPHA
+
+
+@pytest.mark.parametrize("n_comparisons", [1, 6])
+@pytest.mark.parametrize("n", [6, 8, 20, 60])
+def test_the_detectable_difference_is_that_of_the_test(n: int, n_comparisons: int) -> None:
+    least = detectable_difference(n, n_comparisons)
+    significant = [n_comparisons * test.p <= ALPHA for test in tables(n).values()]  # Holm's first step
+    if least is None:
+        assert not any(significant)
+        return
+    discordant = max(0.2, least)
+    chances = [(discordant + least) / 2, (discordant - least) / 2, 1 - discordant]
+    outcomes = [(won, lost, n - won - lost) for won, lost in tables(n)]
+    assert multinomial.pmf(outcomes, n, chances) @ significant == pytest.approx(0.8, abs=1e-6)
+
+
+def alike(truth: float) -> Callable[[np.random.Generator, int, int], Gains]:
+    """Both methods find the same questions difficult."""
+
+    def gains(rng: np.random.Generator, n: int, repeats: int) -> Gains:
+        chances = rng.beta(truth, 1 - truth, n)
+        return rng.binomial(repeats, chances) - rng.binomial(repeats, chances)
+
+    return gains
+
+
+def lopsided(truth: float) -> Callable[[np.random.Generator, int, int], Gains]:
+    """One method is always or never right on a question, the other as often on all."""
+
+    def gains(rng: np.random.Generator, n: int, repeats: int) -> Gains:
+        return repeats * rng.binomial(1, truth, n) - rng.binomial(repeats, truth, n)
+
+    return gains
+
+
+def rare(rng: np.random.Generator, n: int, repeats: int) -> Gains:
+    """One method loses a little on half of the questions, and wins 3% of the others outright."""
+    easy, lucky = rng.random(n) < 0.5, rng.random(n) < 0.03
+    return np.where(easy, rng.binomial(repeats, 0.97, n) - repeats, repeats * lucky)
+
+
+EQUAL = [*map(alike, (0.02, 0.5, 0.98)), *map(lopsided, (0.02, 0.1, 0.9)), rare]
+
+
+@pytest.mark.parametrize("repeats", [3, 8])
+@pytest.mark.parametrize("n", [6, 20, 60, pytest.param(200, marks=pytest.mark.slow)])
+def test_the_paired_test_keeps_its_level_with_several_responses(n: int, repeats: int) -> None:
+    rng = np.random.default_rng(1)
+    for equal in EQUAL:
+        tests = [paired_test(equal(rng, n, repeats).tolist(), repeats) for _ in range(300)]
+        assert np.mean([test.p <= ALPHA for test in tests]) < ALPHA + 0.025
+        assert coverage([test.difference for test in tests], 0.0) > 0.92
+        for test in tests:
+            assert (test.p <= ALPHA) == (test.difference.low > 0 or test.difference.high < 0)
+
+
+def test_holm_keeps_the_level_of_a_family_with_the_same_baseline() -> None:
+    rng = np.random.default_rng(2)
+    errs = 0
+    for _ in range(300):
+        right = rng.random((7, 40)) < rng.random(40)
+        ps = [paired_test(np.subtract(one, right[0], dtype=int).tolist()).p for one in right[1:]]
+        errs += len(ps) * min(ps) <= ALPHA  # if Holm's first step finds nothing, there is no other
+    assert errs / 300 <= ALPHA
+    assert min(holm(ps)) == pytest.approx(min(1.0, len(ps) * min(ps)))
+
+
+def clusters(n: int, spread: float, rounds: int) -> Iterator[NDArray[np.float64]]:
+    """Yield the sums and sizes of clusters of different sizes, whose means are 1 on average."""
+    rng = np.random.default_rng(3)
+    for _ in range(rounds):
+        sizes = rng.integers(20, 300, n)
+        yield np.column_stack([sizes * rng.lognormal(-(spread**2) / 2, spread, n), sizes])
+
+
+def of_ratio(one: NDArray[np.float64]) -> Interval:
+    """Return the mean over all positions with its bootstrap interval, as frontier does."""
+    sums = resample(one)
+    return Interval.of(one[:, 0].sum() / one[:, 1].sum(), sums[:, 0] / sums[:, 1], len(one))
+
+
+def of_mean(one: NDArray[np.float64]) -> Interval:
+    """Return the mean of the clusters' means with Student's interval, as quants does."""
+    return mean(one[:, 0] / one[:, 1])
+
+
+@pytest.mark.parametrize("interval", [of_ratio, of_mean])
+@pytest.mark.parametrize(("spread", "least"), [(0.3, 0.9), (0.6, 0.87), (1.0, 0.77)])
+@pytest.mark.parametrize("n", [8, 20, pytest.param(60, marks=pytest.mark.slow)])
+def test_intervals_of_few_clusters_hold_unless_they_differ_much(
+    interval: Callable[[NDArray[np.float64]], Interval], spread: float, least: float, n: int
+) -> None:
+    found = [interval(one) for one in clusters(n, spread, 200)]
+    assert coverage(found, 1.0) > least
+
+
+def test_percentiles_alone_are_too_narrow_for_few_clusters() -> None:
+    covered = []
+    for one in clusters(8, 0.3, 200):
+        sums = resample(one)
+        low, high = np.quantile(sums[:, 0] / sums[:, 1], (0.025, 0.975))
+        covered.append(low <= 1 <= high)
+    assert np.mean(covered) < 0.9
+
+
+def texts_on_a_line(rng: np.random.Generator, n: int) -> pd.DataFrame:
+    """Return the rows of a frontier whose settings all lie on one line of entropy over tail mass."""
+    places = {"greedy": 0.0, "min-k:tau=3": 1.5}
+    places |= {f"min-p:p={p},order=temperature-last": i for i, p in enumerate((0.5, 0.35, 0.2, 0.1), start=1)}
+    rows = []
+    for text in range(n):
+        positions, level = rng.integers(20, 300), rng.lognormal(-0.08, 0.4)
+        for sampler, place in places.items():
+            noise = rng.lognormal(-0.02, 0.2, 2)
+            found = dict.fromkeys(FIGURES, 0.0)
+            found["tail_mass"] = (0.01 + 0.02 * place) * level * (noise[0] if place else 1)
+            found["entropy"] = 0.1 * place * level * noise[1]
+            sums = [float(positions * one) for one in found.values()]
+            rows.append((str(text), sampler, "5", int(positions), sums))
+    return pd.DataFrame(rows, columns=["text", "sampler", "temperature", "positions", "sums"])
+
+
+@pytest.mark.parametrize("n", [8, 20, pytest.param(60, marks=pytest.mark.slow)])
+def test_a_sampler_on_the_yardsticks_curve_gains_nothing(n: int) -> None:
+    rng = np.random.default_rng(5)
+    gains = []
+    for _ in range(100):
+        found = FrontierResults(texts_on_a_line(rng, n)).defaults(5.0).set_index("sampler")
+        gains.append(Interval(*found.loc["min-k:tau=3", ["gain", "gain_low", "gain_high"]]))
+    assert coverage(gains, 0.0) > 0.86
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=60))
