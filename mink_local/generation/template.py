@@ -335,13 +335,13 @@ def _arguments(given: Any) -> Mapping[str, Any]:
     """Return the arguments of a call as an object; text that is none is marked as such for the model."""
     if isinstance(given, str):
         with suppress(ValueError, RecursionError):
-            found = json.loads(given) if given.strip() else {}
-            if isinstance(found, dict):
-                return found
+            found = json.loads(given.strip() or "null")
+            if isinstance(found, dict | None):
+                return found or {}
         return {"invalid_arguments": given}
-    if not isinstance(given, Mapping):
+    if not isinstance(given, Mapping | None):
         raise ValueError(f"the arguments of a tool call must be an object, or JSON text, not {given!r}")
-    return given
+    return given or {}
 
 
 def _tool_call(call: Any, style: CallStyle | None) -> dict[str, Any]:

@@ -164,6 +164,7 @@ def test_fields_that_are_null_are_as_if_left_out(with_tools: Weights) -> None:
     [
         ('{"query": ', {"invalid_arguments": '{"query": '}),
         ("[1]", {"invalid_arguments": "[1]"}),
+        ("null", {}),
         ("", {}),
         (" ", {}),
         (None, {}),
