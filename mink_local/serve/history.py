@@ -27,14 +27,18 @@ class History:
         if len(self._records) > self._size:
             del self._records[next(iter(self._records))]
 
-    def find(self, request_id: str) -> tuple[ResponseHead, Sequence[Answer]]:
+    def find(self, request_id: str, client: str) -> tuple[ResponseHead, Sequence[Answer]]:
         """Return a request by the end of its id: `req_1f0c` and `chatcmpl-1f0c` are the same.
 
+        Args:
+            request_id: The id.
+            client: The name of the key that was used for it, which may see it.
+
         Raises:
-            ApiError: It is not in the history.
+            ApiError: It is not in the history, or another key's.
         """
         record = self._records.get(request_id.replace("-", "_").rpartition("_")[2])
-        if record is None:
-            message = f"request {request_id[:100]!r} is not among the last {self._size} that were answered"
+        if record is None or record[0].client != client:
+            message = f"request {request_id[:100]!r} is not among this key's of the last {self._size}"
             raise ApiError(404, message, param="request_id", code="request_not_found")
         return record

@@ -44,10 +44,10 @@ def test_only_the_last_are_kept(tiny_path: Path) -> None:
         [answer] = model.answer_all([Request("Hi", SamplingParams(max_tokens=1))])
     for name in "abc":
         history.add(ResponseHead(name, 0, "tiny", "", answer.request.params, "ann"), [answer])
-    assert [history.find(f"req_{name}")[0].request_id for name in "bc"] == ["b", "c"]
-    for name in ("req_a", "req_none"):
+    assert [history.find(f"req_{name}", "ann")[0].request_id for name in "bc"] == ["b", "c"]
+    for name, client in (("req_a", "ann"), ("req_none", "ann"), ("req_c", "bob")):
         with pytest.raises(ApiError) as caught:
-            history.find(name)
+            history.find(name, client)
         assert caught.value.status == 404
 
 

@@ -10,6 +10,7 @@ from mink_local.generation.answer import Answer
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.model import Model
 from mink_local.generation.slots import Slot
+from mink_local.serve import request_log
 from mink_local.serve.bodies import Output
 from mink_local.serve.metrics import Metrics
 from mink_local.serve.service import Service
@@ -162,8 +163,8 @@ async def retrieve_model(service: Service, model_id: str) -> ModelEntry:
 
 
 async def recorded_request(service: Service, request_id: str) -> RecordedRequest:
-    """Return one of the last requests with its answers, by the id in X-Request-Id or in the answer."""
-    head, found = service.history.find(request_id)
+    """Return one of the key's last requests with its answers, by the id in X-Request-Id or in the answer."""
+    head, found = service.history.find(request_id, request_log.key_name())
     answers = [await service.off_loop(_recorded, service.model, answer) for answer in found]
     return RecordedRequest(model=head.model, created=head.created, client=head.client, answers=answers)
 
