@@ -97,7 +97,7 @@ def load_model(
     check_template_kwargs(template_kwargs or {})
     if chat_template is not None:
         check_template(chat_template)
-    require_known(options, load_model.__signature__.parameters)  # type: ignore[attr-defined]
+    require_known(options, _OPTIONS)
     asked = replace(placement or PlacementOptions(), **options)
     file = resolve(fspath(model))
     if asked.rpc:
@@ -152,6 +152,9 @@ def load_model(
         placed,
         ChatTemplate(weights, date, template_kwargs),
     )
+
+
+_OPTIONS = load_model.__signature__.parameters  # type: ignore[attr-defined]
 
 
 def make_context(
