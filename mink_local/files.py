@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -116,3 +116,12 @@ def add_to_record(path: Path, key: str, value: object) -> None:
         write_atomic(path, json.dumps({**read_record(path), key: value}))
     except OSError as error:
         log.info("cannot write %s: %s", path, error)
+
+
+def make_room(paths: Iterable[Path], most_bytes: int) -> None:
+    """Delete files until the newest ones take no more than `most_bytes`."""
+    size = 0
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
+        size += path.stat().st_size
+        if size > most_bytes:
+            path.unlink()

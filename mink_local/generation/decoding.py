@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,7 @@ class Decoding:
         texts: Texts of control tokens that are part of tool calls.
 
     Attributes:
+        kept: The file with a beginning of the prompt, and its length; None if it need not be read.
         is_plain: Whether tokens never depend on the text before them.
 
     Raises:
@@ -60,6 +62,7 @@ class Decoding:
         answer.seed = secrets.randbelow(RANDOM_SEED) if params.seed is None else params.seed
         answer.prompt = prompt
         self.answer = answer
+        self.kept: tuple[Path, int] | None = None
         self._params = params
         self._weights = weights
         self._texts = texts

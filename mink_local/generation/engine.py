@@ -17,6 +17,7 @@ While answers are being generated, prompts are prefilled in chunks small enough 
 """
 
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -30,9 +31,18 @@ from mink_local.errors import GenerationError
 from mink_local.generation.answer import Answer, FinishReason, Piece
 from mink_local.generation.call_styles import with_call_grammar
 from mink_local.generation.decoding import Decoding
+from mink_local.generation.kept import KeptCaches
 from mink_local.generation.prompt_budget import PromptBudget
 from mink_local.generation.request import Request, read_prompt
-from mink_local.generation.slots import Batch, Slot, decode, find_free, reserve, tokens_of_whole_prompts
+from mink_local.generation.slots import (
+    Batch,
+    Slot,
+    common_prefix,
+    decode,
+    find_free,
+    reserve,
+    tokens_of_whole_prompts,
+)
 from mink_local.generation.template import ChatTemplate
 from mink_local.generation.tool_calls import ToolParser
 from mink_local.llama.context import Context
@@ -52,9 +62,13 @@ class Engine:
     """Generates answers in the slots of `context`, which only the engine may use.
 
     Not thread-safe, except for `prepare`, `interrupt` and `unevaluated`. See `EngineThread`.
+
+    Attributes:
+        kept: Where caches go that are lost here, and come from; None if they are lost.
     """
 
     def __init__(self, context: Context, weights: Weights, template: ChatTemplate) -> None:
+        self.kept: KeptCaches | None = None
         self.use(context)
         # A GPU evaluates a batch while the text of the last one is told; on a CPU, that would only be later.
         self.tells_late = weights.on_gpu
@@ -73,7 +87,7 @@ class Engine:
         """Switch to another context. The engine must be idle."""
         self.context = context
         self._rows = RowSampler(context.n_vocab, context.n_threads)
-        self.slots: list[Slot[Group]] = [Slot(context, seq_id) for seq_id in range(context.n_seq)]
+        self.slots: list[Slot[Group]] = [Slot(context, i, self._keep) for i in range(context.n_seq)]
 
     @property
     def idle(self) -> bool:
@@ -132,6 +146,8 @@ class Engine:
         )
         if not self._fits(decoding):
             answer.finish_reason = "overflow"
+        elif self.kept is not None:
+            decoding.kept = self.kept.find(answer.prompt, self._n_cached(answer.prompt))
         return decoding
 
     def enqueue(self, *decodings: Decoding) -> None:
@@ -311,6 +327,21 @@ class Engine:
             if slot.job is None:
                 slot.truncate(0)
 
+    def keep_all(self) -> None:
+        """Have the caches of free slots kept. The engine must be idle."""
+        for slot in self.slots:
+            if self.kept is not None and slot.last_used:
+                self.kept.keep(slot.tokens, slot.seq_id, waits=True)
+
+    def _keep(self, slot: Slot[Group]) -> None:
+        if self.kept is not None:
+            self.kept.keep(slot.tokens, slot.seq_id)
+
+    def _n_cached(self, prompt: Sequence[int]) -> int:
+        """Return how much of a prompt a slot holds. May be called from any thread."""
+        wanted = array("i", prompt)
+        return max(common_prefix(slot.tokens, wanted) for slot in self.slots)
+
     def unevaluated(self, answer: Answer) -> int:
         """Return the number of prompt tokens not yet evaluated. May be called from any thread."""
         if answer.tokens or answer.finish_reason is not None:
@@ -377,12 +408,21 @@ class Engine:
                 decoding.begin(0, self.context.n_ctx)
                 slot.job.append(decoding)
                 return True
+        self._read_kept(decoding)
         free = reserve(self.slots, decoding.answer.prompt, decoding.n_prompt_outputs)
         if free is None:
             return False
         decoding.begin(len(free.pending), self.context.n_ctx)
         free.job = [decoding]
         return True
+
+    def _read_kept(self, decoding: Decoding) -> None:
+        """Read a prompt's beginning from disk into a free slot, unless a slot holds as much by now."""
+        slot = find_free(self.slots)
+        if decoding.kept is not None and slot is not None:
+            (path, n_tokens), decoding.kept = decoding.kept, None
+            if self._n_cached(decoding.answer.prompt) < n_tokens:
+                slot.read(path)
 
     def _compact(self) -> list[Slot[Group]]:
         """Move busy slots together unless they are adjacent; return them.

@@ -1,7 +1,8 @@
 """Slots: the sequences of a KV cache, their reuse, and the batches that fill them and yield logits."""
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -10,7 +11,7 @@ from mink_local.llama.context import Context, Segment
 
 N_OUTPUTS = 128  # logits rows per batch: 78 MB with a vocabulary of 151,936
 MIN_SHARED_PREFIX = 4  # a shorter prefix is cheaper to evaluate again than to copy
-_CONTINUED = 0.75  # share of a slot's tokens that a prompt begins with if it continues the same conversation
+CONTINUED = 0.75  # share of a slot's tokens that a prompt begins with if it continues the same conversation
 
 Job = TypeVar("Job")
 
@@ -29,9 +30,14 @@ class Slot(Generic[Job]):
         job: What the slot is used for; None if it is free.
         last_used: Number of tokens that the context had evaluated when the slot was released; 0 if it was
             never used, or if its tokens are in another slot too.
+
+    Args:
+        keep: Called before a free slot's cache is lost.
     """
 
-    def __init__(self, context: Context, seq_id: int) -> None:
+    def __init__(
+        self, context: Context, seq_id: int, keep: "Callable[[Slot[Job]], object] | None" = None
+    ) -> None:
         self.seq_id = seq_id
         self.tokens: array[int] = array("i")
         self.pending: Sequence[int] = ()
@@ -40,12 +46,14 @@ class Slot(Generic[Job]):
         self.job: Job | None = None
         self.last_used = 0
         self._context = context
+        self._keep = keep
 
     def queue(self, tokens: Sequence[int], n_outputs: int = 1) -> None:
         """Set the sequence to `tokens`: keep the prefix that is in the cache and queue the rest.
 
         The last `n_outputs` tokens are always queued, because their logits are needed.
         """
+        self._lose_all_but(tokens)
         self.truncate(common_prefix(self.tokens, tokens[: len(tokens) - n_outputs]))
         self.pending, self.n_outputs = tokens[len(self.tokens) :], n_outputs
         self.deadline = self._context.n_evaluated + len(self.pending)
@@ -78,9 +86,25 @@ class Slot(Generic[Job]):
 
     def copy_from(self, other: "Slot[Job]") -> None:
         """Copy another slot's cache."""
+        self._lose_all_but(other.tokens)
         self._context.clear(self.seq_id)
         self._context.copy(other.seq_id, self.seq_id)
-        self.tokens = other.tokens[:]
+        self.tokens, self.last_used = other.tokens[:], 0
+
+    def read(self, path: Path) -> None:
+        """Read the cache from a sealed file."""
+        self._lose_all_but(())
+        self.tokens = array("i", self._context.restore(path, self.seq_id))
+        self.last_used = 0
+
+    def _lose_all_but(self, tokens: Sequence[int]) -> None:
+        """Have the cache kept elsewhere if most of it is about to be lost, and is in no other slot."""
+        if (
+            self._keep
+            and self.last_used
+            and common_prefix(self.tokens, tokens) < CONTINUED * len(self.tokens)
+        ):
+            self._keep(self)
 
     def take_over(self, other: "Slot[Job]") -> None:
         """Continue another slot's job and free that slot."""
@@ -142,7 +166,7 @@ def reserve(slots: Sequence[Slot[Job]], tokens: Sequence[int], n_outputs: int = 
         _will_share(slot, reusable, n_cached[slot]) > n_cached[best] + MIN_SHARED_PREFIX - 1 for slot in slots
     ):
         return None
-    if best.job is None and n_cached[best] >= _CONTINUED * len(best.tokens):
+    if best.job is None and n_cached[best] >= CONTINUED * len(best.tokens):
         found = best
     elif n_cached[best] >= n_cached[found] + MIN_SHARED_PREFIX:
         found.copy_from(best)

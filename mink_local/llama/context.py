@@ -197,9 +197,33 @@ class Context:
             raise OSError(f"llama.cpp cannot write {path}: {reason()}")
         with path.open("r+b") as file:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                seal = self._seal(data)
+                seal = self.seal(data)
             file.seek(0, os.SEEK_END)
             file.write(seal)
+
+    def snapshot(self, tokens: Sequence[int], seq_id: int = 0) -> bytearray:
+        """Return a copy of a sequence's keys and values, after the number of its tokens and their ids."""
+        head = np.array([len(tokens), *tokens], np.int32)
+        size = self.state_size(seq_id)
+        data = bytearray(head.nbytes + size)
+        data[: head.nbytes] = head.tobytes()
+        copied = (ctypes.c_uint8 * size).from_buffer(data, head.nbytes)
+        C.llama_state_seq_get_data(self.handle, copied, size, seq_id)
+        return data
+
+    def restore(self, path: Path, seq_id: int = 0) -> list[int]:
+        """Replace a sequence by a snapshot in a file that `is_sealed`; return its token ids.
+
+        There are none, and the sequence is empty, if it is too long for this context.
+        """
+        data = np.fromfile(path, np.uint8)[:-_SEAL]
+        end = 4 + 4 * int(data[:4].view(np.int32)[0])
+        values = _pointer(data[end:], ctypes.c_uint8)
+        if C.llama_state_seq_set_data(self.handle, values, len(data) - end, seq_id):
+            ids: list[int] = data[4:end].view(np.int32).tolist()
+            return ids
+        self.clear(seq_id)
+        return []
 
     def load(self, path: Path, seq_id: int = 0) -> list[int]:
         """Replace a sequence by one that `save` wrote; return its token ids.
@@ -208,7 +232,7 @@ class Context:
         or from another model file, KV cache type or llama.cpp build.
         """
         ids, count, read = (C.llama_token * self.n_ctx)(), ctypes.c_size_t(), 0
-        if self._is_sealed(path):  # llama.cpp aborts the process on a damaged file
+        if self.is_sealed(path):  # llama.cpp aborts the process on a damaged file
             with logged(self._verbose):
                 read = C.llama_state_seq_load_file(
                     self.handle, os.fsencode(path), seq_id, ids, len(ids), ctypes.byref(count)
@@ -218,7 +242,7 @@ class Context:
         self.clear(seq_id)
         return []
 
-    def _is_sealed(self, path: Path) -> bool:
+    def is_sealed(self, path: Path) -> bool:
         """Return whether a file is unchanged since `save` and matches this model, KV cache type and build."""
         with (
             suppress(OSError, ValueError),  # ValueError: the file is empty
@@ -227,10 +251,10 @@ class Context:
             memoryview(data) as view,
             view[:-_SEAL] as content,
         ):
-            return self._seal(content) == view[-_SEAL:]
+            return self.seal(content) == view[-_SEAL:]
         return False
 
-    def _seal(self, data: Any) -> bytes:
+    def seal(self, data: Any) -> bytes:
         """Return a checksum of keys and values, together with what they belong to."""
         return hashlib.blake2b(data, digest_size=_SEAL, key=self._fits).digest()
 

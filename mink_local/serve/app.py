@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from mink_local.errors import MinkError
+from mink_local.generation.kept import KeptCaches
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
 from mink_local.interrupts import on_interrupt
@@ -149,6 +151,8 @@ def serve(
     queue: int,
     key_slots: int | None,
     kv_type: str,
+    cache: Path | None,
+    cache_size: float,
     chat_template: str | None,
     template_kwargs: Mapping[str, Any] | None,
     keys: Keys,
@@ -193,6 +197,8 @@ def serve(
         )
         loaded.reserve(loaded.n_ctx, loaded.n_parallel, max(N_OUTPUTS, loaded.n_parallel))
         _warm_up(loaded, sampler)
+        if cache is not None:
+            loaded.core.engine.kept = KeptCaches(cache, int(cache_size * 1e9), loaded.core.engine.context)
     name = alias or model_id(model, loaded.name)
     default = Preset(sampler, temp, name, is_fixed=ignore_client_sampling)
     service = Service(

@@ -96,6 +96,20 @@ Exit status: 0 success, 1 failure, 2 wrong usage or unknown model.
 )
 @placement_options
 @kv_type_option
+@click.option(
+    "--cache",
+    type=click.Path(file_okay=False, writable=True, path_type=Path),
+    metavar="DIR",
+    help="Keep the KV caches of ended conversations in this folder, also over a restart.",
+)
+@click.option(
+    "--cache-size",
+    type=FiniteFloat(min=0),
+    default=10.0,
+    show_default=True,
+    metavar="GB",
+    help="Size of these caches; the oldest are deleted.",
+)
 @chat_template_option.replace("chat_template")
 @template_kwargs_option
 @click.option(

@@ -185,11 +185,19 @@ class Service:
         """End all answers and free the model, unless its thread is stuck."""
         self._watch.cancel()
         self.interrupt()
+        await asyncio.to_thread(self._keep_caches)
         ended = await asyncio.to_thread(self.model.core.thread.end, "the server is stopping", _END_SECONDS)
         # A request in preparation uses the model's vocabulary.
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
         if ended:
             self.model.close()
+
+    def _keep_caches(self) -> None:
+        core = self.model.core
+        if core.engine.kept is not None and self.failure is None:
+            with suppress(MinkError):  # the engine has ended
+                core.thread.call_when_idle(core.engine.keep_all)
+            core.engine.kept.close()
 
     @property
     def n_present(self) -> int:

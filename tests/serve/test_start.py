@@ -192,3 +192,18 @@ def test_a_server_without_an_engine_says_so_and_ends(fault: str, watchdog: int, 
         assert '"code":"engine_down"' in response.text
         assert server.process.wait(60) == 1
     assert any(reason in line for line in server.said)
+
+
+@pytest.mark.slow
+@pytest.mark.posix
+def test_what_was_evaluated_is_read_after_a_restart(tmp_path: Path) -> None:
+    prompt = "".join(f"The quick brown fox {i} jumps over the lazy dog. " for i in range(30))
+    cached = []
+    for _ in range(2):
+        with running_server("--cache", str(tmp_path)) as server:
+            usage = server.post("/v1/completions", prompt=prompt, max_tokens=1).json()["usage"]
+            cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(60) == 0
+    assert cached[0] == 0
+    assert cached[1] > 300

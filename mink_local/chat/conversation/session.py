@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 
 import click
@@ -25,7 +24,7 @@ from mink_local.chat.conversation.store import (
 )
 from mink_local.chat.settings import Settings
 from mink_local.errors import GenerationError, MinkError
-from mink_local.files import private_folder
+from mink_local.files import make_room, private_folder
 from mink_local.generation.answer import Piece
 from mink_local.generation.model import Model
 from mink_local.generation.replies import Reply
@@ -93,11 +92,7 @@ def write_cache(model: Model, path: Path) -> None:
     folder = private_folder(path.parent)
     if model.n_cached < _LEAST_TOKENS or not model.save_cache(path, MOST_BYTES):
         return
-    newest_first = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-    sizes = accumulate([path.stat().st_size for path in newest_first])
-    for path, size in zip(newest_first, sizes, strict=True):
-        if size > MOST_BYTES:
-            path.unlink()
+    make_room(folder.iterdir(), MOST_BYTES)
 
 
 def prompt_digest(tokens: Sequence[int]) -> str:

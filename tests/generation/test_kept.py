@@ -1,0 +1,97 @@
+"""KV caches on disk: what is kept, found again, and not read."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mink_local import Model, Reply, load_model
+from mink_local.generation.kept import KeptCaches
+
+PROMPT = "".join(f"The quick brown fox {i} jumps over the lazy dog. " for i in range(30))
+OTHER = "".join(f"In village {i} there was a mill by the river. " for i in range(30))
+
+
+@pytest.fixture
+def model(smollm2_path: Path) -> Iterator[Model]:
+    with load_model(str(smollm2_path), n_ctx=1024) as model:
+        yield model
+
+
+def restarted(model: Model, folder: Path, most_bytes: int = 10**9) -> None:
+    """Forget what is in memory, as a restart does, and take the caches of a folder."""
+    keep(model)
+    model.forget()
+    model.core.engine.kept = KeptCaches(folder, most_bytes, model.core.engine.context)
+
+
+def keep(model: Model) -> None:
+    if model.core.engine.kept is not None:
+        model.core.thread.call_when_idle(model.core.engine.keep_all)
+        model.core.engine.kept.close()
+        model.core.engine.kept = None
+
+
+def asked(model: Model, prompt: str) -> Reply:
+    reply = model.complete(prompt, temperature=0, max_tokens=4)
+    assert reply.read()
+    return reply
+
+
+def test_a_cache_is_read_after_a_restart_and_by_its_owner_alone(model: Model, tmp_path: Path) -> None:
+    restarted(model, tmp_path / "new")
+    first = asked(model, PROMPT)
+    assert first.evaluated_tokens == first.prompt_tokens > 300
+    restarted(model, tmp_path / "new")
+    longer = asked(model, PROMPT + "And then")
+    assert longer.evaluated_tokens < 10
+    restarted(model, tmp_path / "new")  # the longer one takes the place of the shorter
+    [path] = (tmp_path / "new").iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    again = asked(model, PROMPT)
+    assert (again.text, again.evaluated_tokens < 10) == (first.text, True)
+
+
+def test_a_cache_is_kept_when_another_conversation_takes_its_slot(model: Model, tmp_path: Path) -> None:
+    restarted(model, tmp_path)
+    for prompt in (PROMPT, OTHER):
+        asked(model, prompt)
+    assert asked(model, PROMPT).evaluated_tokens < 10
+
+
+def test_the_oldest_are_deleted_beyond_the_limit_and_nothing_else(model: Model, tmp_path: Path) -> None:
+    (tmp_path / "mine.kv").write_bytes(b"x" * 100)
+    os.utime(tmp_path / "mine.kv", (0, 0))
+    restarted(model, tmp_path)
+    asked(model, PROMPT)
+    keep(model)
+    size = max(path.stat().st_size for path in tmp_path.iterdir())
+    restarted(model, tmp_path, int(1.5 * size))
+    asked(model, OTHER)
+    keep(model)
+    assert len([*tmp_path.iterdir()]) == 2
+    restarted(model, tmp_path)
+    assert asked(model, PROMPT).evaluated_tokens > 300
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff" * 100, None])
+def test_a_damaged_file_is_not_read(model: Model, tmp_path: Path, damage: bytes | None) -> None:
+    restarted(model, tmp_path)
+    first = asked(model, PROMPT)
+    keep(model)
+    [path] = tmp_path.iterdir()
+    data = bytearray(path.read_bytes())
+    data[-1000] ^= 1
+    path.write_bytes(data if damage is None else damage)
+    restarted(model, tmp_path)
+    assert asked(model, PROMPT).evaluated_tokens == first.prompt_tokens
+
+
+def test_a_file_of_another_type_is_not_read(model: Model, smollm2_path: Path, tmp_path: Path) -> None:
+    restarted(model, tmp_path)
+    asked(model, PROMPT)
+    keep(model)
+    with load_model(str(smollm2_path), n_ctx=1024, kv_type="q8_0") as other:
+        restarted(other, tmp_path)
+        assert asked(other, PROMPT).evaluated_tokens > 300
