@@ -23,7 +23,7 @@ from openai import (
 )
 
 from mink_local.errors import ServerError
-from mink_local.evals.answering import Answered, Answerer, Session
+from mink_local.evals.answering import Answered, Answerer, ModelSession
 from mink_local.generation.request import Request
 from mink_local.samplers import Greedy, Sampler, TopP
 
@@ -140,11 +140,11 @@ class AddressAnswerer(Answerer):
         self,
         requests: Sequence[Request],
         room: Iterable[Request],  # noqa: ARG002
-    ) -> Generator[Answered | Session, None, None]:
+    ) -> Generator[Answered | ModelSession, None, None]:
         """Yield answers in order of completion; after a failure, only those to requests already sent."""
         if not self._is_begun:  # it makes its own room
             self._is_begun = True
-            yield Session(None, {"executor": "address", "n_parallel": self._parallel})
+            yield ModelSession(None, {"executor": "address", "n_parallel": self._parallel})
         failed: ServerError | None = None
         with asyncio.Runner() as runner:
             client = self._client(self._seconds, RETRIES)

@@ -51,7 +51,7 @@ _ON_CPU = 8  # answers at a time: about as fast as 32 there, and an interrupt lo
 _CTX_STEP = 256  # llama.cpp rounds context lengths to multiples of this
 
 
-class Session(NamedTuple):
+class ModelSession(NamedTuple):
     """What is known once requests can be answered.
 
     Attributes:
@@ -121,7 +121,7 @@ class Answerer(ABC):
     @abstractmethod
     def answers(
         self, requests: Sequence[Request], room: Iterable[Request]
-    ) -> Generator[Answered | Session, None, None]:
+    ) -> Generator[Answered | ModelSession, None, None]:
         """Yield answers in order of completion, and every new session before its answers.
 
         Args:
@@ -185,7 +185,7 @@ class FileAnswerer(Answerer):
             raise RunError(f"{name} must be the same file on every machine of the cluster")
         return load_model(name, n_ctx=_CTX_STEP, date=DATE, **self.placement)
 
-    def _make_room(self, room: Iterable[Request]) -> Session | None:
+    def _make_room(self, room: Iterable[Request]) -> ModelSession | None:
         """Make room for the longest of some requests; return None if nothing has changed."""
         longest = max(
             len(self.model.prompt_tokens(request.prompt, request.enable_thinking))
@@ -203,7 +203,7 @@ class FileAnswerer(Answerer):
         self._n_ctx = n_ctx
         return self._session()
 
-    def _session(self) -> Session:
+    def _session(self) -> ModelSession:
         environment = {
             "executor": "ray" if self.sha256 else "local",
             "placement": self.model.placement.where,
@@ -213,11 +213,11 @@ class FileAnswerer(Answerer):
         template = self.model.chat_template or ""
         if kwargs := self.placement.get("template_kwargs"):  # they change prompts as another template does
             template += json.dumps(kwargs, sort_keys=True)
-        return Session(hashlib.sha256(template.encode()).hexdigest(), environment)
+        return ModelSession(hashlib.sha256(template.encode()).hexdigest(), environment)
 
     def answers(
         self, requests: Sequence[Request], room: Iterable[Request]
-    ) -> Generator[Answered | Session, None, None]:
+    ) -> Generator[Answered | ModelSession, None, None]:
         if session := self._make_room(room):
             yield session
         alone = self.model.n_parallel == 1  # then an answer must depend on nothing but its own request

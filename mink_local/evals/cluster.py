@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from mink_local.errors import MinkError, RunError
-from mink_local.evals.answering import Answered, FileAnswerer, Session
+from mink_local.evals.answering import Answered, FileAnswerer, ModelSession
 from mink_local.generation.request import Request
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray sends usage statistics
@@ -44,7 +44,7 @@ class ClusterAnswerer(FileAnswerer):
 
     def answers(
         self, requests: Sequence[Request], room: Iterable[Request]
-    ) -> Generator[Answered | Session, None, None]:
+    ) -> Generator[Answered | ModelSession, None, None]:
         """Yield answers and sessions; see `Answerer`.
 
         Raises:
@@ -79,7 +79,7 @@ class ClusterAnswerer(FileAnswerer):
                 self._busy[answers] = share  # behind the others, which come first
                 yield found
 
-    def _next(self, answers: Any, share: _Share) -> Answered | Session | None:
+    def _next(self, answers: Any, share: _Share) -> Answered | ModelSession | None:
         """Return a worker's next item; None after its last one. Raises RayError if it is lost."""
         try:
             reference = next(answers, None)

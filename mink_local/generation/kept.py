@@ -1,10 +1,12 @@
 """KV caches on disk: those of ended conversations, for prompts that begin with them."""
 
 import logging
+import os
 import secrets
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +57,8 @@ class KeptCaches:
         if path is None or lengths[path] < n_cached + LEAST_TOKENS:
             return None
         if self._context.is_sealed(path):
-            path.touch()
+            with suppress(OSError):  # another server may have deleted it
+                os.utime(path)
             return path, lengths[path]
         log.warning("%s is damaged or gone: it is not read", path)
         self._tokens.pop(path, None)

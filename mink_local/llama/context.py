@@ -214,14 +214,15 @@ class Context:
     def restore(self, path: Path, seq_id: int = 0) -> list[int]:
         """Replace a sequence by a snapshot in a file that `is_sealed`; return its token ids.
 
-        There are none, and the sequence is empty, if it is too long for this context.
+        There are none, and the sequence is empty, if it is too long for this context, or the file is gone.
         """
-        data = np.fromfile(path, np.uint8)[:-_SEAL]
-        end = 4 + 4 * int(data[:4].view(np.int32)[0])
-        values = _pointer(data[end:], ctypes.c_uint8)
-        if C.llama_state_seq_set_data(self.handle, values, len(data) - end, seq_id):
-            ids: list[int] = data[4:end].view(np.int32).tolist()
-            return ids
+        with suppress(OSError):
+            data = np.fromfile(path, np.uint8)[:-_SEAL]
+            end = 4 + 4 * int(data[:4].view(np.int32)[0])
+            values = _pointer(data[end:], ctypes.c_uint8)
+            if C.llama_state_seq_set_data(self.handle, values, len(data) - end, seq_id):
+                ids: list[int] = data[4:end].view(np.int32).tolist()
+                return ids
         self.clear(seq_id)
         return []
 

@@ -29,7 +29,7 @@ from tests.support.python import output_of
         (["run", "gsm8k", "--temp", "nan"], 2, "nan"),
         (["run", "gsm8k", "--temp", "-1"], 2, "-1"),
         (["run", "gsm8k", "--limit", "0"], 2, "at least 1"),
-        (["run", "gsm8k", "--parallel", "0"], 2, "'0'"),
+        (["run", "gsm8k", "--parallel", "0"], 2, "--parallel"),
         (["run", "gsm8k", "--parallel", "many"], 2, "'many'"),
         (["run", "gsm8k", "--data", "no/such"], 1, "no/such"),
         (["run", "gsm8k", "aqua", "--data", __file__], 2, "TASK="),

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,3 +96,24 @@ def test_a_file_of_another_type_is_not_read(model: Model, smollm2_path: Path, tm
     with load_model(str(smollm2_path), n_ctx=1024, kv_type="q8_0") as other:
         restarted(other, tmp_path)
         assert asked(other, PROMPT).evaluated_tokens > 300
+
+
+def test_a_file_deleted_after_it_was_found_is_evaluated_again(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restarted(model, tmp_path)
+    asked(model, PROMPT)
+    restarted(model, tmp_path)
+    kept = model.core.engine.kept
+    assert kept is not None
+    find = kept.find
+
+    def found_and_deleted(*args: Any) -> tuple[Path, int] | None:
+        found = find(*args)
+        if found:
+            found[0].unlink()
+        return found
+
+    monkeypatch.setattr(kept, "find", found_and_deleted)
+    assert asked(model, PROMPT).evaluated_tokens > 300
+    assert not [*tmp_path.iterdir()]

@@ -59,7 +59,7 @@ def test_a_name_alone_means_the_defaults(name: str) -> None:
     ("text", "wrong"),
     [
         ("top", "'top'"),
-        ("", "''"),
+        ("", "name"),
         ("min-k:mu=1", "'mu'"),
         ("greedy:k=1", "'k'"),
         ("top-k:k=2.5", "'2.5'"),
@@ -86,7 +86,7 @@ def test_a_name_alone_means_the_defaults(name: str) -> None:
         ("min-k:decay=exp", "decay .*exp"),
         ("min-k:normalize=0", "normalize .*'0'"),
         ("min-k:alpha=2,decay=log", "alpha .*decay=log"),
-        ("min-k+", "''"),
+        ("min-k+", "name"),
         ("top-k+min-q", "'min-q'"),
         ("top-k:k=1e+2", "'1e\\+2'"),
         ("mirostat+top-k", "mirostat"),

@@ -11,7 +11,7 @@ from itertools import starmap
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from mink_local.errors import GenerationError, JudgeError
-from mink_local.evals.answering import Answered, Answerer, Session
+from mink_local.evals.answering import Answered, Answerer, ModelSession
 from mink_local.evals.measurement import Measurement, Results
 from mink_local.evals.run.records import OfResponse, ResponseKey
 from mink_local.evals.store import Store
@@ -170,7 +170,7 @@ class Judging(Measurement[Row], Generic[AnyUnit, Row]):
                 again = []
                 with closing(self._judge.answers(list(starmap(_request, waiting)), room)) as answers:
                     for answer in answers:
-                        if isinstance(answer, Session):
+                        if isinstance(answer, ModelSession):
                             answer.record(store, "judge", self._judge.name)
                             continue
                         unit, last = waiting[answer.index]

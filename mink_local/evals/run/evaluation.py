@@ -16,7 +16,14 @@ from subprocess import list2cmdline
 from typing import TYPE_CHECKING, Any
 
 from mink_local.errors import GenerationError, RunError
-from mink_local.evals.answering import NO_TEMPLATE, Answered, Answerer, FileAnswerer, Session, file_sha256
+from mink_local.evals.answering import (
+    NO_TEMPLATE,
+    Answered,
+    Answerer,
+    FileAnswerer,
+    ModelSession,
+    file_sha256,
+)
 from mink_local.evals.measurement import Measurement, Results, duration
 from mink_local.evals.run.pace import Pace
 from mink_local.evals.run.questions import AskedTask, ask, locate
@@ -192,7 +199,7 @@ class Run(Measurement[Response]):
                         found.record(store, "model", model.name)
                         self._warn(model.name, found)
 
-    def _responses(self, model: Answerer, wanted: Sequence[Wanted]) -> Iterator[Response | Session]:
+    def _responses(self, model: Answerer, wanted: Sequence[Wanted]) -> Iterator[Response | ModelSession]:
         """Yield a model's responses in order of completion, and every new session before its responses.
 
         Generation continues while a response is scored and written. Responses wanted to a question are
@@ -206,7 +213,7 @@ class Run(Measurement[Response]):
             room = (self._request(members[0]._replace(question=question)) for question in questions)
             with closing(model.answers(list(map(self._request, members)), room)) as answers:
                 for answer in answers:
-                    if isinstance(answer, Session):
+                    if isinstance(answer, ModelSession):
                         self._pace = Pace()
                         yield answer
                     else:
@@ -284,7 +291,7 @@ class Run(Measurement[Response]):
         timer = threading.Timer(_REHEARSAL_SECONDS, stop)
         with closing(model), on_interrupt(self.interrupt):
             for found in self._responses(model, wanted):
-                if isinstance(found, Session) and timer.ident is None:  # a thread starts once
+                if isinstance(found, ModelSession) and timer.ident is None:  # a thread starts once
                     self._began = time.monotonic()
                     timer.start()
         timer.cancel()
@@ -297,7 +304,7 @@ class Run(Measurement[Response]):
         speed = self._pace.speed(self._lost)
         return f"at most {duration(len(wanted) * self._most / speed)}" if speed else "no token in 20 seconds"
 
-    def _warn(self, model: str, session: Session) -> None:
+    def _warn(self, model: str, session: ModelSession) -> None:
         """Warn once about a model that may not end its responses."""
         if session.template_sha256 == NO_TEMPLATE and model not in self._ending:
             log.warning(

@@ -15,7 +15,7 @@ import pytest
 from mink_local.errors import JudgeError, MinkError
 from mink_local.evals import addresses, answering
 from mink_local.evals.addresses import AddressAnswerer
-from mink_local.evals.answering import Answered, FileAnswerer, Session
+from mink_local.evals.answering import Answered, FileAnswerer, ModelSession
 from mink_local.evals.judge.asking import Prompt
 from mink_local.evals.judge.methods import ORDERS, WINNER, Pair, Pairs, read_winner
 from mink_local.evals.measurement import carry_out
@@ -470,7 +470,7 @@ def test_a_judge_is_closed_when_it_has_judged(tmp_path: Path, tiny_path: Path) -
     class Failing(FileAnswerer):
         closed = False
 
-        def answers(self, *_: object) -> Generator[Answered | Session, None, None]:
+        def answers(self, *_: object) -> Generator[Answered | ModelSession, None, None]:
             raise JudgeError("no more")
 
         def close(self) -> None:
@@ -491,7 +491,7 @@ def test_closing_a_local_judge_frees_its_model(tiny_path: Path) -> None:
     with closing(judge):
         session, answered = judge.answers(requests, requests)
         model = judge.model
-    assert isinstance(session, Session)
+    assert isinstance(session, ModelSession)
     assert session.template_sha256 == hashlib.sha256(template.encode()).hexdigest()
     assert isinstance(answered, Answered)
     assert json.loads(answered.text).keys() == {"winner"}
