@@ -178,6 +178,20 @@ def test_ctrl_c_while_another_model_loads(opened: Open, tiny_path: Path, tmp_pat
 
 
 @pytest.mark.slow
+def test_ctrl_c_while_an_answer_is_read_again(opened: Open, tmp_path: Path) -> None:
+    grammar = tmp_path / "numbers.gbnf"
+    grammar.write_text('root ::= "one two three four"')
+    options = ("--grammar", str(grammar), "--system", "one two three four five six " * 200)
+    terminal = opened("-n", "2", "--ctx", "2048", "--no-cache", *options)
+    terminal.say("Say hello.")
+    terminal.say("/set ctx 2304")  # the KV cache goes
+    terminal.send("/explain 1\r")
+    terminal.until_shown("reading the answer again …")
+    assert "interrupted" in terminal.press("\x03")
+    assert "conversation" in terminal.say("/stats")
+
+
+@pytest.mark.slow
 def test_the_editor(opened: Open, tmp_path: Path) -> None:
     editor = tmp_path / "editor"
     editor.write_text("#!/bin/sh\necho 'Name a fruit.' > \"$1\"\n")

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache, partial
 from itertools import accumulate, zip_longest
 from typing import TypeVar
@@ -23,7 +23,6 @@ from mink_local.chat.terminal.screen import Screen, counted, one_line, wrapped_r
 from mink_local.cli import printable
 from mink_local.errors import MinkError
 from mink_local.generation.sampling_step import SamplingStep
-from mink_local.interrupts import on_interrupt
 
 TEMPERATURES = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 20.0, 50.0, 100.0)
 MIN_COLUMNS, MIN_ROWS = 76, 22  # of a window that the full-screen view fits
@@ -88,8 +87,7 @@ def _index(steps: AnswerSteps, wanted: str) -> int:
 def _print_step(screen: Screen, steps: AnswerSteps, at: int) -> None:
     """Print one step as the full-screen view shows it."""
     screen.progress("reading the answer again …")
-    with on_interrupt(steps.model.interrupt):
-        step = steps.step(at)
+    step = steps.step(at)
     screen.show(_headline(steps, at))
     if at:
         before = "".join(steps.texts[max(0, at - 12) : at])
@@ -280,8 +278,9 @@ def view(walk: Walk, console: Console) -> _Fork | None:
         try:
             return app.run()
         finally:
-            if computing and not computing.done():
+            while computing and not computing.done():  # it may not have asked the model yet
                 walk.steps.model.interrupt()
+                wait([computing], 0.1)
 
 
 def _key_bindings(walk: Walk) -> KeyBindings:
