@@ -186,7 +186,7 @@ def coloured(texts: Iterable[str], k: Iterable[int], theme: Theme) -> Text:
     tokens = zip(joined_line_ends(texts), k, strict=False)
     shown = Text().join(_marked(text, n, styles) for text, n in tokens)
     if theme is not COLOURLESS:
-        shown.append("\n\nsampled from this many tokens:")
+        shown.append("\n\nsampled from this many tokens:\n")
         for least, name in _LEVELS.items():
             shown.append(" ").append(f" {name} ", styles[least])
     return shown
