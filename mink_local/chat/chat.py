@@ -15,7 +15,8 @@ from mink_local.chat.terminal.screen import Screen, counted
 from mink_local.errors import MinkError
 from mink_local.generation.sampling_step import compared_with
 from mink_local.interrupts import on_interrupt
-from mink_local.llama.token_sampler import TokenSampler
+from mink_local.llama.token_data import sample_rows
+from mink_local.llama.token_sampler import RowSampler, TokenSampler
 from mink_local.samplers import Sampler
 from mink_local.samplers.compile import cached_names
 from mink_local.threads import in_background
@@ -28,11 +29,14 @@ def compiling(*samplers: Sampler) -> Callable[[], bool]:
     Returns a function that says whether it is at work.
     """
     cached = cached_names()
-    missing = [one for one in samplers if not {member.kernel.__name__ for member in one.members} <= cached]
+    kernels = {one: {member.kernel.__name__ for member in one.members} for one in samplers}
+    missing = [one for one, names in kernels.items() if not names | {sample_rows.__name__} <= cached]
 
     def compile_missing() -> None:
         for sampler in missing:
-            TokenSampler(sampler, 1.0, 0, n_vocab=2)(np.zeros(2, np.float32), step=0)
+            token_sampler = TokenSampler(sampler, 1.0, 0, n_vocab=2)
+            if token_sampler.program:
+                RowSampler(2, 1)(np.zeros((1, 2), np.float32), [0], [token_sampler])
 
     compiled = in_background(compile_missing, "kernels", daemon=True)
     return lambda: bool(missing) and not compiled.done()

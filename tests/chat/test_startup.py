@@ -346,12 +346,13 @@ def test_what_is_missing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     is_compiling = compiling(*default_samplers(), chain)
     while is_compiling():
         pass
-    assert {"min_k", "top_k"} <= cached_names()
+    assert {"min_k", "top_k", "sample_rows"} <= cached_names()
     assert compiling(*default_samplers(), chain) is is_compiling
 
 
 def test_what_is_cached_is_not() -> None:
-    MinK().cutoff([0.0])
+    while compiling(MinK())():
+        pass
     compiling.cache_clear()
     assert not compiling(MinK())()
 
