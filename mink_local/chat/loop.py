@@ -280,15 +280,18 @@ def run(chat: Chat) -> None:
 
 def _offered(chat: Chat) -> Offer:
     """Return what the next line begins with: nothing, if that would be joined to what is typed already."""
-    if chat.offered is None or (not chat.offered.replaces and chat.line.keys_wait()):
+    offer = chat.offered
+    if offer is None or (not offer.replaces and not offer.is_meant and chat.line.keys_wait()):
         return Offer()
-    offer, chat.offered = chat.offered, None
+    chat.offered = None
     return offer
 
 
 def _read(chat: Chat, offer: Offer, prompt: str) -> str:
     """Return a line. If it cannot begin with what is offered, Enter alone sends that."""
     message = offer.message
+    if offer.is_meant:  # said already; whoever types something else, a script too, need not delete it first
+        return chat.line.read("", prompt) or message.typed
     if message.files:
         chat.screen.note(f"its attached files, {counted(message.attached, 'character')}, are sent along")
     if not message.typed or chat.line.can_begin_with(message.typed):
@@ -331,7 +334,7 @@ def _run_command(chat: Chat, text: str) -> None:
         command = find(word, argument)
     except MinkError as error:
         chat.offered = chat.offered or Offer(StoredMessage("user", text), is_meant=True)
-        raise MinkError(f"{error} Enter sends it as a message") from None
+        raise MinkError(f"{error} Enter alone sends it as a message") from None
     if argument and " " not in command.usage:
         raise MinkError(f"/{command.name} takes no argument")
     if not argument and " " in command.usage and "[" not in command.usage:

@@ -318,8 +318,10 @@ def test_copy_code(typist: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_line_like_a_command_is_sent_when_it_was_meant(typist: Begin) -> None:
     typed = typist("-n", "1")
-    assert "/set max-tokens 5" in typed.say("/max-tokens 5", "")
-    assert (typed.offered, questions(typed)) == ("/max-tokens 5", ["/max-tokens 5"])
+    assert "/set max-tokens 5" in typed.say("/max-tokens 5")
+    assert "temp is 0" in typed.say("/temp 0")  # what is typed next is not joined to it
+    typed.say("", "/max-tokens 5", "")
+    assert (typed.offered, questions(typed)) == ("", ["/max-tokens 5"])
     typed.say("/temp5", "/temp6", "")  # each is asked about
     assert questions(typed) == ["/max-tokens 5", "/temp6"]
 
