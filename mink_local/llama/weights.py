@@ -199,7 +199,8 @@ class Weights:
 
     def keep_for(self, user: object) -> None:
         """Keep the vocabulary as long as an object. Raises ModelError if the model is closed."""
-        weakref.finalize(user, id, self._loaded)  # holds its arguments until then
+        # Holds its arguments until then; at the end of the program, too: another thread may be reading them.
+        weakref.finalize(user, id, self._loaded).atexit = False
 
     @cached_property
     def control_tokens(self) -> tuple[str, ...]:
