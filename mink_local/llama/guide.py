@@ -5,6 +5,7 @@ a matcher. llguidance cannot be interrupted. What it does not limit itself is li
 and `grammars`, and it compiles in a thread that is abandoned on timeout.
 """
 
+import atexit
 import contextlib
 import ctypes
 import json
@@ -12,7 +13,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import cache, partial
 from importlib import import_module
 from typing import Any, TypeVar
@@ -41,6 +42,16 @@ _KNOWN: "weakref.WeakKeyDictionary[Weights, dict[str, Any]]" = weakref.WeakKeyDi
 """Matchers that have read nothing, to be copied, by what they were compiled from."""
 
 _starting = threading.Lock()
+_compiling: set[Future[Any]] = set()
+_has_ended = threading.Event()
+
+
+@atexit.register
+def _wait_for_compilers() -> None:
+    """Let threads leave llguidance before Python ends: one that did so later would crash the process."""
+    with _starting:
+        _has_ended.set()
+    wait(_compiling.copy(), _SECONDS)
 
 
 class Guide:
@@ -72,15 +83,15 @@ class Guide:
     def _new(self, option: str, value: Any, weights: Weights, before: str) -> Any:
         """Return a matcher that has shown that it can begin."""
 
-        def compiled() -> Any:  # perhaps after the model is closed
+        def begin() -> None:  # perhaps after the model is closed
             with weights.in_use():
-                return _matcher(option, value, self._tokenizer.result(), before)
+                self._begin(_matcher(option, value, self._tokenizer.result(), before))
+                self.mask()
+                self.forced()
+                self.check()
 
-        self._begin(_compiled(option, compiled))
         try:
-            self.mask()
-            self.forced()
-            self.check()
+            _compiled(option, begin)
         except NoTokenLeftError as error:
             raise ConstraintError(option, str(error)) from None
         return self.matcher
@@ -234,16 +245,20 @@ def _compiled(option: str, function: Callable[[], T]) -> T:
     """Call a function that compiles a constraint in a thread with a large stack.
 
     Raises:
-        ConstraintError: It takes too long, or raises this.
+        ConstraintError: It takes too long, or raises this, or the program has ended.
     """
     future: Future[T] = Future()
     with _starting:
+        if _has_ended.is_set():
+            raise ConstraintError(option, "the program has ended")
         default = threading.stack_size(_STACK)
         thread = threading.Thread(target=run, args=(future, function), daemon=True)
         try:
             thread.start()
         finally:
             threading.stack_size(default)
+        _compiling.add(future)
+        future.add_done_callback(_compiling.discard)
     thread.join(_SECONDS)
     if not future.done():
         raise ConstraintError(option, f"it does not compile in {_SECONDS:g} s: simplify it")

@@ -41,7 +41,6 @@ if choose.random() < 0.3:
 
 @pytest.mark.slow
 @pytest.mark.posix
-@pytest.mark.xfail(reason="Ctrl-C while threads begin may still end in a crash", strict=False)
 def test_a_program_ends_at_any_moment(tiny_path: Path) -> None:
     """By itself, or by Ctrl-C: never by a signal of its own. Nightly, a thousand times.
 
