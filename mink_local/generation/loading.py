@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date as Date
 from functools import partial
+from importlib import import_module
 from itertools import pairwise
 from os import PathLike, fspath
 from threading import Thread
@@ -133,10 +134,14 @@ def load_model(
         start_child()
     # Importing Numba takes longer than loading a small model: start now.
     Thread(target=MinK().cutoff, args=([0.0, 1.0],)).start()
-    # In another thread, since a Ctrl-C inside llama.cpp's log callback would be lost.
+    # In other threads: a Ctrl-C inside llama.cpp's log callback would be lost, and one while this thread
+    # waits to import something beside Numba may leave CPython 3.11's import lock locked: the program would
+    # never end.
     loading = in_background(partial(_load, load, file, plan, asked, threads), "loading")
+    importing = in_background(partial(import_module, "mink_local.generation.model"), "importing")
     try:
-        from mink_local.generation.model import Model  # meanwhile
+        result_of(importing)
+        from mink_local.generation.model import Model
         from mink_local.generation.template import ChatTemplate
 
         weights, context, placed = result_of(loading)

@@ -6,6 +6,7 @@ prove nothing: the template sees the conversation, and can wait for its tenth tu
 renders all of a model's prompts.
 """
 
+import codecs
 import json
 from bisect import bisect_left
 from collections import deque
@@ -27,6 +28,7 @@ from mink_local.sandbox import GIB, Child, SandboxError, in_a_line, serve
 SECONDS = 5  # an honest template takes less than a millisecond
 _MOST_CHARACTERS = 1 << 26
 _started: deque[Child] = deque()  # for the next renderer
+codecs.lookup("unicode_escape")  # Jinja's lexer imports it while Numba is imported: see `load_model`
 
 
 def start_child() -> None:

@@ -42,14 +42,9 @@ if choose.random() < 0.3:
 @pytest.mark.slow
 @pytest.mark.posix
 def test_a_program_ends_at_any_moment(tiny_path: Path) -> None:
-    """By itself, or by Ctrl-C: never by a signal of its own. Nightly, a thousand times.
-
-    CPython 3.11 keeps its import lock for ever if Ctrl-C comes while a thread waits for it, in the first line
-    of importlib._bootstrap._get_module_lock: one such program may wait for another thread's import.
-    """
+    """By itself, or by Ctrl-C: never by a signal of its own. Nightly, a thousand times."""
     times = 1000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 4
     first = random.SystemRandom().randrange(2**32) if times > 4 else 0
-    n_stuck = 0
     for seed in range(first, first + times):
         command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(seed), str(tiny_path)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
@@ -61,9 +56,7 @@ def test_a_program_ends_at_any_moment(tiny_path: Path) -> None:
             try:
                 _, said = child.communicate(timeout=60)
             except subprocess.TimeoutExpired:
-                child.kill()
-                n_stuck += 1
-                assert (seed % 2, n_stuck) == (1, 1), seed
-                continue
+                child.kill()  # or the block would wait for it
+                raise
         assert child.returncode in (0, 1, -signal.SIGINT), (seed, child.returncode, said[-2000:])
         assert b"Fatal" not in said, seed
