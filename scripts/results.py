@@ -75,9 +75,9 @@ TABLES = {
         )
     },
     "ablations": Source("ablations-gsm8k", "· accuracy, %", "table"),
-    "ablations-minus": Source("ablations-gsm8k", "default options, points", "comparisons"),
+    "ablations-minus": Source("ablations-gsm8k", "against min-k:tau=3", "comparisons"),
     "options": Source("options-gsm8k", "· accuracy, %", "table"),
-    "options-minus": Source("options-gsm8k", "default options, points", "comparisons"),
+    "options-minus": Source("options-gsm8k", "against min-k:tau=3", "comparisons"),
     "repeats": Source("repeats-gsm8k", "any of k responses right", "repeats"),
     "distinct": Source("repeats-gsm8k", "distinct responses", "table"),
     **{f"defaults-{kind}": Source(f"frontier-{kind}", "Defaults", "frontier", "5") for kind in _KINDS},
@@ -95,11 +95,7 @@ TABLES = {
     "kv-types": Source("kv-1.5b", "Divergence", "quants"),
 }
 FIGURES = {  # the run, and the file's name in its report
-    **{
-        f"{name}-{task}": (f"accuracy-{task}", f"1-{subject}")
-        for task in ("gsm8k", "aqua")
-        for name, subject in (("accuracy", "accuracy"), ("candidates", "k"))
-    },
+    **{f"accuracy-{task}": (f"accuracy-{task}", "1-accuracy") for task in ("gsm8k", "aqua")},
     **{f"frontier-{kind}": (f"frontier-{kind}", "frontier") for kind in _KINDS},
     **{f"coverage-{size}": (f"coverage-{size}", "coverage") for size in ("0.5b", "1.5b")},
     **{f"quants-{size}": (f"quants-{size}", "quants-size") for size in ("0.5b", "1.5b")},

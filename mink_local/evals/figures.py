@@ -9,11 +9,9 @@ from typing import Any
 from zlib import crc32
 
 import matplotlib
-import numpy as np
 import pandas as pd
-from matplotlib import colormaps
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import NullLocator
 
 from mink_local.evals.tables import ENDS
 from mink_local.samplers import SAMPLERS, label
@@ -165,39 +163,3 @@ def accuracy_figure(cells: pd.DataFrame, baseline: str | None) -> Figure:
 
 def _without_order(text: str) -> str:
     return label(text).partition(" (")[0]
-
-
-def cutoffs_figure(sizes: pd.DataFrame) -> Figure:
-    """Return a panel per method with a line per temperature: the share of steps with at least k candidates.
-
-    Args:
-        sizes: A row with the number of `steps` for each `sampler`, `temperature` and `k`.
-    """
-    temperatures = sorted(sizes["temperature"].unique())
-    shades = colormaps["viridis"](np.linspace(0.85, 0, len(temperatures)))
-    names = sizes["sampler"].map(label)
-    figure, axes = panels(names, "k, candidates in a step", "share of steps with at least k")
-    least = 1.0
-    for (name, t), cell in sizes.groupby([names, "temperature"], sort=False):
-        k, counts = cell["k"].astype(int).to_numpy(), cell["steps"].to_numpy()
-        place = temperatures.index(t)
-        style: dict[str, Any] = {
-            "color": shades[place],
-            "marker": MARKERS[place % len(MARKERS)],
-            "markersize": 4,
-            "markevery": 0.25,
-            "label": f"T = {t:g}, k = 1 in {100 * counts[k == 1].sum() / counts.sum():.0f}%",
-        }
-        axes[name].ecdf(k, counts, complementary=True, **style)
-        least = min(least, counts[-1] / counts.sum())
-    for axis in axes.values():
-        axis.legend(frameon=False, fontsize="x-small")
-    axis = figure.axes[0]
-    axis.set(xscale="log", yscale="log", ylim=(0.7 * least, 1.2))  # an ecdf ends at a remainder, not at 0
-    for ticks in (axis.xaxis, axis.yaxis):
-        low, high = ticks.get_view_interval()
-        if high < 100 * low:
-            ticks.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        ticks.set_major_formatter("{x:g}")
-        ticks.set_minor_locator(NullLocator())
-    return figure

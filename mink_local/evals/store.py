@@ -14,13 +14,12 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, BinaryIO, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -187,7 +186,7 @@ class Store(Generic[R]):
     ) -> None:
         self.folder, self.found = folder, Rows[R]()
         self._path = folder / rows
-        self._stream: FileIO | None = None
+        self._stream: BinaryIO | None = None
         self._unwritten: dict[Path, str | bytes] = {}
         with ExitStack() as opened, as_run_error(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -230,18 +229,13 @@ class Store(Generic[R]):
             log.warning("%s: %s", self.folder, self.found.left_out)
 
     def append(self, row: R) -> None:
-        """Append a row, after all that is not saved. Raises RunError on failure; the rows are unchanged."""
+        """Append a row, after all that is not saved. Raises RunError, after which no more can be appended."""
         self.save()
         with as_run_error(self._path):
-            stream = self._stream or self._opened.enter_context(self._path.open("ab", buffering=0))
-            self._stream = stream
-            size = os.fstat(stream.fileno()).st_size
-            try:
-                _write_all(stream, to_line(row))
-            except OSError:
-                with suppress(OSError):
-                    stream.truncate(size)
-                raise
+            if self._stream is None:
+                self._stream = self._opened.enter_context(self._path.open("ab"))
+            self._stream.write(to_line(row))
+            self._stream.flush()
         self.found.by_key[row.key] = row
 
     def save(self) -> None:
@@ -280,23 +274,13 @@ class Store(Generic[R]):
         self.keep(MANIFEST, json.dumps(self.manifest, indent=1) + "\n")
 
     def begin_session(self, **environment: Any) -> None:
-        """Record a session's environment, and warn if versions differ from those of the first session.
+        """Record a session's environment.
 
         Versions, threads, GPU layers and batches change the last bits of llama.cpp's sums: rows stay
         comparable, but are not bit-identical.
         """
-        now, then = versions(), self.manifest.get("versions", {})
-        for program in now:
-            if then.get(program, now[program]) != now[program]:
-                log.warning(
-                    "%s was started with %s %s and continues with %s",
-                    self.folder,
-                    program,
-                    then[program],
-                    now[program],
-                )
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        session = {"started": started, **environment, "versions": now}
+        session = {"started": started, **environment, "versions": versions()}
         self.note(sessions=[*self.manifest.get("sessions", []), session])
 
     def _read_manifest(self, measures: str) -> dict[str, Any]:
@@ -349,9 +333,3 @@ def _mend(path: Path) -> None:
     if last and not last.endswith(b"\n"):
         log.warning("%s ends in the middle of a line: removing its last %d bytes", path, len(last))
         os.truncate(path, path.stat().st_size - len(last))
-
-
-def _write_all(stream: FileIO, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[stream.write(rest) :]

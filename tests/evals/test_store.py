@@ -172,19 +172,6 @@ def test_a_value_that_is_missing_is_none(tmp_path: Path, change: dict[str, Any])
         opened(tmp_path / "with", **first | given)
 
 
-def test_other_versions_are_told_and_continue(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    for n_threads, version in enumerate(("9.8", "9.9"), start=1):
-        assert caplog.text == ""
-        monkeypatch.setattr(module, "versions", lambda version=version: {"mink-local": version})
-        with opened(tmp_path) as store:
-            store.begin_session(threads=n_threads)
-    assert "9.9" in caplog.text
-    sessions = read_manifest(tmp_path)["sessions"]
-    assert [(one["threads"], one["versions"]["mink-local"]) for one in sessions] == [(1, "9.8"), (2, "9.9")]
-
-
 def test_versions_need_no_metadata_of_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """A llama-cpp-python that was unpacked rather than installed has none."""
     before = module.versions()

@@ -5,11 +5,8 @@ They are read however the run ended.
 
 import hashlib
 import json
-import multiprocessing
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -203,7 +200,6 @@ def record_files(folder: Path) -> list[Path]:
 
 
 SCORINGS = ("flexible", "strict")
-CHUNK = 500  # responses scored in one go; fewer are not worth another process
 
 
 @dataclass
@@ -281,8 +277,8 @@ def mark_of(question: Question, response: Response) -> str:
 def rescore(run: RecordedRun) -> RecordedRun:
     """Return the run with all responses scored by this version's tasks, with notes on changed verdicts.
 
-    What has been is not scored again. Scoring uses several processes, because answers to MATH500 can take
-    long. Responses to tasks unknown to this version keep their verdicts. The records on disk do not change.
+    What has been is not scored again. Responses to tasks unknown to this version keep their verdicts. The
+    records on disk do not change.
     """
     rules = {name: settings.get("rule") for name, settings in run.manifest.get("tasks", {}).items()}
     stale = {
@@ -292,14 +288,7 @@ def rescore(run: RecordedRun) -> RecordedRun:
     }
     names = sorted({response.task for response in stale.values()})
     tasks = {name: recorded_task(name, rules.get(name)) for name in names}
-    given = [(one, run.questions[one.question], tasks[one.task]) for one in stale.values()]
-    workers = min(-(-len(given) // CHUNK), os.cpu_count() or 1, 61)  # Windows allows at most 61
-    if workers <= 1:
-        scored = list(map(_rescored, given))
-    else:
-        context = multiprocessing.get_context("spawn")  # a fork would copy locks held by threads
-        with ProcessPoolExecutor(workers, mp_context=context) as pool:
-            scored = list(pool.map(_rescored, given, chunksize=CHUNK))
+    scored = [_rescored(one, run.questions[one.question], tasks[one.task]) for one in stale.values()]
     again, failures = [response for response, _ in scored], [failure for _, failure in scored if failure]
     notes = [*run.notes, *_notes(tasks, list(stale.values()), again, len(run.responses))]
     if failures:
@@ -308,9 +297,8 @@ def rescore(run: RecordedRun) -> RecordedRun:
     return replace(run, responses=responses, notes=notes)
 
 
-def _rescored(given: tuple[Response, Question, Task | None]) -> tuple[Response, str]:
+def _rescored(response: Response, question: Question, task: Task | None) -> tuple[Response, str]:
     """Return a response with its verdicts, or as it was and why the user's scorer failed."""
-    response, question, task = given
     try:
         return (with_verdicts(response, question, task) if task else response), ""
     except ScorerError as error:

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from mink_local.cli import command_line_text
-from mink_local.evals.figures import Picture, accuracy_figure, cutoffs_figure
+from mink_local.evals.figures import Picture, accuracy_figure
 from mink_local.evals.report.report import Report, Section
 from mink_local.evals.run.records import RecordedRun
 from mink_local.evals.run.summary import (
@@ -18,7 +18,6 @@ from mink_local.evals.run.summary import (
     GROUP,
     Baseline,
     Summary,
-    default_options,
     once,
     sampler_rank,
     summarise,
@@ -51,7 +50,7 @@ HOW_TO_READ = (
     "▲ and ▼: significantly more, or less, accurate than what a cell is compared with, on the same "
     "questions, by McNemar's exact test; with several responses per question, by the permutation test that "
     "flips the sign of each question's difference, and by the difference's interval. Holm's correction "
-    "covers all comparisons of one kind (samplers, models, options) with one task and model; those of models "
+    "covers all comparisons of one kind (samplers or models) with one task and model; those of models "
     "cover a task. Bold: a method marked ▲, or the baseline if it is significantly better than every other "
     "method. *: some responses are missing. Accuracies by category are not compared.",
     "The range of a difference is its 95% interval over questions, which holds at least 93% of the time and "
@@ -71,7 +70,6 @@ _KINDS = {
     "sampler": ("method", "at the same temperature"),
     "model": ("model", "by the same method at the same temperature"),
     "temperature": ("temperature", "by the same method"),
-    "default": ("variant", "at the same temperature"),
 }
 
 
@@ -118,21 +116,14 @@ def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str
     title, of = f"{task} with {model}", f"{task} · {model} ·"
     cells, attempts = part.cells, part.attempts
     is_open = part.judged.empty
-    comparisons = part.comparisons
-    is_variant = comparisons["sampler"].map(default_options) == comparisons["against"]
-    n, categories = attempts["k"].max(), part.categories.sort_values("category", kind="stable")
+    categories = part.categories.sort_values("category", kind="stable")
     if categories["category"].nunique() < 2:
         categories = categories[:0]
     names = categories["category"] + categories["questions"].map(" ({}) · ".format)
     names += categories["sampler"].map(label)
     parts = [
         _accuracies(of, part),
-        *_compared(of, comparisons[comparisons["kind"] != "default"]),
-        _grid(
-            f"{of} accuracy minus that of the sampler's default options, points",
-            comparisons[(comparisons["kind"] == "default") | is_variant],
-            lambda row: of_interval(row, "difference", points),
-        ),
+        *_compared(of, part.comparisons),
         _grid(
             f"{of} accuracy by category, %",
             categories.assign(method=names),
@@ -148,16 +139,10 @@ def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str
             ),
         ),
         _grid(
-            f"{of} any of {n} responses right, %",
-            attempts[attempts["k"] == n],
-            lambda row: of_interval(row, "passed", percent),
-        ),
-        _grid(
             f"{of} distinct responses to a question, %",
             cells.dropna(subset="distinct"),
             lambda row: Cell(percent(row.distinct)),
         ),
-        _sizes_picture(part, number, title),
     ]
     more = [
         _grid(
@@ -205,20 +190,6 @@ def _accuracy_picture(part: Summary, number: int, title: str) -> Picture | None:
     return Picture.of(f"{number}-accuracy", f"Accuracy against temperature, {title}", draw, data)
 
 
-def _sizes_picture(part: Summary, number: int, title: str) -> Picture | None:
-    """Return the figure of k, if it is known. Greedy, whose k is always 1, is left out unless it is alone."""
-    responses = part.responses
-    sampled = responses[~responses["copied"]] if not responses["copied"].all() else responses
-    steps = sampled[["sampler", "temperature", "k"]].explode("k").dropna()
-    if steps.empty:
-        return None
-    by, rank = list(steps.columns), list(sampled["sampler"].unique()).index
-    sizes = steps.groupby(by, sort=False).size().rename("steps").reset_index()
-    sizes = sizes.sort_values(by, key=lambda one: one.map(rank) if one.name == "sampler" else one)
-    draw = partial(cutoffs_figure, sizes)
-    return Picture.of(f"{number}-k", f"Sizes of the candidate set, {title}", draw, sizes)
-
-
 def _grid(
     title: str, cells: pd.DataFrame, cell: Callable[[Any], Cell], by: str = "temperature"
 ) -> Table | None:
@@ -236,7 +207,7 @@ def _grid(
 
 def _accuracies(of: str, part: Summary) -> Table | None:
     """Return accuracies with intervals and significance, laid out as in the paper's Table 1."""
-    compared = part.comparisons[part.comparisons["kind"] != "default"]  # these have their own table
+    compared = part.comparisons
     if any(one.value == EVERY for one in part.baselines):
         compared = compared[:0]  # better than some, and worse than others
 
@@ -341,10 +312,10 @@ def _findings(run: RecordedRun, part: Summary) -> Iterator[str]:
             f"Incomplete: {n_incomplete} of {len(cells)} cells, marked *. Accuracies over different "
             "questions are not comparable; the tests use the questions that both methods answered."
         )
-    compared = part.comparisons[part.comparisons["kind"] != "default"]
-    for against in compared["against"].unique():
+    for against in part.comparisons["against"].unique():
+        compared = part.comparisons[part.comparisons["against"] == against]
         for way in ("better", "worse"):
-            differ = compared[(compared["against"] == against) & compared[way].astype(bool)]
+            differ = compared[compared[way].astype(bool)]
             if len(differ):
                 yield f"Significantly {way} than {against}: {_places(differ)}."
 

@@ -18,7 +18,7 @@ from mink_local.evals.measurement import frame
 from mink_local.evals.run.records import RecordedRun
 from mink_local.evals.stats import ALPHA, Interval, PairedTest, holm, paired_test, share
 from mink_local.evals.tables import columns_of
-from mink_local.samplers import SAMPLERS, MinK, default_samplers, parse
+from mink_local.samplers import SAMPLERS, MinK
 
 GROUP = ["task", "model"]
 CELL = [*GROUP, "sampler", "temperature"]
@@ -36,16 +36,14 @@ class Baseline(NamedTuple):
     """What cells are compared with, all else being equal.
 
     Attributes:
-        kind: What differs: "sampler", "model" or "temperature", or "default" for a sampler's options.
-        value: The sampler, model or temperature; None for the default options; `EVERY` for all pairs.
+        kind: What differs: "sampler", "model" or "temperature".
+        value: The sampler, model or temperature; `EVERY` for all pairs of samplers.
     """
 
     kind: str
-    value: Any = None
+    value: Any
 
     def __str__(self) -> str:
-        if self.kind == "default":
-            return "the default options"
         return f"T = {self.value:g}" if self.kind == "temperature" else str(self.value)
 
 
@@ -60,7 +58,7 @@ class Summary:
         categories: A row per cell and category of questions; empty without categories.
         comparisons: A row per cell and baseline.
         attempts: A row per cell and k, with pass@k; empty without repeats.
-        baselines: What the cells are compared with, except for samplers' default options.
+        baselines: What the cells are compared with.
     """
 
     responses: pd.DataFrame
@@ -93,7 +91,7 @@ def summarise(run: RecordedRun, against: tuple[str, Any] | None = None) -> Summa
     """Return the numbers of a run.
 
     Whatever varies is compared: samplers with Min-k, either with the paper's options or the run's first one;
-    models with the first one; variants of a sampler with its default options.
+    models with the first one.
 
     Args:
         run: The run.
@@ -110,9 +108,7 @@ def summarise(run: RecordedRun, against: tuple[str, Any] | None = None) -> Summa
         if baseline.value not in (EVERY, *there):
             choices = ", ".join(str(Baseline(baseline.kind, value)) for value in there)
             raise ReportError(f"{baseline} is not in this run: choose from {choices}")
-    compared = baselines if against else [*baselines, Baseline("default")]
-    tested = [one.value for one in baselines if one.kind == "sampler"]
-    comparisons = chain.from_iterable(_comparisons(judged, one, tested) for one in compared)
+    comparisons = chain.from_iterable(_comparisons(judged, baseline) for baseline in baselines)
     return Summary(
         responses,
         _cells(responses),
@@ -166,16 +162,6 @@ def _baselines(responses: pd.DataFrame) -> list[Baseline]:
     if len(models) > 1:
         found.append(Baseline("model", models[0]))
     return found
-
-
-def default_options(text: str) -> str:
-    """Return a sampler's text with its default options, but the same order; a chain has no others."""
-    try:
-        sampler = parse(text)
-    except ValueError:  # another version wrote it
-        return text
-    alike = (one for one in default_samplers() if (one.name, one.order) == (sampler.name, sampler.order))
-    return str(next(alike, sampler))
 
 
 def _cells(responses: pd.DataFrame) -> pd.DataFrame:
@@ -267,18 +253,17 @@ def _distinct(cell: pd.DataFrame, n_repeats: int) -> float | None:
     return fmean(of_question.nunique() / n_repeats for of_question in texts)
 
 
-def _comparisons(judged: pd.DataFrame, baseline: Baseline, tested: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _comparisons(judged: pd.DataFrame, baseline: Baseline) -> Iterator[dict[str, Any]]:
     """Yield the comparison of each cell with its counterpart, or with those of all other samplers.
 
-    Those of a task and model are corrected together; if models are compared, those of a task. Variants whose
-    default options are among the `tested` baselines are not compared with them again.
+    Those of a task and model are corrected together; if models are compared, those of a task.
 
     A question with fewer common repeats than others is excluded: it is still being answered, and its short
     responses come first. Greedy's copies make a single comparison between models, and none between
     temperatures.
     """
-    varies = "sampler" if baseline.kind == "default" else baseline.kind
-    pairs = pd.concat([_pairs(judged, varies, others) for others in _counterparts(judged, baseline, tested)])
+    varies = baseline.kind
+    pairs = pd.concat([_pairs(judged, varies, others) for others in _counterparts(judged, baseline)])
     gains = pairs.assign(gain=pairs["correct"] - pairs["other_correct"])
     by_question = gains.groupby([*CELL, "other", "question_id"], sort=False)
     questions = by_question.agg(
@@ -294,18 +279,12 @@ def _comparisons(judged: pd.DataFrame, baseline: Baseline, tested: Sequence[str]
             gain = test.difference.value if p_holm <= ALPHA else 0.0
             against = str(other if baseline.value == EVERY else baseline)
             of_test = (test.n, *accuracies, *test.difference, test.won, test.lost, *flips, test.p)
-            values = (*cell, baseline.kind, against, *of_test, p_holm, gain > 0, gain < 0)
+            values = (*cell, varies, against, *of_test, p_holm, gain > 0, gain < 0)
             yield dict(zip(_COMPARISON, values, strict=True))
 
 
-def _counterparts(
-    judged: pd.DataFrame, baseline: Baseline, tested: Sequence[str]
-) -> Iterator[Mapping[Any, Any]]:
+def _counterparts(judged: pd.DataFrame, baseline: Baseline) -> Iterator[Mapping[Any, Any]]:
     """Yield what each value of what varies is compared with; for all pairs, one mapping per sampler."""
-    if baseline.kind == "default":
-        defaults = {one: default_options(one) for one in judged["sampler"].unique()}
-        yield {one: default for one, default in defaults.items() if default not in (one, *tested)}
-        return
     values = judged[baseline.kind].unique()
     if baseline.value != EVERY:
         yield {one: baseline.value for one in values if one != baseline.value}

@@ -22,7 +22,6 @@ from mink_local.evals.run.summary import (
 )
 from mink_local.evals.stats import holm, paired_test, share
 from mink_local.evals.tables import ENDS
-from mink_local.samplers import label
 from tests.support.made_run import change, judge, records, write_run
 
 MIN_K, SIGMA = "min-k:tau=3", "top-n-sigma:n=1"
@@ -111,16 +110,6 @@ def test_the_correction_is_over_a_task_and_model(tmp_path: Path) -> None:
     assert marks(summary_of(alone))[SIGMA] == "0+"
 
 
-def test_a_variant_is_tested_once(tmp_path: Path) -> None:
-    """Among the samplers if its default is what all are compared with, or else among the variants."""
-    variant, of_other = "min-k:tau=1", "top-n-sigma:n=2"
-    summary = summary_of(make(tmp_path, samplers=(MIN_K, variant, SIGMA, of_other), temperatures=(1.0,)))
-    found = summary.comparisons
-    assert sorted(zip(found["kind"], found["sampler"], strict=True)) == [
-        ("default", of_other), ("sampler", variant), ("sampler", SIGMA), ("sampler", of_other),
-    ]  # fmt: skip
-
-
 def test_a_comparison_is_the_paired_test_of_common_repeats(tmp_path: Path) -> None:
     """A question that is being answered is left out: its short responses come first."""
     make(tmp_path, samplers=(MIN_K, SIGMA), temperatures=(1.0,), n_questions=9)
@@ -203,31 +192,6 @@ def test_without_min_k_samplers_are_not_compared(tmp_path: Path) -> None:
     assert (summary.baselines, summary.baseline, len(summary.comparisons)) == ([], None, 0)
     other = summary_of(make(tmp_path, samplers=("min-k:tau=9", LAST), n_questions=2))
     assert other.baseline == "min-k:tau=9"
-
-
-MIN_P = [
-    f"min-p:p={p},order=temperature-{order}" for order in ("first", "last") for p in ("0.05", "0.1", "0.2")
-]
-
-
-def test_variants_are_compared_with_the_defaults(tmp_path: Path) -> None:
-    variants = ("min-k:tau=3,alpha=0.5", "min-k:tau=3,decay=log")
-    make(tmp_path, samplers=(MIN_K, *variants, *MIN_P), n_questions=4, repeats=1)
-    found = summary_of(tmp_path).comparisons
-    of_min_k = found[(found["kind"] == "sampler") & found["sampler"].isin(variants)]
-    found = pd.concat([found[found["kind"] == "default"], of_min_k])
-    assert set(found["sampler"]) == {*variants, MIN_P[0], MIN_P[2], MIN_P[3], MIN_P[5]}
-    for row in found.itertuples():
-        default = MIN_K if "min-k" in row.sampler else MIN_P[1] if "first" in row.sampler else MIN_P[4]
-        right = {
-            s: sum(
-                r["flexible"]["correct"]
-                for r in records(tmp_path)
-                if (r["sampler"], r["temperature"]) == (s, row.temperature)
-            )
-            for s in (row.sampler, default)
-        }
-        assert row.difference == pytest.approx((right[row.sampler] - right[default]) / 4), label(default)
 
 
 # pass@k against all subsets
