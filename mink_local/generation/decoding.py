@@ -39,6 +39,8 @@ class Decoding:
         texts: Texts of control tokens that are part of tool calls.
 
     Attributes:
+        client: Who asks for the answer: those of several clients wait in turn.
+        turn: When it is this one's.
         kept: The file with a beginning of the prompt, and its length; None if it need not be read.
         is_plain: Whether tokens never depend on the text before them.
 
@@ -62,6 +64,8 @@ class Decoding:
         answer.seed = secrets.randbelow(RANDOM_SEED) if params.seed is None else params.seed
         answer.prompt = prompt
         self.answer = answer
+        self.client = ""
+        self.turn = 0
         self.kept: tuple[Path, int] | None = None
         self._params = params
         self._weights = weights

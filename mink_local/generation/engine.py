@@ -18,10 +18,9 @@ While answers are being generated, prompts are prefilled in chunks small enough 
 
 import time
 from array import array
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,10 +64,12 @@ class Engine:
 
     Attributes:
         kept: Where caches go that are lost here, and come from; None if they are lost.
+        most_of_client: Number of slots that a client has at most while others wait; None for no limit.
     """
 
     def __init__(self, context: Context, weights: Weights, template: ChatTemplate) -> None:
         self.kept: KeptCaches | None = None
+        self.most_of_client: int | None = None
         self.use(context)
         # A GPU evaluates a batch while the text of the last one is told; on a CPU, that would only be later.
         self.tells_late = weights.on_gpu
@@ -76,6 +77,8 @@ class Engine:
         self._template = template
         self._buffers = SamplingBuffers(weights.n_vocab)
         self._waiting: deque[Decoding | Job] = deque()
+        self._turn = 0  # of the request that was the last to get a slot
+        self._next_turns = defaultdict[str, int](int)  # by client
         self._forked: list[Group] = []  # waiting for a slot
         self._budget = PromptBudget()
         self._began = 0.0  # the running step
@@ -152,7 +155,11 @@ class Engine:
 
     def enqueue(self, *decodings: Decoding) -> None:
         """Take prepared requests, except those whose answer is already finished; `step` does the others."""
-        self._waiting += [decoding for decoding in decodings if decoding.answer.finish_reason is None]
+        for decoding in decodings:
+            if decoding.answer.finish_reason is None:
+                decoding.turn = max(self._turn, self._next_turns[decoding.client])
+                self._next_turns[decoding.client] = decoding.turn + 1
+                self._waiting.append(decoding)
 
     def when_idle(self, job: Job) -> None:
         """Have a function called when the answers before it have ended; requests after it wait for it."""
@@ -371,7 +378,7 @@ class Engine:
             slot.job = self._forked.pop(0)
 
     def _admit(self) -> Step:
-        """Give slots to waiting requests, in order, and do the jobs whose turn it is.
+        """Give slots to waiting requests, and do the jobs whose turn it is.
 
         A request that waits for a prefix stays first. Only the first few behind it are considered.
 
@@ -384,9 +391,7 @@ class Engine:
             self._waiting.popleft()
             job()
         ended: Step = []
-        for decoding in list(islice(self._waiting, len(self.slots))):
-            if not isinstance(decoding, Decoding):
-                break
+        for decoding in self._next():
             if not self._fits(decoding):
                 ended.append((decoding.answer, decoding.end("overflow")))
             elif not self._place(decoding):
@@ -394,7 +399,20 @@ class Engine:
                     break
                 continue
             self._waiting.remove(decoding)
+            self._turn = decoding.turn
         return ended
+
+    def _next(self) -> list[Decoding]:
+        """Return the next few requests that wait: of each client in turn, in the order in which they came."""
+        waiting: list[Decoding] = []
+        for each in self._waiting:
+            if not isinstance(each, Decoding):
+                break
+            waiting.append(each)
+        n_running = Counter(each.client for group in self._groups() for each in group)
+        most = self.most_of_client or len(self.slots)
+        waiting.sort(key=lambda each: (n_running[each.client] >= most, each.turn))
+        return waiting[: len(self.slots)]
 
     def _place(self, decoding: Decoding) -> bool:
         """Give a request a slot, or a share of one; return False if it has to wait."""

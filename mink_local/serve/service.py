@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any, TypeVar
 
 import llama_cpp
@@ -22,7 +21,6 @@ from mink_local.generation.replies import News
 from mink_local.generation.request import Prompt, Request, is_token_ids
 from mink_local.llama.guide import tokenizer_of
 from mink_local.sandbox import ChildStartError
-from mink_local.serve.admission import Admission
 from mink_local.serve.bodies import ApiError
 from mink_local.serve.history import SIZE, History
 from mink_local.serve.metrics import Metrics
@@ -45,25 +43,23 @@ class EventStream:
     It raises ApiError if an answer or the engine fails.
 
     Args:
-        decodings: The answers.
-        client: Who has asked for them.
+        answers: The answers, which grow in the model's thread.
 
     Attributes:
         has_failed: Whether it has raised.
     """
 
-    def __init__(self, decodings: Sequence[Decoding], client: str) -> None:
-        self.decodings = decodings
-        self.client = client
+    def __init__(self, answers: Sequence[Answer]) -> None:
+        self.answers = answers
         self.has_failed = False
-        self._open = len(decodings)
+        self._open = len(answers)
         self._arrived: deque[Event | ApiError] = deque()
         self._news = News()
 
     @property
-    def answers(self) -> list[Answer]:
-        """The answers, which grow in the model's thread."""
-        return [decoding.answer for decoding in self.decodings]
+    def n_unfinished(self) -> int:
+        """Number of answers that wait for a slot or are being generated."""
+        return sum(answer.finish_reason is None for answer in self.answers)
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
@@ -85,9 +81,9 @@ class EventStream:
     def _next(self) -> Event | ApiError | None:
         return self._arrived.popleft() if self._arrived else None
 
-    def put(self, event: Event | ApiError) -> None:
-        """Add an event, or the error that ends the iteration, from any thread; a slow reader finds all."""
-        self._arrived.append(event)
+    def put(self, events: Sequence[Event | ApiError]) -> None:
+        """Add events, or the error that ends the iteration, from any thread; a slow reader finds all."""
+        self._arrived += events
         self._news.tell()
 
 
@@ -159,26 +155,27 @@ class Service:
         self._n_preparing = 0
         self._seconds = _USUAL_SECONDS  # of an answer, a moving average, for Retry-After
         self._pool = ThreadPoolExecutor(_PREPARERS, "prepare")
-        self._admission: Admission[tuple[EventStream, Decoding]] = Admission(
-            model.n_parallel, key_slots, self._start
-        )
+        engine = model.core.engine
+        engine.most_of_client = key_slots
         metrics.describe(
             {"model": presets.default.model_id, "version": __version__},
             {
                 "slots": ("Slots of the engine.", lambda: model.n_parallel),
-                "slots_busy": ("Slots in use.", lambda: model.core.engine.n_busy),
+                "slots_busy": ("Slots in use.", lambda: engine.n_busy),
                 "requests_waiting": (
                     "Answers that wait for a slot.",
-                    lambda: self._n_preparing + self._admission.n_waiting,
+                    lambda: self._n_preparing + engine.n_waiting,
                 ),
-                "requests_running": ("Answers that have a slot.", lambda: self._admission.n_running),
+                "requests_running": (
+                    "Answers that have a slot.",
+                    lambda: max(0, self._n_begun - engine.n_waiting),
+                ),
             },
         )
 
     async def start(self) -> None:
         """Watch the engine: `failure` tells if it ends or is stuck. Prepare for constraints meanwhile."""
         tokenizer_of(self.model.weights)
-        self._loop = asyncio.get_running_loop()
         self._watch = asyncio.create_task(self._watch_engine())
 
     async def stop(self) -> None:
@@ -202,7 +199,11 @@ class Service:
     @property
     def n_present(self) -> int:
         """Number of answers that are being prepared, waiting or being generated."""
-        return self._n_preparing + self._admission.n_waiting + self._admission.n_running
+        return self._n_preparing + self._n_begun
+
+    @property
+    def _n_begun(self) -> int:
+        return sum(stream.n_unfinished for stream in self._streams)
 
     def check_ready(self) -> None:
         """Raise ApiError if the server accepts no requests: it is stopping, or its engine is down."""
@@ -225,7 +226,7 @@ class Service:
     def _end(self, error: ApiError) -> None:
         self._over = error
         for stream in self._streams:
-            stream.put(error)
+            stream.put([error])
 
     async def begin(self, n: int, make: Callable[[], Sequence[Request]], client: str = "") -> EventStream:
         """Prepare n requests off the event loop, and have them answered.
@@ -265,34 +266,22 @@ class Service:
             self._n_preparing -= n
         if self._over is not None:
             raise self._over
-        stream = EventStream(decodings, client)
-        self._streams.add(stream)
-        self._admission.add(client, [(stream, decoding) for decoding in decodings])
-        return stream
-
-    def _start(self, waiting: tuple[EventStream, Decoding]) -> None:
-        """Have an answer generated whose turn it is."""
-        stream, decoding = waiting
+        stream = EventStream([decoding.answer for decoding in decodings])
+        for decoding in decodings:
+            decoding.client = client
         try:
-            self.model.core.thread.generate([decoding], partial(self._hear, stream))
+            self.model.core.thread.generate(decodings, stream.put)
         except MinkError as error:  # `_watch_engine` is about to notice
-            stream.put(_down(str(error)))
-
-    def _hear(self, stream: EventStream, events: Sequence[Event]) -> None:
-        """Pass on the events of an answer, in the model's thread."""
-        answer, piece = events[-1]
-        if piece.finish_reason is not None:
-            self._seconds += 0.1 * (answer.seconds - self._seconds)
-            with suppress(RuntimeError):  # the event loop has ended
-                self._loop.call_soon_threadsafe(self._admission.ended, stream.client)
-        for event in events:
-            stream.put(event)
+            raise _down(str(error)) from None
+        self._streams.add(stream)
+        return stream
 
     def cancel(self, stream: EventStream) -> None:
         """End those of a stream's answers that have not ended; others go on."""
         self._streams.discard(stream)
-        for decoding in stream.decodings:
-            self._admission.remove(stream.client, (stream, decoding))
+        for answer in stream.answers:
+            if answer.finish_reason is not None:
+                self._seconds += 0.1 * (answer.seconds - self._seconds)
         self.model.core.thread.cancel([answer for answer in stream.answers if answer.finish_reason is None])
 
     async def off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -338,7 +327,7 @@ class Service:
             await asyncio.sleep(_WATCH_SECONDS)
             if thread.failure is not None:
                 self.fail(f"the engine has ended: {thread.failure!r}")
-            elif self._admission.n_running and time.monotonic() - thread.last_step > self._stall_seconds:
+            elif self._n_begun and time.monotonic() - thread.last_step > self._stall_seconds:
                 self.fail(f"the engine has made no step for {self._stall_seconds:g} s")
 
 

@@ -220,6 +220,29 @@ def test_a_cancelled_slot_is_free_at_the_next_step(model: Model) -> None:
     assert engine.idle
 
 
+@pytest.mark.parametrize(("most", "order"), [(None, "cac"), (2, "cca")])
+def test_clients_take_turns(
+    model: Model, monkeypatch: pytest.MonkeyPatch, most: int | None, order: str
+) -> None:
+    engine = forget(model).core.engine
+    monkeypatch.setattr(engine, "most_of_client", most)
+    endless = {"temperature": 0, "max_tokens": 99, "ignore_eos": True}
+    decodings = [engine.prepare(request([300 + i], **endless)) for i in range(7)]
+    for decoding, client in zip(decodings, "aaabacc", strict=True):
+        decoding.client = client
+    running, waiting = decodings[:4], decodings[4:]
+    engine.enqueue(*running)
+    engine.step()
+    engine.enqueue(*waiting)
+    began = []
+    for decoding in (running[0], running[3], running[1]):
+        engine.cancel([decoding.answer])
+        engine.step()
+        began += [each for each in waiting if each.answer.began and each not in began]
+    assert "".join(each.client for each in began) == order
+    engine.cancel()
+
+
 def test_broken_logits_end_one_answer_and_not_the_run(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = forget(model).core.engine
     answers = [submit(engine, greedy(text)) for text in QUESTIONS[:3]]
