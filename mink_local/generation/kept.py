@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mink_local.files import make_room, private_folder, replaced
+from mink_local.files import make_room, private_folder
 from mink_local.generation.slots import CONTINUED, common_prefix
 from mink_local.llama.context import Context
 
@@ -81,10 +81,7 @@ class KeptCaches:
         """Write a file; delete those that it continues, and the oldest ones beyond the limit."""
         path = self._folder / f"{self._prefix}-{secrets.token_hex(8)}.kv"
         try:
-            with replaced(path) as unfinished, unfinished.open("xb") as file:
-                unfinished.chmod(0o600)
-                file.write(data)
-                file.write(self._context.seal(data))
+            self._context.save(path, data)
             for old, found in [*self._tokens.items()]:
                 if common_prefix(found, tokens) >= CONTINUED * len(found):
                     old.unlink(missing_ok=True)

@@ -3,7 +3,6 @@
 import logging
 import secrets
 import weakref
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 
 from mink_local.checks import Range, as_ids, as_texts, shown, spelled_out
 from mink_local.errors import ContextOverflowError, GenerationError
-from mink_local.files import replaced
 from mink_local.generation.answer import Answer
 from mink_local.generation.decoding import log_probabilities
 from mink_local.generation.engine import Engine
@@ -440,8 +438,7 @@ class Model:
             context = self.core.engine.context
             if not slot.tokens or context.state_size(slot.seq_id) > most_bytes:
                 return False
-            with replaced(Path(path)) as unfinished:
-                context.save(unfinished, slot.tokens, slot.seq_id)
+            context.save(Path(path), context.snapshot(slot.tokens, slot.seq_id))
             return True
 
         self._require_open()
@@ -459,7 +456,9 @@ class Model:
 
         def load() -> int:
             slot = self.core.engine.slots[0]
-            slot.tokens = array("i", self.core.engine.context.load(Path(path), slot.seq_id))
+            slot.truncate(0)
+            if self.core.engine.context.is_sealed(Path(path)):
+                slot.read(Path(path))
             return len(slot.tokens)
 
         self._require_open()

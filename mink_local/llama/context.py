@@ -3,7 +3,6 @@
 import ctypes
 import hashlib
 import mmap
-import os
 import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError, ModelError
+from mink_local.files import replaced
 from mink_local.llama.constants import LIBC, N_BATCH, kv_type_number
 from mink_local.llama.log import allocated, logged, reason
 from mink_local.llama.weights import Weights, closed
@@ -184,23 +184,6 @@ class Context:
         """Return the size in bytes of a sequence's keys and values."""
         return int(C.llama_state_seq_get_size(self.handle, seq_id))
 
-    def save(self, path: Path, tokens: Sequence[int], seq_id: int = 0) -> None:
-        """Write a sequence's keys and values to a file, together with its token ids, `tokens`.
-
-        Raises:
-            OSError: The file cannot be written; it may be incomplete.
-        """
-        ids = (C.llama_token * len(tokens))(*tokens)
-        with logged(self._verbose):
-            written = C.llama_state_seq_save_file(self.handle, os.fsencode(path), seq_id, ids, len(ids))
-        if not written:
-            raise OSError(f"llama.cpp cannot write {path}: {reason()}")
-        with path.open("r+b") as file:
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                seal = self.seal(data)
-            file.seek(0, os.SEEK_END)
-            file.write(seal)
-
     def snapshot(self, tokens: Sequence[int], seq_id: int = 0) -> bytearray:
         """Return a copy of a sequence's keys and values, after the number of its tokens and their ids."""
         head = np.array([len(tokens), *tokens], np.int32)
@@ -226,25 +209,19 @@ class Context:
         self.clear(seq_id)
         return []
 
-    def load(self, path: Path, seq_id: int = 0) -> list[int]:
-        """Replace a sequence by one that `save` wrote; return its token ids.
+    def save(self, path: Path, snapshot: bytearray) -> None:
+        """Write a snapshot with its seal, whole or not at all, to a file that its owner alone can read.
 
-        There are none, and the sequence is empty, if the file is missing, damaged, too long for this context,
-        or from another model file, KV cache type or llama.cpp build.
+        Raises:
+            OSError: The file cannot be written; it is unchanged.
         """
-        ids, count, read = (C.llama_token * self.n_ctx)(), ctypes.c_size_t(), 0
-        if self.is_sealed(path):  # llama.cpp aborts the process on a damaged file
-            with logged(self._verbose):
-                read = C.llama_state_seq_load_file(
-                    self.handle, os.fsencode(path), seq_id, ids, len(ids), ctypes.byref(count)
-                )
-        if read:
-            return list(ids[: count.value])
-        self.clear(seq_id)
-        return []
+        with replaced(path) as unfinished, unfinished.open("xb") as file:
+            unfinished.chmod(0o600)
+            file.write(snapshot)
+            file.write(self.seal(snapshot))
 
     def is_sealed(self, path: Path) -> bool:
-        """Return whether a file is unchanged since `save` and matches this model, KV cache type and build."""
+        """Return whether a file is as `save` wrote it and matches this model, KV cache type and build."""
         with (
             suppress(OSError, ValueError),  # ValueError: the file is empty
             path.open("rb") as file,
