@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count, islice
-from threading import RLock
+from threading import RLock, get_ident
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 from weakref import WeakSet
 
@@ -293,6 +293,8 @@ class Answers(Stream[Answer]):
         self._upcoming = enumerate(requests)
         self._is_ordered, self._is_finite = ordered, is_finite
         self._ended: deque[Answer] = deque()  # those not in `_done` yet
+        self._taken: list[Answer] = []  # of the given ones, those that are not being generated yet
+        self._taker: int | None = None  # the thread that takes requests now
         self._given: set[Answer] = set()
         self._done: dict[int, Answer] = {}  # by index, until they are read
         self._n_read = 0
@@ -304,7 +306,7 @@ class Answers(Stream[Answer]):
         """End the answers that are being generated; no further one is begun."""
         self._failure = self._failure or StopIteration()
         self._thread.cancel(self._given)
-        self._given, self._done = set(), {}
+        self._taken, self._given, self._done = [], set(), {}
 
     def __del__(self) -> None:
         if "_failure" in vars(self):
@@ -312,6 +314,8 @@ class Answers(Stream[Answer]):
 
     def _ready(self, end: type[Exception]) -> Answer | None:
         """Return the next answer, or begin more."""
+        self._take()
+        self._begin()
         with self._lock:
             while self._ended:
                 self._thread.check()
@@ -319,51 +323,58 @@ class Answers(Stream[Answer]):
                 if answer in self._given:
                     self._given.remove(answer)
                     self._done[answer.index] = answer
-            if self._failure is None:
-                self._take()
             index = self._n_read if self._is_ordered else next(iter(self._done), -1)
             if (found := self._done.pop(index, None)) is not None:
                 self._n_read += 1
-            elif not self._given:
+            elif not self._given and self._taker == get_ident():
+                raise GenerationError("the requests wait for an answer, but none is being generated")
+            elif not self._given and self._taker is None:
                 failure, self._failure = self._failure, StopIteration()
                 raise end if failure is None or isinstance(failure, StopIteration) else failure
         return found
 
     def _take(self) -> None:
-        ahead = _AHEAD_IN_ORDER if self._is_ordered else _AHEAD
-        room = 1 + ahead * self._engine.context.n_seq - len(self._given) - len(self._done)
+        """Take requests, as many as there is room for.
+
+        Others may read meanwhile: another thread, or the iterable itself, which may wait for an answer.
+        """
+        with self._lock:
+            if self._taker is not None or self._failure is not None:
+                return
+            self._taker = get_ident()
+            ahead = _AHEAD_IN_ORDER if self._is_ordered else _AHEAD
+            room = 1 + ahead * self._engine.context.n_seq - len(self._given) - len(self._done)
         was_interrupted = self._thread.n_interrupts != self._n_interrupts
-        if was_interrupted and not self._is_finite:
-            return
-        begun = []
+        most = room if self._is_finite or not was_interrupted else 0
         try:
-            for index, request in islice(self._upcoming, max(0, room)):
+            for index, request in islice(self._upcoming, max(0, most)):
                 if not isinstance(request, Request):
                     raise TypeError("answer_all takes Requests: generate takes prompts")
                 answer = Answer(request, index)
                 if was_interrupted:
                     answer.finish_reason = "interrupted"
-                    self._done[index] = answer
-                else:
-                    begun.append(answer)
+                with self._lock:
+                    self._given.add(answer)
+                    self._taken.append(answer)
         except Exception as error:
             self._failure = error
-        self._begin(begun)
+        finally:
+            self._taker = None
 
-    def _begin(self, answers: Sequence[Answer]) -> None:
-        """Have answers generated, except those whose request is refused."""
+    def _begin(self) -> None:
+        """Have the answers to what was taken generated, except those whose request is refused."""
+        with self._lock:
+            taken, self._taken = self._taken, []
         decodings = []
-        for answer in answers:
-            try:
-                decoding = self._engine.prepare(answer.request, answer)
-            except (MinkError, ValueError, TypeError) as error:
-                answer.finish_reason, answer.error = "error", error
+        for answer in taken:
             if answer.finish_reason is None:
-                self._given.add(answer)
-                decodings.append(decoding)
-            else:
-                self._done[answer.index] = answer
-        self._thread.generate(decodings, self._listener)
+                try:
+                    decodings.append(self._engine.prepare(answer.request, answer))
+                except (MinkError, ValueError, TypeError) as error:
+                    answer.finish_reason, answer.error = "error", error
+        self._ended += [answer for answer in taken if answer.finish_reason is not None]
+        ready = [decoding for decoding in decodings if decoding.answer.finish_reason is None]
+        self._thread.generate(ready, self._listener)
 
 
 def _hear_ends(ended: deque[Answer], news: News, events: Sequence[Event]) -> None:

@@ -7,12 +7,14 @@ import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 from mink_local import Chain, ContextOverflowError, MinK, TopK, load_model
 from mink_local.errors import ConstraintError, GenerationError, MinkError, OptionError
+from mink_local.generation.answer import Answer
 from mink_local.generation.model import Model
 from mink_local.generation.replies import Answers
 from mink_local.generation.request import Request, SamplingParams
@@ -97,13 +99,6 @@ def test_errors_travel(error: Exception) -> None:
     assert (type(found), str(found), vars(found)) == (type(error), str(error), vars(error))
 
 
-def test_what_is_continued_is_part_of_the_message(smollm2: Model) -> None:
-    asked = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "One, two,"}]
-    reply = smollm2.chat(asked, prefix=smollm2.tokenize(" three,"), temperature=0.0, max_tokens=3)
-    assert reply.read()
-    assert reply.message["content"] == "One, two, three," + reply.content
-
-
 @pytest.mark.parametrize("fault", [SystemExit, KeyboardInterrupt, ZeroDivisionError])
 def test_a_fault_of_one_answer_ends_that_answer_alone(model: Model, fault: type[BaseException]) -> None:
     def watch(_: object) -> None:
@@ -176,6 +171,42 @@ def test_threads_share_what_they_read(model: Model) -> None:
     with ThreadPoolExecutor(4) as threads:
         read = [threads.submit(lambda: [answer.index for answer in answers]) for _ in range(4)]
         assert sorted(index for one in read for index in one.result(60)) == list(range(30))
+
+
+def test_requests_may_follow_from_answers(model: Model) -> None:
+    """Which the iterable itself reads, or another thread while it waits; nothing waits for ever."""
+
+    def following() -> Iterator[str]:
+        yield "Hi"
+        for _ in range(3):
+            read.append(next(answers))
+            yield read[-1].text
+
+    read: list[Answer] = []
+    answers = model.generate(following(), **SHORT)
+    read += answers
+    assert [answer.index for answer in read] == [0, 1, 2, 3]
+
+    def waiting() -> Iterator[str]:
+        yield next(nothing).text
+
+    nothing = model.generate(waiting(), **SHORT)
+    with pytest.raises(GenerationError, match="none"):
+        next(nothing)
+    inbox: SimpleQueue[str | None] = SimpleQueue()
+    shared = model.generate(iter(inbox.get, None), **SHORT)
+
+    def answering() -> list[int]:
+        found = []
+        for answer in shared:
+            found.append(answer.index)
+            inbox.put("more" if answer.index < 20 else None)
+        return found
+
+    inbox.put("Hi")
+    with ThreadPoolExecutor(2) as threads:
+        by_threads = [threads.submit(answering) for _ in range(2)]
+        assert sorted(i for one in by_threads for i in one.result(60)) == list(range(21))
 
 
 def test_answers_for_a_task(model: Model) -> None:
