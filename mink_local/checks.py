@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import wraps
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -57,8 +58,11 @@ class Range:
         return number
 
 
-def spelled_out(kind: type) -> Callable[[T], T]:
-    """Return a decorator that shows `**options` as the fields of a dataclass, in help() and to Tab."""
+def spelled_out(kind: type, owner: Callable[[str], str] | None = None) -> Callable[[T], T]:
+    """Return a decorator that shows `**options` as the fields of a dataclass, in help() and to Tab.
+
+    The function raises TypeError for any other option; see `require_known`.
+    """
 
     def decorated(function: T) -> T:
         shown = inspect.signature(function)  # type: ignore[arg-type]
@@ -67,8 +71,15 @@ def spelled_out(kind: type) -> Callable[[T], T]:
             inspect.Parameter(one.name, one.KEYWORD_ONLY, default=one.default, annotation=one.annotation)
             for one in inspect.signature(kind).parameters.values()
         ]
-        function.__signature__ = shown.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
-        return function
+        signature = shown.replace(parameters=[*own, *options])
+
+        @wraps(function)  # type: ignore[arg-type]
+        def checked(*args: Any, **given: Any) -> Any:
+            require_known(given, signature.parameters, owner)
+            return function(*args, **given)  # type: ignore[operator]
+
+        checked.__signature__ = signature  # type: ignore[attr-defined]
+        return checked  # type: ignore[return-value]
 
     return decorated
 

@@ -29,6 +29,7 @@ from mink_local.generation.request import (
     TokenIds,
     Tool,
     merged,
+    owner_of,
     read_prompt,
 )
 from mink_local.generation.template import ChatTemplate
@@ -201,7 +202,7 @@ class Model:
         ((_, (row,)),) = read_rows(self, [(tokens, 1)])
         return np.asarray(row)
 
-    @spelled_out(SamplingParams)
+    @spelled_out(SamplingParams, owner_of)
     def chat(
         self,
         messages: str | Sequence[Message],
@@ -248,7 +249,7 @@ class Model:
         )
         return self.reply(request)
 
-    @spelled_out(SamplingParams)
+    @spelled_out(SamplingParams, owner_of)
     def complete(
         self,
         prompt: str | TokenIds,
@@ -275,7 +276,7 @@ class Model:
             raise ContextOverflowError(decoding.answer.prompt_tokens, self.n_ctx)
         return Reply(decoding, self.core.thread, self)
 
-    @spelled_out(SamplingParams)
+    @spelled_out(SamplingParams, owner_of)
     def generate(
         self,
         prompts: Iterable[Prompt],

@@ -8,7 +8,7 @@ from typing import Any, TypedDict, TypeGuard, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.checks import Range, as_ids, as_texts, require_known, shown
+from mink_local.checks import Range, as_ids, as_texts, shown
 from mink_local.errors import OptionError
 from mink_local.llama.constants import MAX_SEED
 from mink_local.llama.constraints import Constraints
@@ -169,11 +169,8 @@ class SamplingOptions(TypedDict, total=False):
 def merged(params: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:
     """Return parameters, None for the default ones, with some options replaced.
 
-    Raises:
-        TypeError: There is no such option; the message says where the option belongs, if it is known.
-        ValueError: An option is out of range.
+    Raises ValueError if an option is out of range.
     """
-    require_known(options, SamplingParams.__dataclass_fields__, _owner_of)
     if not isinstance(params, SamplingParams | None):
         raise TypeError(f"params must be SamplingParams(…), not {shown(params)}: options have names")
     return replace(params or SamplingParams(), **options)
@@ -199,7 +196,7 @@ _COUNTERPARTS = {  # of other libraries' options
 }
 
 
-def _owner_of(option: str) -> str:
+def owner_of(option: str) -> str:
     """Return where to pass an option known from other programs, to end a message; "" if unknown."""
     if option in _COUNTERPARTS:
         return f": pass {_COUNTERPARTS[option]}"

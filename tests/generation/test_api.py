@@ -12,11 +12,9 @@ import pytest
 
 from mink_local import Constraints, load_model
 from mink_local.errors import GenerationError, ModelError
-from mink_local.generation.answer import Answer, Splitter
+from mink_local.generation.answer import Answer
 from mink_local.generation.model import Model
-from mink_local.generation.request import Prompt, Request, SamplingOptions, SamplingParams, Tool, merged
-from mink_local.generation.text import ReasoningSplitter, ReasoningState
-from mink_local.generation.tool_calls import ToolParser
+from mink_local.generation.request import Prompt, Request, SamplingOptions, SamplingParams
 from tests.support.python import output_of
 
 STORY = [{"role": "user", "content": "Tell me a story about a dog named Max."}]
@@ -54,6 +52,7 @@ def test_options_replace_those_of_the_params(smollm2: Model) -> None:
         ({"messages": []}, "message"),
         ({"messages": [{"role": "user"}]}, "content"),
         ({"messages": [{"role": "user", "content": 5}]}, "content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "image"),
     ],
 )
 def test_options_out_of_range(smollm2: Model, options: dict[str, Any], named: str) -> None:
@@ -68,17 +67,16 @@ def test_options_out_of_range(smollm2: Model, options: dict[str, Any], named: st
         ("top_p", "TopP(p="),
         ("min_k_tau", "MinK(tau="),
         ("presence_penalty", "Constraints(presence_penalty="),
-        ("temprature", ""),
+        ("temprature", "perhaps temperature"),
+        ("tool", "perhaps tools"),
     ],
 )
 def test_options_of_other_programs(smollm2: Model, option: str, owner: str) -> None:
     options: dict[str, Any] = {option: 1.0}
-    with pytest.raises(TypeError, match=re.escape(option)) as caught:
-        merged(None, options)
-    assert owner in str(caught.value)
-    for use in (lambda: SamplingParams(**options), lambda: smollm2.chat(STORY, **options)):
-        with pytest.raises(TypeError, match=option):
+    for use in (lambda: smollm2.chat(STORY, **options), lambda: smollm2.generate([STORY], **options)):
+        with pytest.raises(TypeError, match=re.escape(option)) as caught:
             use()
+        assert owner in str(caught.value)
 
 
 def test_min_tokens_and_ignore_eos(smollm2: Model) -> None:
@@ -104,33 +102,6 @@ def test_min_tokens_and_ignore_eos(smollm2: Model) -> None:
 
 WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rom"}}</tool_call>'
-
-
-@pytest.mark.parametrize(
-    ("tools", "state", "text", "reasoning", "content", "n_calls"),
-    [
-        ([WEATHER], "start", f"<think>\nHm.\n</think>\n\nI look.\n{CALL}", "Hm.", "I look.", 1),
-        ([WEATHER], "reasoning", f"Hm.</think>{CALL}\n{CALL}", "Hm.", "", 2),
-        ([WEATHER], "reasoning", "Hm.", "Hm.", "", 0),
-        ([WEATHER], "text", "<think>Hm.</think>", "", "<think>Hm.</think>", 0),
-        ([], "text", CALL, "", CALL, 0),
-    ],
-)
-def test_reasoning_content_and_tool_calls(
-    tools: list[Tool], state: ReasoningState, text: str, reasoning: str, content: str, n_calls: int
-) -> None:
-    answer = Answer(Request(STORY, tools=tools))
-    splitter = Splitter(ReasoningSplitter(state), ToolParser(tools) if tools else None)
-    for piece in [*map(splitter.feed, text), splitter.feed("", is_final=True)]:
-        answer.add(piece)
-    assert (answer.text, answer.reasoning, answer.content) == (text, reasoning, content)
-    functions = [call["function"] for call in answer.tool_calls]
-    assert functions == [{"name": "get_weather", "arguments": '{"city": "Rom"}'}] * n_calls
-    ids = [call["id"] for call in answer.tool_calls]
-    assert ids == [call["id"] for call in answer.message.get("tool_calls", [])]
-    assert len(set(ids)) == n_calls
-    assert answer.message["content"] == content
-    assert answer.message.get("reasoning_content", "") == reasoning
 
 
 def test_a_reply_calls_a_tool_and_its_message_continues_the_conversation(tiny: Callable[..., Path]) -> None:
@@ -187,19 +158,12 @@ def test_an_assistants_last_message_is_continued(smollm2: Model) -> None:
     begun = [*FRANCE, {"role": "assistant", "content": "The capital of France is the city of"}]
     reply = smollm2.chat(begun, temperature=0.0, max_tokens=5)
     assert "Paris" in reply.read()
+    assert reply.message["content"] == begun[-1]["content"] + reply.content
     text = smollm2.apply_chat_template(FRANCE) + "The capital of France is the city of"
     assert smollm2.apply_chat_template(begun) == text
     assert b"".join(smollm2.weights.piece(t) for t in smollm2.prompt_tokens(begun)[-3:]).endswith(b"city of")
     with pytest.raises(ValueError, match="assistant"):
         smollm2.chat(begun[1:])
-
-
-def test_content_parts(smollm2: Model) -> None:
-    parts = [{"type": "text", "text": "What is the capital"}, {"type": "text", "text": " of France?"}]
-    assert smollm2.prompt_tokens([{"role": "user", "content": parts}]) == smollm2.prompt_tokens(FRANCE)
-    image = {"type": "image_url", "image_url": {"url": "x"}}
-    with pytest.raises(ValueError, match="image"):
-        smollm2.chat([{"role": "user", "content": [*parts, image]}])
 
 
 # The life of a model
@@ -246,16 +210,6 @@ def test_a_trusted_model_starts_no_child(tiny: Callable[..., Path]) -> None:
 
 
 # Threads and tasks
-
-
-def test_rows_and_logits_are_read_while_others_generate(smollm2: Model) -> None:
-    tokens = smollm2.prompt_tokens(STORY)
-    [alone] = smollm2.logprobs([(tokens, [5])])
-    reply = smollm2.chat(STORY, temperature=0.0, max_tokens=30)
-    [beside] = smollm2.logprobs([(tokens, [5])])
-    assert beside == pytest.approx(alone, abs=1e-3)
-    assert smollm2.logits(STORY).shape == (smollm2.weights.n_vocab,)
-    assert reply.read()
 
 
 def test_the_models_thread_refuses_to_wait_for_itself(smollm2: Model) -> None:
