@@ -39,9 +39,6 @@ of the table [chat] in
 The command line overrides the environment, the environment overrides the
 file. While chatting, /set changes a setting and /show says where each value
 comes from. A conversation keeps its sampling settings and its model.
-The table [prompts] of the file names system prompts for --prompt-name:
-  [prompts]
-  editor = "Correct spelling and grammar. Keep everything else."
 
 \b
 What this program does not do: images, tools and MCP, retrieval. llm, oterm

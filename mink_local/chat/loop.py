@@ -25,7 +25,7 @@ from mink_local.chat.terminal.screen import beginnings, counted, one_line
 from mink_local.errors import ContextOverflowError, MinkError
 from mink_local.interrupts import interrupt_raises, on_interrupt
 from mink_local.models.options import with_sampler_names
-from mink_local.samplers import SAMPLERS, label
+from mink_local.samplers import SAMPLERS
 
 _TOPICS = {"advice": set_show.show_advice, "models": set_show.show_models}  # of /help
 _COMMAND = re.compile(r"/([a-zA-Z][\w-]*([=:]\S*)?|\?)(?!\S)")  # and not /usr/bin
@@ -122,7 +122,7 @@ def _values(key: str, chat: Chat, text: str) -> Completions:
         if item.type == "file":
             return _files(chat, text)
         names[item.value] = item.help or ""
-    return _starting_with(text, {**names, "default": "reset it"})
+    return _starting_with(text, {**names, "default": "as at the start"})
 
 
 def _reasoning(_: Chat, text: str) -> Completions:
@@ -136,16 +136,10 @@ def _versions(chat: Chat, text: str) -> Completions:
     return _starting_with(text, {str(number): one_line(each, 50) for number, each in enumerate(texts, 1)})
 
 
-def _comparison(chat: Chat, text: str) -> Completions:
-    """Complete the number of an answer to take, or the name of a sampler."""
-    if text.startswith("take ") and isinstance(chat.comparison, compare.Comparison):
-        samplers = enumerate(chat.comparison.samplers, start=1)
-        numbers = {str(number): label(str(sampler)) for number, sampler in samplers}
-        yield from _starting_with(text.removeprefix("take "), numbers)
-        return
-    words = {"take ": "go on with an answer of the last comparison", "T=": "temperature"}
-    words.update({name: sampler.keeps for name, sampler in SAMPLERS.items() if not sampler.is_stateful})
-    yield from _starting_with(text.rpartition(" ")[2], words)
+def _comparison(_: Chat, text: str) -> Completions:
+    """Complete the name of a sampler."""
+    samplers = {name: sampler.keeps for name, sampler in SAMPLERS.items() if not sampler.is_stateful}
+    return _starting_with(text.rpartition(" ")[2], {"T=": "temperature", **samplers})
 
 
 def _complete_help(_: Chat, text: str) -> Completions:
@@ -155,7 +149,7 @@ def _complete_help(_: Chat, text: str) -> Completions:
 def _setting(usage: str, about: str) -> Command:
     """Return the command that changes the setting of its name."""
     key = usage.split()[0]
-    doc = f"{about}. {BY_KEY[key].help}\n\nWithout a value, show it; default resets it."
+    doc = f"{about}. {BY_KEY[key].help}\n\nWithout a value, show it; default restores the value at the start."
     return Command(usage, about, partial(set_show.change_setting, key), partial(_values, key), doc)
 
 
@@ -192,7 +186,6 @@ _GROUPS = {
         Command("compare [T=N] [SAMPLER …] [TEXT]", "Compare samplers", compare.compare, _comparison),
         Command("explain [N|WORD]", "Show a token's candidates", explain.explain),
         Command("heat", "Colour the last answer", explain.heat),
-        Command("stats", "Show figures", explain.stats),
         Command("help [COMMAND]", "Explain a command", help_, _complete_help),
         Command("exit", "Leave", exit_),
     ),

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
-from click.shell_completion import CompletionItem
 from platformdirs import user_config_path
 
 from mink_local.cli import FileText, FiniteFloat, command_line_text, did_you_mean, file_text
@@ -143,26 +142,6 @@ def _token_bias(text: str) -> tuple[int, float]:
         raise click.BadParameter(f"{text!r} is not TOKEN=BIAS, such as 198=-inf.") from None
 
 
-def named_prompts(ctx: click.Context) -> Mapping[str, str]:
-    """Return the system prompts of the configuration file, by name."""
-    prompts: Mapping[str, str] = ctx.find_root().meta.get("prompts", {})
-    return prompts
-
-
-def _check_prompt_name(ctx: click.Context, _: click.Parameter, name: str | None) -> str | None:
-    """Return the name of a system prompt, or raise click.BadParameter."""
-    prompts = named_prompts(ctx)
-    if name is not None and name not in prompts:
-        hint = did_you_mean(name, prompts) or f": there are {', '.join(prompts) or 'none'}."
-        raise click.BadParameter(f"{ctx.meta['config']} has no {name!r} in [prompts]{hint}")
-    return name
-
-
-def _complete_prompt_name(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    prompts = named_prompts(ctx)
-    return [CompletionItem(name, help=text) for name, text in prompts.items() if name.startswith(incomplete)]
-
-
 _sampling = partial(Setting, group="Sampling")
 _constraint = partial(Setting, group=CONSTRAINTS)
 _model = partial(Setting, group="Model", reloads=True)
@@ -192,13 +171,6 @@ SETTINGS: tuple[Setting, ...] = (
     max_tokens_option.build(_sampling),
     _sampling("--loop-guard/--no-loop-guard", default=True, help="Stop an answer that repeats itself."),
     _sampling("--system", type=command_line_text, metavar="TEXT", help="System prompt."),
-    _sampling(
-        "--prompt-name",
-        metavar="NAME",
-        callback=_check_prompt_name,
-        shell_complete=_complete_prompt_name,
-        help="Use the system prompt of this name from the table [prompts] of the configuration file.",
-    ),
     _sampling(
         "--reasoning/--no-reasoning",
         default=None,
@@ -261,8 +233,8 @@ SETTINGS: tuple[Setting, ...] = (
     _screen(
         "--plain/--rich",
         default=False,
-        help="Plain text without colours and Markdown, and a simple input line; always if NO_COLOR is set or "
-        "the output is not a terminal.",
+        help="Plain text without colours and Markdown; always if NO_COLOR is set or the output is not a "
+        "terminal.",
     ),
     _screen(
         "--theme",
@@ -297,11 +269,7 @@ BY_NAME = {setting.name: setting for setting in SETTINGS}
 FORMER_KEYS = {"think": "reasoning"}  # that conversations have been stored with
 _SAMPLING = [setting for setting in SETTINGS if setting.group in ("Sampling", CONSTRAINTS)]
 # What a conversation keeps besides its system prompt.
-_KEPT = [setting for setting in _SAMPLING if setting.key not in ("system", "prompt-name")]
-# Settings that "default" resets together: one names what the other is.
-_TOGETHER = {"system": "prompt_name", "prompt_name": "system"}
-_TABLES = ("chat", "prompts")  # of the TOML file
-_OTHER_VARIABLES = ("MINK_CONFIG",)
+_KEPT = [setting for setting in _SAMPLING if setting.key != "system"]
 
 
 def config_path() -> Path:
@@ -313,27 +281,23 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> Pa
     """Make the table [chat] of the TOML file click's defaults; the callback of --config."""
     file = ctx.meta["config"] = path or config_path()
     if path or file.exists():
-        tables = _tables(file)
-        settings = tables.get("chat", {})
+        settings = _table(file)
         ctx.meta["ignored"] = list(_ignored_keys(file, settings))
         ctx.default_map = dict(_texts(file, settings))
-        ctx.meta["prompts"] = {name: str(text) for name, text in tables.get("prompts", {}).items()}
     return path
 
 
-def _tables(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the tables of a file. Raises click.UsageError for a key or a table that is out of place."""
+def _table(path: Path) -> dict[str, Any]:
+    """Return the table [chat] of a file. Raises click.UsageError if anything is outside of it."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        whole = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise click.UsageError(f"{path} cannot be read: {error}.") from None
-    for name, table in tables.items():
-        if not isinstance(table, dict):
-            raise click.UsageError(f"{path}: {name!r} belongs below the line [chat].")
-        if name not in _TABLES:
-            hint = did_you_mean(name, _TABLES) or f": the tables are {', '.join(_TABLES)}."
-            raise click.UsageError(f"{path}: there is no table [{name}]{hint}")
-    return tables
+    table: Any = whole.pop("chat", {})
+    if whole or not isinstance(table, dict):
+        name = next(iter(whole), "chat")
+        raise click.UsageError(f"{path}: {name!r} is outside of the table [chat], where settings belong.")
+    return dict(table)
 
 
 def _texts(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -360,7 +324,7 @@ def _ignored_keys(path: Path, table: Mapping[str, Any]) -> Iterator[str]:
 def ignored(ctx: click.Context) -> Iterator[str]:
     """Yield a sentence for each key of the file and each variable that is no setting."""
     yield from ctx.meta.get("ignored", ())
-    known = [*(str(setting.envvar) for setting in SETTINGS), *_OTHER_VARIABLES]
+    known = [*(str(setting.envvar) for setting in SETTINGS), "MINK_CONFIG"]
     for name in sorted(os.environ):
         if name.startswith("MINK_") and name not in known:
             yield f"there is no setting {name}{did_you_mean(name, known)}"
@@ -377,14 +341,7 @@ class Settings:
             for name, value in CREATIVE.items():
                 if not self.given(name):
                     self.put(name, value, _CREATIVE)
-        if not self.given("system"):
-            self._take_named_prompt()
-        self._at_start = [(one, self[one.name], self.sources[one.name]) for one in _SAMPLING]
-
-    def _take_named_prompt(self) -> None:
-        """Set the system prompt to the one that `prompt_name` names, if it names one."""
-        if (name := self["prompt_name"]) is not None:
-            self.put("system", named_prompts(self.context)[name], f"prompt {name}")
+        self._at_start = {name: (value, self.sources[name]) for name, value in self._values.items()}
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
@@ -411,7 +368,8 @@ class Settings:
         The command line overrides them.
         """
         kept = {FORMER_KEYS.get(key, key): text for key, text in kept.items()}
-        for setting, value, origin in self._at_start:
+        for setting in _SAMPLING:
+            value, origin = self._at_start[setting.name]
             if setting.key in kept and origin not in (COMMAND_LINE, _CREATIVE):
                 try:
                     value, origin = self._parsed(setting, kept[setting.key]), source
@@ -432,7 +390,7 @@ class Settings:
             raise click.UsageError(f"{setting.key}: {error.message}") from None
 
     def changed(self, setting: Setting, text: str) -> "Settings":
-        """Return a copy with one value from text; "default" is the value without the command line.
+        """Return a copy with one value from text; "default" is the value of the start.
 
         Raises:
             click.UsageError: The text is not a value of the setting, or does not fit the other settings.
@@ -440,20 +398,12 @@ class Settings:
         name, other = setting.name, copy(self)
         other._values, other.sources = self._values.copy(), self.sources.copy()
         if text == "default":
-            path = self.context.params["config"]
-            arguments = ["--config", str(path)] if path else []
-            defaults = Settings(self.context.command.make_context(None, arguments))
-            for one in filter(None, (name, _TOGETHER.get(name))):
-                other.put(one, defaults[one], defaults.sources[one])
+            other.put(name, *self._at_start[name])
         else:
             other.put(name, self._parsed(setting, text), SET_HERE)
-            if name == "system":
-                other.put("prompt_name", None, DEFAULT)
             for option in MIN_K if name == "sampler" else ():
                 if f"{option}=" in text:  # which the one that was set before must not replace
                     other.put(option, None, SET_HERE)
-        if name == "prompt_name":
-            other._take_named_prompt()
         other.check(is_new=lambda option: option == name)
         return other
 

@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 
 from mink_local import load_model
-from mink_local.chat.commands.compare import Comparison
 from mink_local.chat.conversation.answer_steps import AnswerSteps
 from mink_local.chat.conversation.session import Session, prompt_digest
 from mink_local.chat.conversation.store import ConversationStore, SamplingInfo, StoredMessage, default_path
 from mink_local.chat.settings import BY_KEY
 from mink_local.errors import MinkError
 from mink_local.generation.model import Model
-from mink_local.samplers import MinK, TopP
 from tests.chat.conftest import add, converse, load_once, new_session
 
 pytestmark = pytest.mark.usefixtures("own_files")
@@ -198,15 +196,3 @@ def test_the_store_on_disk_is_read_by_another_session(smollm2: Model) -> None:
     chat.load(chat.store.find())
     assert shown(AnswerSteps(chat, chat.last_answer())) == before
     assert np.isfinite(AnswerSteps(chat, chat.last_answer()).step(0).row).sum() == smollm2.weights.n_vocab - 1
-
-
-def test_an_answer_that_was_taken_from_a_comparison(smollm2: Model) -> None:
-    chat = new_session(smollm2, *BRANCHED, "--repeat-penalty", "1.3", "--system", "Be brief.")
-    ask(chat, "Hello")
-    comparison = Comparison(chat, "Name a colour.", 5.0, [MinK(tau=60), TopP(p=0.5)])
-    list(comparison.generate(chat))
-    comparison.take(2, chat)
-    steps = AnswerSteps(chat, chat.last_answer())
-    assert str(steps.step(0).sampler).startswith("top-p:p=0.5")
-    for at, k in enumerate(steps.k):  # of a row that was computed beside others, and now alone
-        assert steps.step(at).k == pytest.approx(k, rel=0.1)

@@ -13,7 +13,6 @@ from mink_local.chat.conversation.answer_steps import AnswerSteps
 from mink_local.chat.conversation.session import Session
 from mink_local.chat.terminal.progress import coloured
 from mink_local.chat.terminal.screen import COLOURLESS, DARK, LIGHT, Theme
-from mink_local.errors import ContextOverflowError
 from mink_local.generation.model import Model
 from mink_local.generation.sampling_step import SamplingStep
 from tests.chat.conftest import Typist, new_session
@@ -52,17 +51,6 @@ def test_tokens_and_forks(walk: Walk) -> None:
     assert seen[:-1] == [at for at in forks[::-1] if at < 15]
 
 
-def test_the_step_follows_the_place(walk: Walk) -> None:
-    for at in (3, 15, 0):
-        walk.go(at)
-        assert not walk.is_computed
-        assert walk.fork() is None
-        walk.compute()
-        assert walk.step
-        assert walk.step.ids[walk.step.sampled] == walk.steps.tokens[at]
-        assert walk.step.k == walk.steps.k[at]
-
-
 def test_temperature_moves_the_cuts_of_others(walk: Walk) -> None:
     kept = []
     for _ in TEMPERATURES:
@@ -95,14 +83,6 @@ def test_selecting(walk: Walk) -> None:
     assert walk.fork() == walk.step.ids[walk.shown[5]]
 
 
-def test_the_table_of_samplers_has_no_style_of_the_row_beside_it(walk: Walk) -> None:
-    """Such as that of the sampled candidate, which is bold."""
-    assert walk.step
-    for line in step_lines(walk.steps, walk.step, 100, 10, walk.step.sampled)[1:]:
-        assert line.style == ""
-        assert all(span.end <= 64 for span in line.spans if "bold" in str(span.style))
-
-
 def test_a_step_that_cannot_be_computed(session: Session) -> None:
     session.branch[0].content = "Hi"
     broken = Walk(AnswerSteps(session, session.last_answer()))
@@ -130,14 +110,6 @@ def test_a_fork_is_a_branch(session: Session) -> None:
     assert text == "".join(session.model.token_texts(answer.tokens))
     again = AnswerSteps(session, answer)
     assert [again.step(i).k for i in range(at, at + 4)] == answer.k[at : at + 4]
-
-
-def test_a_fork_that_fails_changes_nothing(session: Session) -> None:
-    before = session.last_answer().id
-    session.set_system("word " * 3000, "here")
-    with pytest.raises(ContextOverflowError):
-        session.fork(2, 5)
-    assert session.last_answer().id == before
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(80, 24), (100, 30), (MIN_COLUMNS, MIN_ROWS), (200, 60)])
@@ -264,4 +236,4 @@ def test_heat(typist: Callable[..., Typist]) -> None:
     shown = typed.say("/heat")
     for k in answer.k[:12]:
         assert k == 1 or f"[{k}]" in shown
-    assert "T = 5" in typed.say("/stats")
+    assert "T = 5" in typed.say("/explain 1")

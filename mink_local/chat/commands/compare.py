@@ -10,8 +10,7 @@ from difflib import get_close_matches
 from rich.text import Text
 
 from mink_local.chat.chat import Chat
-from mink_local.chat.conversation.session import Session
-from mink_local.chat.conversation.store import StoredMessage
+from mink_local.chat.conversation.session import Messages, Session
 from mink_local.chat.settings import BY_KEY
 from mink_local.chat.terminal.progress import candidates
 from mink_local.chat.terminal.screen import Screen, counted, one_line
@@ -31,83 +30,72 @@ _SHARED = 30  # characters of the common beginning that are shown again
 _LONGEST = 200  # tokens of an answer, unless max-tokens is set: at T = 5 some never end
 
 
-class Comparison:
-    """Answers of several samplers to one message, and the place of the message in the conversation.
+def compare(chat: Chat, argument: str) -> None:
+    """Answer TEXT, or the last message, with several samplers and the same random numbers.
 
-    The seed is that of the settings, or a random one.
+    At one temperature, two answers then differ only if one sampler keeps a token that the other cuts. The
+    conversation does not change: /sampler NAME and /regen go on with another sampler.
 
-    Args:
-        text: The message; "" answers the last one again.
-
-    Attributes:
-        samplers: With the tokens they have sampled so far, including the one that ends an answer.
-        answers: Those of the samplers, None until they are finished.
-
-    Raises:
-        MinkError: There is no message to answer again.
+    T=5: at this temperature. SAMPLER, such as top-k:k=5: with these samplers, not the usual ones. --: what
+    follows is TEXT, even if it begins with the name of a sampler.
     """
+    session, screen, model = chat.session, chat.screen, chat.session.model
+    temperature, samplers, text = parsed(argument, session.settings["temp"], session.settings.sampler)
+    if not (text or session.branch):
+        raise MinkError("there is no message yet: /compare TEXT")
+    prompt = session.prompt(session.branch if text else session.branch[:-1], text)
+    seed = session.settings["seed"]
+    if seed is None:
+        seed = secrets.randbelow(RANDOM_SEED)
+    common = [CommonNumbers(sampler, seed) for sampler in samplers]
+    if not text:
+        screen.own(session.branch[-2].typed)
+    screen.note(f"temperature {temperature:g}, seed {seed}, the same random numbers\n")
+    answers: dict[int, Answer] = {}
+    n_shown = 0
 
-    def __init__(self, session: Session, text: str, temperature: float, samplers: Sequence[Sampler]) -> None:
-        branch, seed = session.branch, session.settings["seed"]
-        if not text:
-            if not branch:
-                raise MinkError("there is no message yet: /compare TEXT")
-            branch = branch[:-1]
-        if seed is None:
-            seed = secrets.randbelow(RANDOM_SEED)
-        self.message = text or branch[-1].content
-        self.prompt = session.prompt(branch, text)
-        self.samplers = [CommonNumbers(sampler, seed) for sampler in samplers]
-        self.answers: list[Answer | None] = [None] * len(samplers)
-        params = replace(session.settings.params, temperature=temperature)
-        prompt = session.model.prompt_tokens(self.prompt, session.settings["reasoning"])
-        self._n_prompt = len(prompt)
-        self.info = session.sampling_info(params, seed, prompt, self.prompt, len(branch) + bool(text))
-        self.conversation = session.conversation
-        self._branch = [*branch, StoredMessage("user", text)] if text else branch
+    def update() -> None:
+        n_tokens = sum(len(one.tokens) for one in common)
+        to_come = counted(len(common) - n_shown, "answer")
+        screen.progress(f"{to_come} to come, {counted(n_tokens, 'token')} so far")
 
-    def generate(
-        self, session: Session, waiting: Callable[[], object] = lambda: None
-    ) -> Generator[Answer, None, None]:
-        """Generate the answers side by side, in KV caches of their own; yield each when it is finished.
+    with (
+        on_interrupt(model.interrupt),
+        closing(_answers(session, prompt, temperature, common, update)) as coming,
+    ):
+        for answer in coming:
+            answers[answer.index] = answer
+            while n_shown in answers:
+                _show(screen, model, answers[n_shown], common)
+                n_shown += 1
+    screen.progress()
 
-        `waiting` is called now and then meanwhile.
 
-        Raises:
-            ContextOverflowError: The prompt does not fit the context.
-        """
-        model, settings, before = session.model, session.settings, session.model.n_ctx
-        max_tokens = settings["max_tokens"] or _LONGEST
-        params = replace(session.settings.params, temperature=self.info.temperature, max_tokens=max_tokens)
-        requests = [
-            Request(self.prompt, replace(params, sampler=sampler), enable_thinking=settings["reasoning"])
-            for sampler in self.samplers
-        ]
-        model.reserve(min(before, self._n_prompt + max_tokens), len(requests))
-        try:
-            for answer in model.answer_all(requests).reading(waiting):
-                if answer.finish_reason == "overflow":
-                    raise ContextOverflowError(answer.prompt_tokens, before)
-                self.answers[answer.index] = answer
-                yield answer
-        finally:
-            model.reserve(before)
+def _answers(
+    session: Session,
+    prompt: Messages,
+    temperature: float,
+    samplers: Sequence[Sampler],
+    waiting: Callable[[], object],
+) -> Generator[Answer, None, None]:
+    """Generate the answers side by side, in KV caches of their own; yield each when it is finished.
 
-    def take(self, number: int, session: Session) -> None:
-        """Make an answer the last one of the session's conversation.
-
-        Raises ConversationChangedError as `Session.check_unchanged` does.
-        """
-        answer, sampler = self.answers[number - 1], self.samplers[number - 1]
-        if answer is None or not answer.tokens:
-            raise MinkError(f"answer {number} is empty")
-        session.check_unchanged()
-        taken = StoredMessage("assistant", parts=[replace(self.info, sampler=str(sampler))])
-        taken.add(answer.reasoning, answer.content)
-        taken.end(answer, answer.seconds)
-        taken.k = sampler.k
-        session.go_to([*self._branch, taken])
-        self.conversation = session.conversation
+    `waiting` is called now and then meanwhile. Raises ContextOverflowError if the prompt does not fit.
+    """
+    model, settings, before = session.model, session.settings, session.model.n_ctx
+    max_tokens, reasoning = settings["max_tokens"] or _LONGEST, settings["reasoning"]
+    params = replace(settings.params, temperature=temperature, max_tokens=max_tokens)
+    requests = [
+        Request(prompt, replace(params, sampler=sampler), enable_thinking=reasoning) for sampler in samplers
+    ]
+    model.reserve(min(before, len(model.prompt_tokens(prompt, reasoning)) + max_tokens), len(requests))
+    try:
+        for answer in model.answer_all(requests).reading(waiting):
+            if answer.finish_reason == "overflow":
+                raise ContextOverflowError(answer.prompt_tokens, before)
+            yield answer
+    finally:
+        model.reserve(before)
 
 
 def divergence(first: CommonNumbers, other: CommonNumbers, model: Model) -> str:
@@ -126,29 +114,6 @@ def divergence(first: CommonNumbers, other: CommonNumbers, model: Model) -> str:
         return f"{where}, which answer 1's sampler cuts"
     where += f", not {name(theirs.token)} (rank {theirs.rank:,})"
     return where if ours.keeps(theirs.rank) else f"{where}, which this sampler cuts"
-
-
-def compare(chat: Chat, argument: str) -> None:
-    """Answer TEXT, or the last message, with several samplers and the same random numbers.
-
-    At one temperature, two answers then differ only if one sampler keeps a token that the other cuts. The
-    conversation does not change: /compare take N goes on with answer N, as a branch.
-
-    T=5: at this temperature. SAMPLER, such as top-k:k=5: with these samplers, not the usual ones. --: what
-    follows is TEXT, even if it begins with the name of a sampler.
-    """
-    if taken := re.fullmatch(r"take\s+(\d+)", argument):
-        take(chat, int(taken[1]))
-        return
-    session = chat.session
-    temperature, samplers, text = parsed(argument, session.settings["temp"], session.settings.sampler)
-    comparison = Comparison(session, text, temperature, samplers)
-    if not text:
-        chat.screen.own(comparison.message)
-    chat.screen.note(f"temperature {temperature:g}, seed {comparison.info.seed}, the same random numbers\n")
-    _generate(chat, comparison)
-    chat.comparison = comparison
-    chat.screen.note("the conversation is unchanged: /compare take N continues with answer N")
 
 
 def parsed(argument: str, temperature: float, own: Sampler) -> tuple[float, list[Sampler], str]:
@@ -189,34 +154,13 @@ def _usual(own: Sampler) -> list[Sampler]:
     return [own, *(other for other in others if other.sweep and other.order != "temperature-first")]
 
 
-def _generate(chat: Chat, comparison: Comparison) -> None:
-    """Generate the answers; show each as soon as it and those before it are finished."""
-    screen, model = chat.screen, chat.session.model
-    unshown = list(range(1, len(comparison.answers) + 1))
-
-    def update() -> None:
-        n_tokens = sum(len(sampler.tokens) for sampler in comparison.samplers)
-        screen.progress(f"{counted(len(unshown), 'answer')} to come, {counted(n_tokens, 'token')} so far")
-
-    with on_interrupt(model.interrupt), closing(comparison.generate(chat.session, update)) as answers:
-        for _ in answers:
-            while unshown and comparison.answers[unshown[0] - 1]:
-                _show(screen, comparison, unshown.pop(0), model)
-    screen.progress()
-
-
-def _show(screen: Screen, comparison: Comparison, number: int, model: Model) -> None:
+def _show(screen: Screen, model: Model, answer: Answer, samplers: Sequence[CommonNumbers]) -> None:
     """Show an answer: the first one whole, another from where it leaves the first."""
-    answer, sampler, first = (
-        comparison.answers[number - 1],
-        comparison.samplers[number - 1],
-        comparison.samplers[0],
-    )
-    assert answer
+    first, sampler, number = samplers[0], samplers[answer.index], answer.index + 1
     if answer.finish_reason == "interrupted" and not answer.tokens:
         return
     screen.show(Text(f"{number}  {label(str(sampler))}", "bold"))
-    same = next(i for i, other in enumerate(comparison.samplers, 1) if other.tokens == sampler.tokens)
+    same = next(i for i, other in enumerate(samplers, 1) if other.tokens == sampler.tokens)
     if number == 1:
         screen.show(Text(answer.text.rstrip()))
     elif same < number:
@@ -230,17 +174,3 @@ def _show(screen: Screen, comparison: Comparison, number: int, model: Model) -> 
     end = ends.get(answer.finish_reason or "", "")
     figures = f"; {candidates(sampler.k)}" if sampler.k else ""
     screen.show(Text(f"({counted(answer.n_tokens, 'token')}{end}{figures})\n", "dim"))
-
-
-def take(chat: Chat, number: int) -> None:
-    """Make an answer of the last comparison part of the conversation, as a branch."""
-    comparison, session = chat.comparison, chat.session
-    if not isinstance(comparison, Comparison):
-        raise MinkError("nothing has been compared yet: /compare TEXT")
-    if not 1 <= number <= len(comparison.answers):
-        raise MinkError(f"the comparison has {counted(len(comparison.answers), 'answer')}")
-    if session.conversation != comparison.conversation:
-        raise MinkError("the comparison belongs to another conversation: /load goes back to it")
-    comparison.take(number, session)
-    chat.screen.text(session.last_answer().content)
-    chat.screen.note(f"answer {number} is part of the conversation; /pick lists all answers to this message")

@@ -1,4 +1,4 @@
-"""The commands that show how answers were sampled: /explain, /heat and /stats."""
+"""The commands that show how answers were sampled: /explain and /heat."""
 
 import sys
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ from rich.text import Text
 
 from mink_local.chat.chat import Chat
 from mink_local.chat.conversation.answer_steps import AnswerSteps
-from mink_local.chat.terminal.progress import candidates, coloured
+from mink_local.chat.terminal.progress import coloured
 from mink_local.chat.terminal.screen import Screen, counted, one_line, wrapped_rows
 from mink_local.cli import printable
 from mink_local.errors import MinkError
@@ -108,32 +108,6 @@ def heat(chat: Chat, _: str) -> None:
     if not any(steps.k):
         raise MinkError("this answer's statistics were lost when the program was killed")
     screen.show(coloured(session.model.token_texts(steps.tokens), steps.k, screen.theme), "")
-
-
-def stats(chat: Chat, _: str) -> None:
-    """Show figures of the model, the conversation and the last answer."""
-    session = chat.session
-    model, settings = session.model, session.settings
-    answers = [message for message in session.branch if message.role == "assistant"]
-    messages = session.messages(session.branch)
-    used = model.count_tokens(messages) if messages else 0
-    rows = [
-        ("model", f"{model.name} {model.placement}"),
-        ("sampler", settings.summary),
-        ("conversation", counted(len(answers), "answer")),
-        ("context", f"{used} of {model.n_ctx} tokens"),
-    ]
-    if answers and answers[-1].finish_reason:
-        last = answers[-1]
-        tokens, rest = counted(len(last.tokens), "token"), last.seconds - last.first_token_s
-        figures = (
-            f"{tokens}; {last.evaluated_tokens} of {last.prompt_tokens} prompt "
-            f"tokens evaluated, first token after {last.first_token_s:.2f} s, the rest in {rest:.2f} s"
-        )
-        rows += [("last answer", figures), ("", last.settings)]
-        if k := [n for n in last.k if n]:
-            rows.append(("", candidates(k)))
-    chat.screen.table(rows)
 
 
 # The full-screen view

@@ -121,7 +121,7 @@ def system(chat: Chat, argument: str) -> None:
 def set_(chat: Chat, argument: str) -> None:
     """Change a setting of this chat: /set max-tokens 200. /show lists the settings.
 
-    The value default is that of the environment or the configuration file, if they set one.
+    The value default restores what the command line, the environment or the configuration file set.
     """
     key, *value = re.split(r"\s*[\s=]\s*", argument, maxsplit=1)  # also KEY=VALUE
     change_setting(key, chat, "".join(value).strip())
