@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from mink_local.chat.attachments import Attachment, before_message
 from mink_local.chat.conversation.session import AnswerStream, Session
 from mink_local.chat.conversation.store import StoredMessage
-from mink_local.chat.terminal.input import InputLine
 from mink_local.chat.terminal.progress import is_busy, note_end, show_answer, speed, status
 from mink_local.chat.terminal.screen import Screen, counted
 from mink_local.errors import MinkError
@@ -20,6 +19,9 @@ from mink_local.llama.token_sampler import RowSampler, TokenSampler
 from mink_local.samplers import Sampler
 from mink_local.samplers.compile import cached_names
 from mink_local.threads import in_background
+
+if TYPE_CHECKING:
+    from mink_local.chat.terminal.editor import InputLine
 
 
 @lru_cache
@@ -63,18 +65,16 @@ class Chat:
     Attributes:
         attached: Files for the next message.
         offered: What the next input line begins with.
-        comparison: The last `Comparison` of /compare, if there is one.
         leaving: The chat ends after this command.
         is_stopped: The answer that comes next is interrupted before its first token.
     """
 
-    def __init__(self, session: Session, screen: Screen, line: InputLine) -> None:
+    def __init__(self, session: Session, screen: Screen, line: "InputLine") -> None:
         self.session = session
         self.screen = screen
         self.line = line
         self.attached: list[Attachment] = []
         self.offered: Offer | None = None
-        self.comparison: object = None
         self.leaving = False
         self.is_stopped = False
 
@@ -120,7 +120,7 @@ class Chat:
                 if self.is_stopped:
                     answer.reply.interrupt()
                 is_compiling = compiling(settings.params.effective_sampler)
-                show_answer(self.screen, answer.message, answer.pieces, is_compiling, "; /reasoning shows it")
+                show_answer(self.screen, answer, is_compiling, "; /reasoning shows it")
                 compiling(*compared_with(settings.sampler))  # for /explain and /compare
         finally:
             hotter = max(2.0, 2 * answer.message.parts[-1].temperature)

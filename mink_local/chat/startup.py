@@ -18,7 +18,7 @@ from mink_local.chat.conversation.store import (
     default_path,
 )
 from mink_local.chat.settings import DEFAULT, Settings
-from mink_local.chat.terminal.input import InputLine, QuietTerminal
+from mink_local.chat.terminal.input import QuietTerminal
 from mink_local.chat.terminal.screen import DARK, THEMES, Screen, Theme, ask_window_for_size, asked
 from mink_local.errors import MinkError, ModelNotFoundError
 from mink_local.files import size_in_words
@@ -79,16 +79,14 @@ class Startup:
 
         answer = session.ask(prompt, before_message(file.text for file in self._attached(session)))
         is_compiling = compiling(self.settings.params.effective_sampler)
-        status = print_answer(
-            self.screen, answer.message, answer.pieces, self.settings, as_json, is_compiling
-        )
+        status = print_answer(self.screen, answer, self.settings, as_json, is_compiling)
         session.end()
         return status
 
     def chat(self) -> None:
         """Chat until the user leaves."""
         self._offer_model()
-        with QuietTerminal(marks_pastes=self.screen.has_line_input) as terminal:
+        with QuietTerminal(marks_pastes=not self.screen.is_dumb) as terminal:
             if self.settings["theme"] == "auto" and not self.screen.is_plain:
                 self.screen = self._screen(asked(terminal))
             session = self._session(terminal)
@@ -121,14 +119,13 @@ class Startup:
         """Return the chat, with the files for the first message, or the end of the conversation on screen."""
         from mink_local.chat.chat import Chat, Offer
         from mink_local.chat.commands.messages import recall
+        from mink_local.chat.loop import CommandCompleter
+        from mink_local.chat.terminal.editor import InputLine
 
-        chat = Chat(session, self.screen, InputLine(terminal, self.screen.show))
+        line = InputLine(terminal, self.screen, self.settings["store"])
+        chat = Chat(session, self.screen, line)
+        line.complete_with(CommandCompleter(chat))
         chat.attached += self._attached(session)
-        if self.screen.has_line_input:
-            from mink_local.chat.loop import CommandCompleter
-            from mink_local.chat.terminal.editor import EditedLine
-
-            chat.line = EditedLine(terminal, self.screen, self.settings["store"], CommandCompleter(chat))
         if session.conversation is not None:
             recall(chat)
         if self._unanswered:
@@ -191,8 +188,7 @@ class Startup:
 
         session = Session(model, self.settings, self._store)
         source = self.settings.sources["system"]
-        is_given = self.settings.given("system") or self.settings.given("prompt_name")
-        system = self.settings["system"] if is_given else None
+        system = self.settings["system"] if self.settings.given("system") else None
         if self._conversation:
             self._unanswered = session.load(self._conversation)
             self.settings.check(is_new=self.settings.given)

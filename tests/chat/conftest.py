@@ -4,12 +4,15 @@ import contextlib
 import io
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
 
 from mink_local.chat.chat import Chat
 from mink_local.chat.cli import cli, main
@@ -17,7 +20,8 @@ from mink_local.chat.conversation.session import Session
 from mink_local.chat.conversation.store import ConversationStore, Role, StoredMessage
 from mink_local.chat.loop import run
 from mink_local.chat.settings import Settings
-from mink_local.chat.terminal.input import PROMPT, InputLine, QuietTerminal
+from mink_local.chat.terminal.editor import InputLine
+from mink_local.chat.terminal.input import PROMPT
 from mink_local.chat.terminal.screen import Screen
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
@@ -52,15 +56,18 @@ def mink_chat(
 ) -> MinkChat:
     """`mink_chat(*arguments, stdin="")` runs the program in this process; a model is loaded only once.
 
-    `typed` are lines for a chat, typed at a plain input line.
+    `typed` are lines for a chat, which Ctrl-D ends, as it does a question that comes before.
     """
     monkeypatch.setattr("mink_local.generation.loading.load_model", load_once)
 
     def run_program(*arguments: str, stdin: str = "", typed: Sequence[str] = ()) -> Finished:
         piped = io.TextIOWrapper(io.BytesIO(stdin.encode(errors="surrogateescape")))
-        monkeypatch.setattr(sys, "stdin", Keyboard("\n".join(typed)) if typed else piped)
+        monkeypatch.setattr(sys, "stdin", Keyboard() if typed else piped)
         capsys.readouterr()
-        return run_main(main, *arguments)
+        with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+            keys.send_text("".join(f"{line}\r" for line in typed) + "\x04")
+            keys.close()
+            return run_main(main, *arguments)
 
     return run_program
 
@@ -112,7 +119,6 @@ class Typist(InputLine):
     """Types lines into a chat and returns what is shown, both streams together."""
 
     def __init__(self, session: Session, capsys: pytest.CaptureFixture[str]) -> None:
-        super().__init__(QuietTerminal(), print)
         self.chat = Chat(session, Screen(), self)
         self._capsys = capsys
         self._lines: list[str] = []
@@ -136,6 +142,9 @@ class Typist(InputLine):
     def can_begin_with(self, text: str) -> bool:  # noqa: ARG002
         """Whatever it is."""
         return True
+
+    def forget(self, messages: Collection[str]) -> None:
+        """There is no history."""
 
     def say(self, *lines: str) -> str:
         """Type lines; return what was shown until the next prompt."""

@@ -16,7 +16,8 @@ from mink_local.chat.conversation.session import AnswerStream, Branch, Session
 from mink_local.chat.conversation.store import ConversationStore
 from mink_local.chat.loop import run
 from mink_local.chat.settings import BY_KEY, Settings
-from mink_local.chat.terminal.input import PROMPT, InputLine, QuietTerminal
+from mink_local.chat.terminal.editor import InputLine
+from mink_local.chat.terminal.input import PROMPT
 from mink_local.chat.terminal.screen import Screen
 from mink_local.errors import MinkError
 from mink_local.generation.answer import Piece
@@ -87,7 +88,6 @@ class Line(InputLine):
     """An input line of one text, which sends it, or what the line begins with."""
 
     def __init__(self) -> None:
-        super().__init__(QuietTerminal(), lambda _: None)
         self.text: str | None = None
 
     def read(self, default: str = "", prompt: str = PROMPT) -> str:  # noqa: ARG002
@@ -95,6 +95,12 @@ class Line(InputLine):
         if text is None:
             raise EOFError
         return text or default
+
+    def keys_wait(self) -> bool:
+        return False
+
+    def can_begin_with(self, text: str) -> bool:  # noqa: ARG002
+        return True
 
 
 class Person(RuleBasedStateMachine):

@@ -20,7 +20,7 @@ from mink_local.chat.conversation.store import ConversationStore, default_path
 from mink_local.generation.model import Model
 from mink_local.samplers import MinK, default_samplers, parse
 from mink_local.samplers.compile import cached_names
-from tests.chat.conftest import MinkChat, converse, locked
+from tests.chat.conftest import MinkChat, Typist, converse, locked, new_session
 from tests.support.python import output_of, run_python
 
 pytestmark = pytest.mark.usefixtures("own_files")
@@ -90,7 +90,7 @@ def test_a_conversation_keeps_its_settings(mink_chat: MinkChat) -> None:
     assert "top-k:k=5, T = 5" in again.stderr
     assert "temp 5, sampler top-k:k=5, max-tokens 1, repeat-penalty 1.5" in again.stderr
     assert "1.5, conversation 1" in again.stderr
-    assert "top-k:k=5, T = 2" in mink_chat("--continue", "-t", "2", typed=["/stats"]).stderr
+    assert "top-k:k=5, T = 2" in mink_chat("--continue", "-t", "2", typed=["/temp"]).stderr
     mink_chat("--continue", "Hi", "--floor", "1").refused(2, "floor", "top-k")
 
 
@@ -245,12 +245,10 @@ def test_a_chat_is_kept_unless_that_is_not_wanted(mink_chat: MinkChat, own_files
     assert "secret, 1 message)" in again.stderr
 
 
-def test_an_unanswered_message_is_sent_again(mink_chat: MinkChat) -> None:
-    """And the system prompt of the command line is the conversation's, from the command line."""
+def test_a_conversation_takes_the_system_prompt_of_the_command_line(mink_chat: MinkChat) -> None:
     store = ConversationStore(default_path())
     converse(store, "What is this?", system="Be long.")
     result = mink_chat("--continue", "--system", "Be brief.", typed=["/show system"])
-    assert "What is this?" in result.stderr
     assert "system Be brief." in result.stdout
     assert "(command line. " in result.stderr
     assert store.get(1).system == "Be brief."
@@ -263,7 +261,7 @@ def test_a_store_that_cannot_be_opened(
     monkeypatch.setattr(session, "_LAST_SECONDS", 0.1)
     own_files.mkdir(parents=True)
     (own_files / "conversations.db").write_text("this is not a database, and too long to be empty " * 9)
-    result = mink_chat("-n", "2", typed=["Hello", "/save me", "/clear", "n"])
+    result = mink_chat("-n", "2", typed=["Hello", "/save me", "/clear"])
     assert "2 tokens" in result.stderr
     assert result.stderr.count("conversations.db") >= 4  # a note, /save, /clear and the end
     assert "(a new conversation)" not in result.stderr
@@ -282,7 +280,9 @@ def test_an_answer_that_cannot_be_kept(
 
 
 @pytest.mark.slow
-def test_a_conversation_is_not_evaluated_again(mink_chat: MinkChat, own_files: Path) -> None:
+def test_a_conversation_is_not_evaluated_again(
+    mink_chat: MinkChat, own_files: Path, smollm2: Model, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its KV cache is on disk, unless that is not wanted, and is deleted with it."""
     text = "Tell me about the number seven. " * 50
     mink_chat("-t", "0", "-n", "8", typed=[text])
@@ -303,7 +303,8 @@ def test_a_conversation_is_not_evaluated_again(mink_chat: MinkChat, own_files: P
     file.write_bytes(copy[:-1])  # damaged
     mink_chat("--continue", "--no-cache", typed=["/undo"])
     assert evaluated()[1] == n_prompt
-    mink_chat("--no-cache", typed=["/delete 1", "y"])
+    session = new_session(smollm2, "--no-cache", store=ConversationStore(default_path()))
+    Typist(session, capsys).say("/delete 1", "y")
     assert not file.exists()
     mink_chat("--no-store", "-t", "0", "-n", "8", typed=["Hello " * 400])
     assert [*(own_files / "kv").iterdir()] == []

@@ -55,7 +55,7 @@ class Terminal:
         arguments: Of the program.
         rows: Of the terminal.
         columns: Of the terminal.
-        plain: The prompt is Python's own.
+        plain: The terminal is dumb.
         program: What Python is given to run the program.
         waits: Wait for the first prompt.
         env: Variables besides those of this process.

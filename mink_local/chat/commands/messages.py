@@ -105,8 +105,9 @@ def edit(chat: Chat, _: str) -> None:
     """
     chat.session.last_answer()
     chat.offered = Offer(chat.session.branch[-2], replaces=True)
-    editor = ", Ctrl-X Ctrl-E opens an editor" if chat.screen.has_line_input else ""
-    chat.screen.note(f"Enter sends the changed message{editor}, Ctrl-C leaves it as it was")
+    chat.screen.note(
+        "Enter sends the changed message, Ctrl-X Ctrl-E opens an editor, Ctrl-C leaves it as it was"
+    )
 
 
 def continue_(chat: Chat, _: str) -> None:
@@ -217,12 +218,12 @@ def delete(chat: Chat, argument: str) -> None:
     chat.confirm(f"delete {argument} for good, with {n}, beginning with {begins!r}?")
     messages = {message.typed for message in chat.session.store.messages(conversation.id)}
     chat.session.store.delete(conversation.id)
-    chat.line.forget(messages)
     if conversation.id == chat.session.conversation:
         chat.session.clear()
     if chat.session.store.is_on_disk:
         cache_path(conversation.id).unlink(missing_ok=True)
     chat.screen.note(f"{argument} is deleted")
+    chat.line.forget(messages)
 
 
 def export(chat: Chat, argument: str) -> None:

@@ -1,13 +1,15 @@
-"""The input line of prompt_toolkit: history, search, completion, several lines, an editor."""
+"""The input line, of prompt_toolkit: history, search, completion, several lines, an editor."""
 
 import os
+import sys
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from platformdirs import user_data_path
 from prompt_toolkit import PromptSession
-from prompt_toolkit.application import get_app
+from prompt_toolkit.application import create_app_session, get_app
 from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
 from prompt_toolkit.completion import Completer
 from prompt_toolkit.enums import DEFAULT_BUFFER
@@ -18,40 +20,33 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent, merge_key_bin
 from prompt_toolkit.key_binding.key_processor import KeyPress
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.layout.processors import TabsProcessor
+from prompt_toolkit.output import Output, create_output
+from prompt_toolkit.output.plain_text import PlainTextOutput
 from prompt_toolkit.styles import Style
 
-from mink_local.chat.terminal.input import (
-    MORE,
-    PROMPT,
-    InputLine,
-    QuietTerminal,
-    fits_window,
-    is_open,
-    unquoted_block,
-)
+from mink_local.chat.terminal.input import MORE, PROMPT, QuietTerminal, fits_window, is_open, unquoted_block
 from mink_local.chat.terminal.screen import Screen
-from mink_local.files import private_file
+from mink_local.files import private_file, replaced
 
 
-class EditedLine(InputLine):
-    """An `InputLine` of prompt_toolkit, with Emacs keys.
+class InputLine:
+    """Reads messages from the user, with Emacs keys; on a dumb terminal, without showing what is edited.
 
     Enter sends the message. Alt-Enter begins a new line, and so does Enter inside a block that begins with
     three double quotes. Pasted lines are one message.
 
     Args:
         terminal: What has been typed while no line was read.
-        screen: Where problems are shown.
+        screen: Where it is shown.
         keep: Keep the history in a file.
-        completer: Completes lines when Tab is pressed.
     """
 
-    def __init__(self, terminal: QuietTerminal, screen: Screen, keep: bool, completer: Completer) -> None:
-        super().__init__(terminal, screen.show)
+    def __init__(self, terminal: QuietTerminal, screen: Screen, keep: bool) -> None:
+        self._terminal = terminal
         self._screen = screen
         self._history = _History(user_data_path("mink-local") / "history") if keep else None
         history: History = self._history or InMemoryHistory()
-        self._session: PromptSession[str] = PromptSession(
+        self._session = self._prompt_session(
             multiline=False,  # Enter sends in any case, and the line of a search takes the place of this one
             prompt_continuation=MORE,
             key_bindings=merge_key_bindings([_key_bindings(), _late_answers()]),
@@ -60,7 +55,6 @@ class EditedLine(InputLine):
             enable_history_search=True,
             # Without colours a suggestion would look like something that was typed.
             auto_suggest=None if screen.is_plain else AutoSuggestFromHistory(),
-            completer=completer,
             complete_while_typing=False,
             reserve_space_for_menu=6,
             enable_suspend=True,
@@ -75,20 +69,32 @@ class EditedLine(InputLine):
             keys.vt100_parser.feed(terminal.typed_meanwhile)
             store_typeahead(keys, keys.read_keys())
 
+    def _prompt_session(self, **options: Any) -> PromptSession[str]:
+        with create_app_session(output=_output(self._screen)):
+            return PromptSession(**options)
+
+    def complete_with(self, completer: Completer) -> None:
+        """Have Tab complete lines."""
+        self._session.completer = completer
+
     def read(self, default: str = "", prompt: str = PROMPT) -> str:
-        """See `InputLine`."""
-        told = self._history.problem if self._history else ""
+        """Return a message; the line, after the prompt, begins with `default`.
+
+        Raises:
+            EOFError: Ctrl-D.
+            KeyboardInterrupt: Ctrl-C.
+        """
         with self._terminal.reading():
-            text = self._session.prompt(prompt, default=default)
-        if self._history and self._history.problem != told:
-            self._screen.note(f"the history of the input line is not kept: {self._history.problem}")
-        return unquoted_block(text)
+            return unquoted_block(self._session.prompt(prompt, default=default))
 
     def answer(self) -> str:
-        """See `InputLine`."""
+        """Return the answer to a question. It is not what was typed before, and is not in the history.
+
+        Raises as `read` does.
+        """
         keys, before = self._session.input, self._waiting()
         with self._terminal.reading():
-            text = PromptSession[str](history=DummyHistory()).prompt(PROMPT)
+            text = self._prompt_session(history=DummyHistory()).prompt(PROMPT)
         store_typeahead(keys, [*before, *get_typeahead(keys)])
         return text
 
@@ -97,43 +103,45 @@ class EditedLine(InputLine):
         return [*get_typeahead(self._session.input), *self._session.input.read_keys()]
 
     def keys_wait(self) -> bool:
-        """See `InputLine`."""
+        """Return whether something was typed before, which the next line will read."""
         keys = self._waiting()
         store_typeahead(self._session.input, keys)
         return any(press.key != Keys.CPRResponse for press in keys)  # which the terminal has sent itself
 
     def can_begin_with(self, text: str) -> bool:
-        """See `InputLine`."""
-        return fits_window(text)
+        """Return whether a line can begin with a text, and what stands above it stays on the screen."""
+        return fits_window(text) and not self._screen.is_dumb
 
     def forget(self, messages: Collection[str]) -> None:
-        """See `InputLine`."""
+        """Remove messages from the history, if one is kept."""
         if self._history:
             self._history.forget(messages)
 
 
-class _History(FileHistory):
-    """Messages of earlier chats in a file; `problem` says why it cannot be written, if it cannot."""
+def _output(screen: Screen) -> Output | None:
+    """Return what shows the input line: standard error if standard output is a file; None for the usual."""
+    if not screen.is_terminal:
+        return create_output(always_prefer_tty=True)
+    return PlainTextOutput(sys.stdout) if screen.is_dumb else None
 
-    problem = ""
+
+class _History(FileHistory):
+    """Messages of earlier chats in a file, if it can be written."""
 
     def store_string(self, string: str) -> None:
-        try:
+        with suppress(OSError):
             private_file(Path(os.fsdecode(self.filename)))
             super().store_string(string)
-        except OSError as error:
-            self.problem = error.strerror or str(error)
 
     def forget(self, messages: Collection[str]) -> None:
-        """Remove messages, from the file too."""
-        path = Path(os.fsdecode(self.filename))
-        path.with_suffix(".new").unlink(missing_ok=True)
-        new = _History(private_file(path.with_suffix(".new")))
+        """Remove messages, from the file too. Raises OSError."""
         all_texts = list(self.load_history_strings())  # the newest first
-        self._loaded_strings = [text for text in all_texts if unquoted_block(text).strip() not in messages]
-        for text in reversed(self._loaded_strings):
-            new.store_string(text)
-        os.replace(new.filename, path)
+        kept = [text for text in all_texts if unquoted_block(text).strip() not in messages]
+        with replaced(Path(os.fsdecode(self.filename))) as unfinished:
+            new = FileHistory(private_file(unfinished))
+            for text in reversed(kept):
+                new.store_string(text)
+        self._loaded_strings = kept
 
 
 def _late_answers() -> KeyBindings:

@@ -1,4 +1,4 @@
-"""The input line for messages: one with history, search and completion, and a plain one.
+"""The terminal between input lines, and what a text of an input line means.
 
 What is typed while no line is being read is not echoed, and is read by the next lines: Enter ended them.
 """
@@ -9,17 +9,14 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib import import_module
-from importlib.util import find_spec
 from select import select
 from typing import Any, ClassVar
 
 from rich.cells import cell_len
 
 from mink_local.cli import command_line_text
-from mink_local.interrupts import interrupt_raises
 
 PROMPT, MORE = "> ", "  "
 NOT_KEPT = "> (not kept) "  # the prompt while messages cannot be stored
@@ -118,15 +115,6 @@ class QuietTerminal:
             self.typed_meanwhile = answer.sub("", self.typed_meanwhile)
         return data
 
-    def keys(self) -> str:
-        """Take the keys that no line has read."""
-        data = b""
-        while self._mode and select([sys.stdin], [], [], 0)[0]:
-            if not (piece := os.read(sys.stdin.fileno(), 65536)):
-                break
-            data += piece
-        return re.sub("[^\n]?[\b\x7f]", "", data.decode(errors="replace").replace("\r", "\n"))
-
     def _continue(self, *_: object) -> None:
         """Go on after the program was stopped: the shell has set its own mode."""
         QuietTerminal.n_stops += 1
@@ -155,68 +143,3 @@ class QuietTerminal:
                     termios.tcsetattr(terminal, termios.TCSANOW, mode)
                     if self._marks_pastes:  # past Python's buffer, which a signal may have interrupted
                         os.write(sys.stdout.fileno(), b"\x1b[?2004h" if is_quiet else b"\x1b[?2004l")
-
-
-class InputLine:
-    """Reads messages from the user: by Python's own input line, with readline if the system has it.
-
-    Args:
-        terminal: What has been typed while no line was read.
-        show: Shows a line that was typed before.
-    """
-
-    def __init__(self, terminal: QuietTerminal, show: Callable[[str], None]) -> None:
-        self._terminal = terminal
-        self._show = show
-        self._ahead = ""  # what was typed before a question
-
-    def read(self, default: str = "", prompt: str = PROMPT) -> str:
-        """Return a message; the line, after the prompt, begins with `default`.
-
-        Raises:
-            EOFError: Ctrl-D.
-            KeyboardInterrupt: Ctrl-C.
-        """
-        line, is_whole, rest = self._ahead.partition("\n")
-        if is_whole:
-            self._ahead = rest
-            self._show(prompt + line)
-            return line
-        self._ahead = ""
-        with self._terminal.reading(), interrupt_raises():
-            _begin_line_with(default + line)
-            text = input(prompt)
-            while is_open(text):
-                _begin_line_with("")
-                text += "\n" + input(MORE)
-        return unquoted_block(text)
-
-    def answer(self) -> str:
-        """Return the answer to a question. It is not what was typed before, and is not in the history.
-
-        Raises as `read` does.
-        """
-        self._ahead += self._terminal.keys()
-        with self._terminal.reading(), interrupt_raises():
-            _begin_line_with("")
-            return input(PROMPT)
-
-    def keys_wait(self) -> bool:
-        """Return whether something was typed before, which the next line will read."""
-        self._ahead += self._terminal.keys()
-        return bool(self._ahead)
-
-    def can_begin_with(self, text: str) -> bool:
-        """Return whether a line can begin with a text, and what stands above it stays on the screen."""
-        has_readline = sys.stdin is sys.__stdin__ and find_spec("readline") is not None
-        return has_readline and "\n" not in text and fits_window(text)
-
-    def forget(self, messages: Collection[str]) -> None:
-        """Remove messages from the history, if one is kept."""
-
-
-def _begin_line_with(text: str) -> None:
-    """Have the next line of `input` begin with a text, if the system has readline."""
-    with suppress(ImportError):
-        readline: Any = import_module("readline")  # gives input() editing and history
-        readline.set_startup_hook(lambda: readline.insert_text(text))

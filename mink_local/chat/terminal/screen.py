@@ -176,9 +176,6 @@ class TextWriter(Protocol):
 
     def feed(self, text: str) -> None: ...
 
-    def recall(self, text: str) -> None:
-        """Continue a text that was shown before, whose last line is shown again."""
-
     def end(self) -> None:
         """Show the rest; the cursor is at the beginning of a line afterwards."""
 
@@ -193,16 +190,14 @@ class Screen:
 
     Attributes:
         is_terminal: Whether standard output is a terminal.
-        has_line_input: Whether the terminal can show an input line that is edited.
+        is_dumb: Whether what is shown there cannot be changed any more.
         is_plain: Whether text is shown as it is.
     """
 
     def __init__(self, plain: bool = False, shows_reasoning: bool = True, theme: Theme = DARK) -> None:
         self.is_terminal = sys.stdout.isatty()
-        self.has_line_input = (
-            self.is_terminal and not plain and os.environ.get("TERM") not in ("dumb", "unknown")
-        )
-        self.is_plain = not self.has_line_input or bool(os.environ.get("NO_COLOR"))
+        self.is_dumb = not self.is_terminal or os.environ.get("TERM") in ("dumb", "unknown")
+        self.is_plain = plain or self.is_dumb or bool(os.environ.get("NO_COLOR"))
         self.shows_reasoning = shows_reasoning
         self.theme = COLOURLESS if self.is_plain else theme
         options: dict[str, Any] = {"color_system": None} if self.is_plain else {}
@@ -273,7 +268,7 @@ class Screen:
 
     def progress(self, text: str = "") -> None:
         """Replace the last line of standard error by a text, or clear it; only on a terminal."""
-        if not sys.stderr.isatty() or not (text or self._progress):
+        if not sys.stderr.isatty() or text == self._progress:
             return
         text = _gated(one_line(text, shutil.get_terminal_size().columns - 1), sys.stderr)
         blanks = " " * (cell_len(self._progress) - cell_len(text))
@@ -300,10 +295,6 @@ class _PlainWriter:
     def feed(self, text: str) -> None:
         self._screen.write(text)
         self._last = text or self._last
-
-    def recall(self, text: str) -> None:
-        if self._screen.is_terminal:
-            self.feed(text.rpartition("\n")[2])
 
     def end(self) -> None:
         if self._screen.is_terminal or (self._last and not self._last.endswith("\n")):
