@@ -22,7 +22,7 @@ _MOST_COLUMNS = 100  # of prose: longer lines are hard to read
 _FENCE = re.compile(r"\s*(?P<fence>`{3,}|~{3,})\s*(?P<language>[\w+#.-]*)[^`]*$")
 _NEXT_BLOCK = re.compile(r" ?(#{1,6} |[-*+] |\d{1,9}[.)] )|\s*(```|~~~)")  # after any line
 _SKIN = re.compile("[\U0001f3fb-\U0001f3ff]")  # colours the emoji before it
-_PARTS = re.compile(r"\n|[^\S\n]+|\S+")
+_BLANKS = re.compile(r"\s+")
 _NEXT_PARAGRAPH = re.compile(r" ?\S")  # after a blank line; indented text belongs to the list item above
 
 
@@ -104,21 +104,13 @@ def _is_end(line: str, end: str, language: str) -> bool:
     return end in line or not line.strip()
 
 
-def _n_rows(text: str, width: int) -> int:
-    """Return how many rows of a window a text takes."""
-    return sum(max(1, len(chop_cells(line, width))) for line in text.split("\n"))
+def _most_cells(row: str) -> int:
+    """Return how many columns a row may take.
 
-
-def _is_countable(text: str, width: int) -> bool:
-    """Return whether it is certain how many rows a text takes.
-
-    A character without a width may be shown in several ways. Emoji of several characters, which terminals
-    show together or apart, are certain if that changes no row.
+    A character without a width may be shown in several ways; terminals show an emoji of several characters
+    together or apart.
     """
-    narrow = text.replace("\ufe0f", "")
-    apart = _SKIN.sub("😀", narrow.replace("\u200d", ""))
-    is_known = all(map(cell_len, apart.replace("\n", "")))
-    return is_known and len({_n_rows(one, width) for one in (text, narrow, apart)}) == 1
+    return sum(max(1, cell_len(character)) for character in _SKIN.sub("😀", row))
 
 
 def _without_end(row: Sequence[Segment]) -> list[Segment]:
@@ -150,8 +142,9 @@ class MarkdownWriter:
         self._style = style
         self._lines: list[str] = []  # whole lines of the present block
         self._line = ""  # the last line, which is not whole
-        self._shown = ""  # what the screen shows of both, with the line breaks that were added
-        self._row = ""  # the last row of it
+        self._above: list[str] = []  # the rows on the screen of the lines
+        self._rows = [""]  # those of the last line,
+        self._start = 0  # from here on
         self._width = self._row_width = console.width  # of the window at the first row, and at the last one
         self._fence = ""  # that ends the code block or the formula that is open
         self._language = ""  # of the code; "" for a formula
@@ -167,13 +160,6 @@ class MarkdownWriter:
         self._extend_line(rest)
         self._console.file.flush()
 
-    def recall(self, text: str) -> None:
-        """Continue a text that was shown before, whose last block is shown again."""
-        with self._console.capture():
-            self.feed(text)
-        self._shown = self._row = ""
-        self._show("\n".join([*self._lines, self._line]))
-
     def end(self) -> None:
         """Show the rest; the cursor is at the beginning of a line afterwards."""
         if self._line:
@@ -185,16 +171,14 @@ class MarkdownWriter:
         if self._lines and not self._fence:
             is_after_blank = not self._lines[-1].strip()
             if _NEXT_BLOCK.match(self._line) or (is_after_blank and _NEXT_PARAGRAPH.match(self._line)):
-                shown_of_line = self._line[: len(self._line) - len(text)] if self._shown else ""
-                if self._finish_block():
-                    text = self._line
-                else:
-                    self._shown = self._row = shown_of_line
+                self._finish_block()
         self._show(text)
 
     def _end_line(self) -> None:
-        self._show("\n")
-        line, self._line = self._line, ""
+        if self._streams:
+            self._console.print()
+            self._above += self._rows
+        line, self._line, self._rows, self._start = self._line, "", [""], 0
         if self._fence and _is_end(line, self._fence, self._language):
             self._finish_block(line, "dim" if self._language else self._style)
             self._fence = ""
@@ -204,64 +188,59 @@ class MarkdownWriter:
             self._fence, self._language = opened
             return
         self._lines.append(line)
-        if self._fence and self._rows_shown() > self._console.height // 2:
+        if self._fence and len(self._above) > self._console.height // 2:
             self._finish_block()
 
     def _show(self, text: str) -> None:
+        """Show what the last line has grown by; a word that a row has no room for begins the next one."""
         if not self._streams:
             return
-        if not self._shown:
-            self._width = self._row_width = self._console.width
-            self._n_stops = QuietTerminal.n_stops
-        for part in [text] if self._fence else _PARTS.findall(text):
-            self._show_part(part)
-
-    def _show_part(self, part: str) -> None:
-        """Show a word, blanks or a line break; begin a row with a word that the last row has no room for."""
-        width, is_blank = self._console.width, not part.strip()
-        limit = min(width, _MOST_COLUMNS)
-        word = _PARTS.findall(self._row)[-1] if self._row[-1:].strip() else ""
-        start, cells = cell_len(self._row) - cell_len(word), cell_len(word + part)
-        if self._fence or part == "\n":
-            pass
+        width = self._console.width
+        if self._above == [] and self._rows == [""]:
+            self._width, self._n_stops = width, QuietTerminal.n_stops
         elif width != self._row_width:  # where the row ends is not known any more
-            if is_blank:
-                part, self._row_width = "\n", width
-        elif is_blank and start + cells > limit:
-            self._row += part
-            return
-        elif start and start + cells > limit and (cells <= limit or start >= limit):
-            if word:
-                to_word = (ControlType.CURSOR_FORWARD, start), (ControlType.ERASE_IN_LINE, 0)
-                self._console.control(Control(ControlType.CARRIAGE_RETURN, *to_word))
-                self._shown = self._shown[: -len(word)]
-            part = f"\n{word}{part}"
-        self._console.print(Text(part, self._style), end="", soft_wrap=True)
-        self._shown += part
-        self._row = (self._row + part).rpartition("\n")[2]
-        if cell_len(self._row) > width:
-            self._row = chop_cells(self._row, width)[-1]
+            word, *rest = _BLANKS.split(text, maxsplit=1)
+            self._print(word)
+            if not rest:
+                return
+            self._print("\n")
+            self._above += self._rows
+            self._rows, self._start = [""], len(self._line) - len(rest[0])
+        self._row_width = width
+        line = self._line[self._start :]
+        if self._fence:
+            rows = chop_cells(line, width)
+        else:
+            rows = [row.plain for row in Text(line).wrap(self._console, min(width, _MOST_COLUMNS))]
+        at = len(self._rows) - 1
+        shown, row = self._rows[at], rows[at] if rows else ""
+        if not row.startswith(shown):  # its last word begins the next row
+            to_word = (ControlType.CURSOR_FORWARD, cell_len(row)), (ControlType.ERASE_IN_LINE, 0)
+            self._console.control(Control(ControlType.CARRIAGE_RETURN, *to_word))
+            shown = row
+        self._print("\n".join([row.removeprefix(shown), *rows[at + 1 :]]))
+        self._rows = rows or [""]
 
-    def _rows_shown(self) -> int:
-        """Return how many rows the cursor is below the first one of the block."""
-        return _n_rows(self._shown, self._console.width) - 1
+    def _print(self, text: str, style: str | None = None, end: str = "") -> None:
+        self._console.print(Text(text, self._style if style is None else style), end=end, soft_wrap=True)
 
-    def _finish_block(self, below: str | None = None, style: str = "") -> bool:
+    def _finish_block(self, below: str | None = None, style: str = "") -> None:
         """Replace the block by its rendering, with a line below it: the fence of a code block, for example.
 
-        Returns whether it was replaced; it is not if the terminal may show other rows than were counted.
+        It is not replaced if the terminal may show other rows than were counted.
         """
-        lines, shown, rows, width = self._lines, self._shown, self._rows_shown(), self._width
-        self._lines, self._shown, self._row = [], "", ""
+        lines, rows, width = self._lines, [*self._above, *self._rows], self._width
         is_known = (
-            width == self._console.width
+            width == self._row_width == self._console.width
             and self._n_stops == QuietTerminal.n_stops
-            and _is_countable(shown, width)
+            and max(map(_most_cells, rows)) <= width
         )
-        if rows >= self._console.height or (shown and not is_known):
-            return False
-        if shown:
-            up = [(ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)] * rows
+        self._lines, self._above = [], []
+        if len(rows) > self._console.height or (rows != [""] and not is_known):
+            return
+        self._rows = [""]
+        if rows != [""]:
+            up = [(ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)] * (len(rows) - 1)
             self._console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2), *up))
         if self._fence and lines:
             text = "\n".join([*lines, ""])
@@ -271,8 +250,7 @@ class MarkdownWriter:
         elif lines:
             self._print_markdown("\n".join(lines))
         if below is not None:
-            self._console.print(Text(below, style), soft_wrap=True)
-        return True
+            self._print(below, style, end="\n")
 
     def _print_markdown(self, text: str) -> None:
         """Print a block, followed by as many blank lines as the text has at its end."""

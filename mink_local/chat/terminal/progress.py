@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from statistics import median_low
@@ -10,52 +10,43 @@ from statistics import median_low
 from rich.text import Text
 
 from mink_local.chat.conversation.export import answer_as_json
+from mink_local.chat.conversation.session import AnswerStream
 from mink_local.chat.conversation.store import StoredMessage
 from mink_local.chat.settings import Settings
 from mink_local.chat.terminal.screen import COLOURLESS, Screen, Theme, counted, joined_line_ends
 from mink_local.cli import INTERRUPTED
-from mink_local.generation.answer import Piece
 from mink_local.generation.model import Model
 from mink_local.llama.devices import n_cores
 
 _LEVELS = {1: "1", 2: "2–3", 4: "4–10", 11: "11–50", 51: "51+"}  # the least k of each, and its name
 
-Pieces = Callable[[Callable[[int], None]], Iterator[Piece]]
-"""Yields the pieces of an answer as they come, from here or elsewhere; see `AnswerStream.pieces`."""
-
 
 def print_answer(
     screen: Screen,
-    message: StoredMessage,
-    pieces: Pieces,
+    answer: AnswerStream,
     settings: Settings,
     as_json: bool,
-    is_compiling: Callable[[], bool] = lambda: False,
+    is_compiling: Callable[[], bool],
 ) -> int:
     """Print an answer to a prompt while it is generated; return the exit status.
 
     Args:
-        message: The answer; it grows by `pieces`.
         as_json: Print all that is known as a line of JSON.
         is_compiling: See `show_answer`.
     """
     if as_json:
-        for _ in pieces(lambda _: None):
+        for _ in answer.pieces():
             pass
-        screen.write(answer_as_json(message))
+        screen.write(answer_as_json(answer.message))
     else:
-        show_answer(screen, message, pieces, is_compiling)
+        show_answer(screen, answer, is_compiling)
         against_loops = "--temp 2, --dry-multiplier 0.8 or --no-loop-guard"
-        note_end(screen, message, settings["max_tokens"], against_loops)
-    return INTERRUPTED if message.finish_reason == "interrupted" else 0
+        note_end(screen, answer.message, settings["max_tokens"], against_loops)
+    return INTERRUPTED if answer.message.finish_reason == "interrupted" else 0
 
 
 def show_answer(
-    screen: Screen,
-    message: StoredMessage,
-    pieces: Pieces,
-    is_compiling: Callable[[], bool],
-    on_reasoning: str = "",
+    screen: Screen, answer: AnswerStream, is_compiling: Callable[[], bool], on_reasoning: str = ""
 ) -> None:
     """Show an answer while it is generated.
 
@@ -69,15 +60,15 @@ def show_answer(
         nonlocal total
         total = max(total, unread)
         if is_compiling():
-            screen.progress(f"compiling {message.parts[-1].sampler.partition(':')[0]} (once) …")
+            screen.progress(f"compiling {answer.message.parts[-1].sampler.partition(':')[0]} (once) …")
         elif unread:
             screen.progress(f"prompt: {total - unread} of {counted(total, 'token')}")
 
-    continued = message.content
+    continued = answer.message.content
     try:
         texts = (
             (is_reasoning, text)
-            for piece in pieces(show_prompt)
+            for piece in answer.pieces(show_prompt)
             for is_reasoning, text in ((True, piece.reasoning), (False, piece.content))
             if text
         )
@@ -90,8 +81,9 @@ def show_answer(
             writer = screen.writer("dim italic" if is_reasoning else "")
             if is_reasoning and screen.is_plain:
                 screen.note("reasoning")
-            elif continued and not is_reasoning:
-                writer.recall(continued)
+            elif not is_reasoning:
+                writer.feed(continued)
+                continued = ""
             try:
                 for text in parts:
                     writer.feed(text)
