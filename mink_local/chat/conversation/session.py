@@ -4,6 +4,7 @@ import hashlib
 import logging
 import time
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -29,7 +30,6 @@ from mink_local.generation.answer import Piece
 from mink_local.generation.model import Model
 from mink_local.generation.replies import Reply
 from mink_local.generation.request import SamplingParams
-from mink_local.generation.text import joined
 from mink_local.interrupts import on_interrupt
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.constraints import Constraints
@@ -42,10 +42,6 @@ MOST_BYTES = 2_000_000_000  # of all KV caches on disk
 _LEAST_TOKENS = 256  # of one: fewer are evaluated as fast as a file is read
 
 log = logging.getLogger("mink_local")
-
-
-class ConversationChangedError(MinkError):
-    """Another program has changed the conversation since this one looked last, or is changing it."""
 
 
 def as_messages(system: str | None, branch: Sequence[StoredMessage]) -> Messages:
@@ -71,12 +67,9 @@ def drop_oldest_turns(
     if not messages or fits(messages, model.n_ctx - reserved):
         return messages
     starts = [i for i, message in enumerate(messages) if message["role"] == "user"]
-    kept = messages
-    for start in starts[1:]:
-        kept = messages[: starts[0]] + messages[start:]
-        if fits(kept, model.n_ctx // 2):
-            break
-    return kept
+    without = [messages[: starts[0]] + messages[start:] for start in starts[1:]] or [messages]
+    at = bisect_left(without, True, key=lambda kept: fits(kept, model.n_ctx // 2))  # the first that fits
+    return [*without, without[-1]][at]
 
 
 def cache_path(conversation: int) -> Path:
@@ -159,22 +152,20 @@ class Session:
         self.go_to(self.branch)
 
     def check_unchanged(self) -> None:
-        """Raise ConversationChangedError if another program is writing the last answer, and, once, if one has
-        gone on with the conversation.
+        """Raise MinkError if another program is writing the last answer, and, once, if one has gone on with
+        the conversation.
         """
         if self.conversation is None or self.flush():
             return
         stored = self.store.get(self.conversation)
         if self.branch and self.branch[-1].is_unfinished:
             if self.store.is_being_written(self.branch[-1]):
-                raise ConversationChangedError(
-                    "the last answer is still being written in another window: wait for it"
-                )
+                raise MinkError("the last answer is still being written in another window: wait for it")
             self.branch = self.store.branch(self.branch[-1].id)  # it may have been finished meanwhile
         if stored.head != self._head:
             self._head = stored.head
             name = stored.name or stored.id
-            raise ConversationChangedError(
+            raise MinkError(
                 f"this conversation was continued in another window: /load {name} to continue there; "
                 "repeat to continue here as a new branch"
             )
@@ -188,10 +179,9 @@ class Session:
 
         Raises:
             click.UsageError: A setting does not suit the model.
-            MinkError: There is no message to replace, the prompt does not fit the context, or the template
-                refuses it.
-            ConversationChangedError: Another program went on with the conversation; but not the next time,
-                when the message begins a branch.
+            MinkError: There is no message to replace, the prompt does not fit the context, the template
+                refuses it, or another program went on with the conversation; but the next time the message
+                begins a branch.
         """
         self.check_unchanged()
         if replaces:
@@ -317,9 +307,10 @@ class Session:
         """Return the sampled token ids of an answer, or this model's if they are unknown or another's."""
         if answer.tokens and answer.parts and answer.parts[-1].model == self.model.name:
             return answer.tokens
-        messages = self.prompt(self.branch[:-1])
-        opened = self.model.opens_reasoning(messages, self.settings["reasoning"])
-        return self.model.tokenize(joined(answer.reasoning, answer.content, opened))
+        messages, reasons = self.prompt(self.branch[:-1]), self.settings["reasoning"]
+        begun = {"role": "assistant", "content": answer.content, "reasoning_content": answer.reasoning}
+        n_prompt = len(self.model.prompt_tokens(messages, reasons))
+        return self.model.prompt_tokens([*messages, begun], reasons)[n_prompt:]
 
     def _tokens_of(self, answer: StoredMessage) -> StoredMessage:
         """Return a new answer that begins with the tokens of another, and has no text yet."""
@@ -328,32 +319,6 @@ class Session:
             k, parts = answer.k[: len(tokens)], answer.parts
             return StoredMessage("assistant", tokens=tokens[:], k=k, parts=parts, chosen=answer.chosen)
         return StoredMessage("assistant", tokens=tokens, k=[0] * len(tokens), parts=answer.parts[:1])
-
-    def sampling_info(
-        self,
-        params: SamplingParams,
-        seed: int,
-        prompt: Sequence[int],
-        messages: Messages,
-        n_messages: int,
-        first_token: int = 0,
-    ) -> SamplingInfo:
-        """Return what is stored with an answer to messages: the last ones of a branch of `n_messages`.
-
-        `prompt` has the token ids of these messages.
-        """
-        return SamplingInfo(
-            model=self.model.name,
-            sampler=str(params.sampler),
-            temperature=params.temperature,
-            seed=seed,
-            first_token=first_token,
-            first_message=n_messages - sum(message["role"] != "system" for message in messages),
-            system=self.settings["system"],
-            reasoning=self.settings["reasoning"],
-            constraints=_given(params.constraints or Constraints()),
-            prompt=prompt_digest(prompt),
-        )
 
     def add(self, branch: Branch) -> None:
         """Store a branch that ends with a new message, or a new state of one."""
@@ -455,7 +420,18 @@ class Session:
             raise
         n_taken = len(answer.tokens)
         prompt = reply.prompt[: reply.prompt_tokens - n_taken]
-        info = self.sampling_info(params, reply.seed, prompt, messages, len(branch), n_taken)
+        info = SamplingInfo(
+            model=self.model.name,
+            sampler=str(params.sampler),
+            temperature=params.temperature,
+            seed=reply.seed,
+            first_token=n_taken,
+            first_message=len(branch) - sum(message["role"] != "system" for message in messages),
+            system=self.settings["system"],
+            reasoning=reasons,
+            constraints=_given(params.constraints or Constraints()),
+            prompt=prompt_digest(prompt),
+        )
         answer.parts = [*answer.parts, info]
         dropped, self._start = info.first_message - self._start, info.first_message
         return AnswerStream(self, reply, [*branch, answer], dropped // 2)
