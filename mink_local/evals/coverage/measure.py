@@ -19,7 +19,6 @@ from mink_local.evals.coverage.tree import (
     MOST_TOKENS,
     AnswerSet,
     TokenProbabilities,
-    Vocabulary,
     normalise,
     walk,
 )
@@ -191,7 +190,6 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
         opened: ExitStack,
     ) -> Iterator[Coverage]:
         (model,) = models
-        vocabulary = Vocabulary(model.weights)
         switch = False if model.has_thinking_switch else None  # reasoning is off if possible
         tokens = [
             model.prompt_tokens([{"role": "user", "content": prompt.prompt}], switch) for prompt, _ in units
@@ -203,11 +201,9 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
         self.reserve(opened, model, lengths, self.session["parallel"])
         for (prompt, settings), prompt_tokens in zip(units, tokens, strict=True):
             probabilities = TokenProbabilities(settings, model.weights.n_vocab)
-            answers = AnswerSet(prompt.names)
+            answers = AnswerSet(prompt.names, model.weights)
             rows = partial(self.rows_of, model)
-            found = walk(
-                prompt_tokens, answers, vocabulary, probabilities, rows, model.n_parallel, *self._limits
-            )
+            found = walk(prompt_tokens, answers, probabilities, rows, model.n_parallel, *self._limits)
             distinct = expected_distinct(found.answers)
             most = float(expected_distinct(np.full(len(answers), 1 / len(answers))))
             for i, setting in enumerate(settings):

@@ -9,8 +9,6 @@ accents and a leading "the" are optional. Up to four characters of white space o
 name, and . and ! may follow it.
 """
 
-import codecs
-import functools
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.errors import GenerationError
+from mink_local.errors import ConstraintError, DataError, GenerationError
 from mink_local.evals.settings import SamplerSetting, cuts
+from mink_local.llama.guide import Guide
 from mink_local.llama.weights import Weights
 from mink_local.samplers import Workspace
 
@@ -33,22 +32,14 @@ Ids = NDArray[np.int64]
 _BEFORE = " \t\n\"'*`"
 _AFTER = _BEFORE + ".!"
 _MOST_MARKS = 4  # at either end: code vocabularies have hundreds of whitespace tokens
-_SHAPES = str.maketrans("‘’ʼ′“”„«»‐‑–—−\r", '\'\'\'\'"""""-----\n')
+_ALIKE = {"'": "‘’ʼ′", '"': "“”„«»", "-": "‐‑–—−", "\n": "\r"}
+_PLAIN = str.maketrans({other: mark for mark, others in _ALIKE.items() for other in others})
 _ARTICLE = "the "
 
 
 def fold(text: str) -> str:
-    """Return a text in lower case and with plain punctuation, character by character."""
-    return text.casefold().translate(_SHAPES)
-
-
-def decoded(data: bytes) -> tuple[str, bytes] | None:
-    """Split UTF-8 bytes into folded text and the start of an incomplete character; None if invalid."""
-    try:
-        text, n_decoded = codecs.utf_8_decode(data, "strict", False)
-    except UnicodeDecodeError:
-        return None
-    return fold(text), data[n_decoded:]
+    """Return a text in lower case and with plain punctuation."""
+    return text.casefold().translate(_PLAIN)
 
 
 def normalise(name: str) -> str:
@@ -62,129 +53,66 @@ def _bare(name: str) -> str:
     return folded.strip(_AFTER).removeprefix(_ARTICLE).strip(_AFTER)
 
 
-@dataclass(frozen=True)
-class Open:
-    """The beginning of an answer that may still become valid.
+class AnswerSet:
+    """The valid answers to one prompt, and the tokens of a model that may lead to them.
 
-    Attributes:
-        text: The name so far, folded, with any marks after it; before the name, a space per mark.
-        partial: The first bytes of an incomplete character.
+    Args:
+        answers: The accepted names of each answer.
+        weights: The model.
+
+    Raises:
+        DataError: There are too many names, some thousands.
     """
 
-    text: str = ""
-    partial: bytes = b""
-
-
-Step = Open | int | None
-"""What a text is: the beginning of an answer, a complete one by its index, or neither, whatever follows."""
-
-
-class AnswerSet:
-    """The valid answers to one prompt, each a sequence of its accepted names."""
-
-    def __init__(self, answers: Sequence[Sequence[str]]) -> None:
-        self._n = len(answers)
-        self._answers = {
-            article + name: i
-            for i, names in enumerate(answers)
-            for one in names
-            for name in (_bare(one), normalise(one))
-            for article in ("", _ARTICLE)
+    def __init__(self, answers: Sequence[Sequence[str]], weights: Weights) -> None:
+        self._n, self._weights = len(answers), weights
+        names = {
+            name: i for i, one in enumerate(answers) for name in (*map(_bare, one), *map(normalise, one))
         }
-        self._beginnings = {name[:n] for name in self._answers for n in range(len(name) + 1)}
+        self._answers = {article + name: i for name, i in names.items() for article in ("", _ARTICLE)}
+        before, after = (f"{_one_of(marks)}{{0,{_MOST_MARKS}}}" for marks in (_BEFORE, _AFTER))
+        name = f"({_ARTICLE})?({'|'.join(map(_in_any_shape, names))})"
+        self._grammar = rf"start: /(?i:{before}{name}{after})([\r\n](?s:.*))?/"
+        try:
+            Guide("grammar", self._grammar, weights)
+        except ConstraintError as error:
+            raise DataError(f"the {self._n:,} answers to a prompt are too many: {error}") from None
 
     def __len__(self) -> int:
         return self._n
 
-    def advance(self, state: Open, data: bytes) -> Step:
-        """Return an answer's state after more bytes."""
-        text = decoded(state.partial + data)
-        return self.step(state.text + text[0], text[1]) if text else None
+    def index(self, text: bytes) -> int | None:
+        """Return the index of the answer that a line break ends in a text; None if there is none."""
+        name, line_break, _ = fold(text.decode(errors="ignore")).lstrip(_BEFORE).partition("\n")
+        return self._answers.get(name.rstrip(_AFTER)) if line_break else None
 
-    def step(self, text: str, partial: bytes = b"") -> Step:
-        """Return the state of an answer that starts with a folded text and part of a character."""
-        name = text.lstrip(_BEFORE)
-        n_before = len(text) - len(name)
-        if n_before > _MOST_MARKS:
-            return None
-        name, line_break, _ = name.partition("\n")
-        if line_break or name not in self._beginnings:
-            bare = name.rstrip(_AFTER)
-            if bare not in self._answers or len(name) - len(bare) > _MOST_MARKS:
-                return None
-            if line_break:
-                return self._answers[bare]
-        if partial and partial not in self._beginnings_of_characters:
-            return None
-        return Open(name or " " * n_before, partial)
-
-    def end(self, state: Open) -> int | None:
-        """Return the index of an answer that ends here; None if it is invalid."""
-        step = None if state.partial else self.step(state.text + "\n")
-        return step if isinstance(step, int) else None
-
-    @functools.cached_property
-    def _beginnings_of_characters(self) -> set[bytes]:
-        """All proper prefixes, as UTF-8 bytes, of characters that may occur in a valid answer."""
-        alphabet = {*"".join(self._answers), *_AFTER}
-        found: set[bytes] = set()
-        for character in map(chr, (*range(0x80, 0xD800), *range(0xE000, 0x10000))):
-            if alphabet.issuperset(fold(character)):
-                encoded = character.encode()
-                found.update(encoded[:n] for n in range(1, len(encoded)))
-        return found
-
-
-class Vocabulary:
-    """A model's tokens by the text they add.
-
-    A token without text makes an answer invalid, unless it is an end token.
-    """
-
-    def __init__(self, weights: Weights) -> None:
-        self._weights = weights
-        self._by_start: dict[str, dict[str, list[tuple[int, str, bytes]]]] = {}  # one character, then two
-        self._inner: list[int] = []  # tokens that begin in the middle of a character
-        for token in range(weights.n_vocab):
-            data = weights.piece(token)
-            if not data or token in weights.end_tokens:
-                continue
-            text = decoded(data)
-            if text is None:
-                self._inner.append(token)
-            else:
-                starts = self._by_start.setdefault(text[0][:1], {})
-                starts.setdefault(text[0][:2], []).append((token, *text))
-
-    def continuations(self, answers: AnswerSet, state: Open) -> tuple[dict[int, Open], dict[int, int]]:
-        """Return the tokens that may lead from a state to a valid answer; all others make it invalid.
+    def continuations(self, tokens: Sequence[int]) -> tuple[list[int], dict[int, int]]:
+        """Return the tokens that may follow the beginning of an answer; all others make it invalid.
 
         Returns:
-            The tokens that leave the answer open, each with the state after it, and the tokens that complete
-            a valid answer, each with the answer's index.
+            The tokens that leave the answer open, and those that complete a valid one, with its index.
         """
-        steps = dict(self._steps(answers, state))
-        goes_on = {token: step for token, step in steps.items() if isinstance(step, Open)}
-        ended = {token: step for token, step in steps.items() if isinstance(step, int)}
-        whole = answers.end(state)
-        if whole is not None:
-            ended |= dict.fromkeys(sorted(self._weights.end_tokens), whole)
-        return goes_on, ended
+        guide = Guide("grammar", self._grammar, self._weights)
+        guide.begin(tokens)
+        bits = np.unpackbits(guide.mask().view(np.uint8), count=self._weights.n_vocab, bitorder="little")
+        text = b"".join(map(self._weights.piece, tokens))
+        ends = dict.fromkeys(self._weights.end_tokens, b"\n")
+        found = {
+            token: self.index(text + ends.get(token, self._weights.piece(token)))
+            for token in np.flatnonzero(bits).tolist()
+        }
+        ended = {token: i for token, i in found.items() if i is not None}
+        return [token for token in found if token not in ended], ended
 
-    def _steps(self, answers: AnswerSet, state: Open) -> Iterator[tuple[int, Step]]:
-        """Yield the tokens that may follow a state, each with the answer's state after it."""
-        if state.partial:
-            for token in self._inner:
-                yield token, answers.advance(state, self._weights.piece(token))
-            return
-        for first, starts in self._by_start.items():
-            if answers.step(state.text + first) is None:
-                continue
-            for start, tokens in starts.items():
-                if answers.step(state.text + start) is None:
-                    continue
-                for token, folded, partial in tokens:
-                    yield token, answers.step(state.text + folded, partial)
+
+def _in_any_shape(text: str) -> str:
+    """Return a regular expression of a folded text."""
+    return "".join(c if c.isalnum() else _one_of(c) for c in text)
+
+
+def _one_of(marks: str) -> str:
+    shapes = marks + "".join(_ALIKE.get(mark, "") for mark in marks)
+    return "".join(["[", *map(r"\x{{{:x}}}".format, map(ord, shapes)), "]"])
 
 
 class TokenProbabilities:
@@ -236,7 +164,6 @@ class _Node:
     """The beginning of an answer, and the probability, (settings,), that it is sampled."""
 
     tokens: tuple[int, ...]
-    state: Open
     reach: Floats
 
 
@@ -268,7 +195,6 @@ class Distribution:
 def walk(
     prompt: Sequence[int],
     answers: AnswerSet,
-    vocabulary: Vocabulary,
     probabilities: TokenProbabilities,
     rows: Callable[[Iterable[tuple[Sequence[int], int]]], Iterable[tuple[int, NDArray[np.float32]]]],
     n_parallel: int,
@@ -290,9 +216,7 @@ def walk(
     """
     n = len(probabilities)
     found = Distribution(np.zeros((n, len(answers))), np.zeros(n))
-    nodes = [_Node((), Open(), np.ones(n))]
-    # Many nodes share a state, for example if they differ only in case or in the marks before the name.
-    continuations = functools.cache(functools.partial(vocabulary.continuations, answers))
+    nodes = [_Node((), np.ones(n))]
     while nodes and found.n_nodes < most_nodes:
         reach = np.stack([node.reach for node in nodes])
         largest = reach[:, found.rest > most_rest].max(axis=1, initial=0)
@@ -300,7 +224,7 @@ def walk(
             break
         batch = _take(nodes, largest, min(n_parallel, most_nodes - found.n_nodes))
         for i, (row,) in rows(([*prompt, *node.tokens], 1) for node in batch):
-            nodes += _expand(batch[i], *continuations(batch[i].state), probabilities, row, found)
+            nodes += _expand(batch[i], *answers.continuations(batch[i].tokens), probabilities, row, found)
         found.n_nodes += len(batch)
     return found
 
@@ -315,7 +239,7 @@ def _take(nodes: list[_Node], largest: Floats, n: int) -> list[_Node]:
 
 def _expand(
     node: _Node,
-    goes_on: dict[int, Open],
+    goes_on: list[int],
     ended: dict[int, int],
     probabilities: TokenProbabilities,
     row: NDArray[np.float32],
@@ -330,6 +254,6 @@ def _expand(
     if len(node.tokens) + 1 == MOST_TOKENS:
         return
     kept = np.where(reach < _NEGLIGIBLE, 0, reach)
-    for (token, state), of_node in zip(goes_on.items(), kept.T, strict=True):
+    for token, of_node in zip(goes_on, kept.T, strict=True):
         if of_node.any():
-            yield _Node((*node.tokens, token), state, of_node.copy())
+            yield _Node((*node.tokens, token), of_node.copy())

@@ -1,106 +1,88 @@
 """Which texts are valid answers, which can become one, and by which tokens; files of prompts."""
 
+import contextlib
 import json
 import keyword
 import string
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from mink_local.errors import DataError
 from mink_local.evals.coverage.measure import BUNDLED, ClosedPrompt, read_prompts
-from mink_local.evals.coverage.tree import AnswerSet, Open, Step, Vocabulary, fold, normalise
+from mink_local.evals.coverage.tree import AnswerSet, fold, normalise
 from mink_local.generation.model import Model
 
 NAMES = (
     ("Ivory Coast", "Côte d'Ivoire"), ("The Gambia",), ("Guinea",), ("Guinea-Bissau",), ("St. Lucia",),
     ("St",), ("Niger",), ("Nigeria",), ("USA", "U.S.A."), ("1",), ("12",), ("α",),
 )  # fmt: skip
-ANSWERS = AnswerSet(NAMES)
-
-
-def classify(answers: AnswerSet, text: str) -> int | None:
-    """Return the answer that a whole text is."""
-    return answers.end(Open(fold(text)))
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("Niger", 6), ("Nigeria", 7), (" nigeria.", 7), ("**NIGERIA**", 7), ('"Nigeria."', 7),
-        ("`Niger`\n", 6),
-        ("Nigeria\nIt is in Africa.", 7), ("\n\nNiger", 6), ("Niger \r\nNo", 6), ("Niger!", 6),
-        ("Gambia", 1), ("the gambia", 1), ("The Niger", 6), ("Cote d’Ivoire", 0), ("CÔTE D'IVOIRE", 0),
-        ("Guinea‑Bissau", 3), ("Guinea – Bissau", None), ("st. lucia", 4), ("St.", 5), ("usa", 8),
-        ("U.S.A.", 8),
-        ("u.s.a", 8), ("12", 10), ("1.", 9), ("1.2", None), ("Α", 11), ("", None), ("\n", None), ("**", None),
-        ("Nïger", None), ("Nigeri", None), ("Nigeria is", None), ("Niger, Nigeria", None), ("the", None),
-        ("    Niger", 6), ("     Niger", None), ("Niger....", 6), ("Niger.....", None), (".Niger", None),
-    ],
-)  # fmt: skip
-def test_texts_as_a_person_takes_them(text: str, answer: int | None) -> None:
-    assert classify(ANSWERS, text) == answer
-
-
-PARTS = st.sampled_from(
-    [*"nigeraNIGE .\n*'-“ô’the", "Niger", "The ", "st. ", "guinea", "ivoire", "Côte d", "1", "é"]
-)
-
-
-@given(st.lists(PARTS, max_size=8).map("".join))
-@example("Guinea‑Bissau.\n")
-@example("“Niger”. ")
-def test_byte_by_byte_a_text_is_what_it_is_as_a_whole(text: str) -> None:
-    """A text that is invalid on the way is invalid at its end."""
-    step: Step = Open()
-    for byte in text.encode():
-        step = ANSWERS.advance(step, bytes([byte])) if isinstance(step, Open) else step
-    assert (ANSWERS.end(step) if isinstance(step, Open) else step) == classify(ANSWERS, text)
-
-
-@given(st.lists(PARTS, max_size=6).map("".join))
-def test_what_is_not_invalid_can_become_valid(text: str) -> None:
-    if isinstance(ANSWERS.advance(Open(), text.encode()), Open):
-        begun = fold(text).lstrip(" \n\"'*")
-        accepted = [form for names in NAMES for name in names for form in (fold(name), normalise(name))]
-        forms = [article + form for form in accepted for article in ("", "the ")]
-        assert begun.rstrip(" .\n\"'*") in forms or any(form.startswith(begun) for form in forms)
 
 
 @pytest.fixture(scope="module")
-def vocabulary(smollm2: Model) -> Vocabulary:
-    return Vocabulary(smollm2.weights)
+def answers(smollm2: Model) -> AnswerSet:
+    return AnswerSet(NAMES, smollm2.weights)
 
 
-@pytest.mark.parametrize("prefix", ["", "N", "Niger", "the", "St", "Guinea.", "St.! ", "Co", "“"])
-def test_continuations_are_those_of_every_token_tried(
-    prefix: str, smollm2: Model, vocabulary: Vocabulary
+TEXTS = [
+    ("Niger", 6), ("Nigeria", 7), (" nigeria.", 7), ("**NIGERIA**", 7), ('"Nigeria."', 7), ("`Niger`\n", 6),
+    ("Nigeria\nIt is in Africa.", 7), ("\n\nNiger", 6), ("Niger \r\nNo", 6), ("Niger!", 6), ("Gambia", 1),
+    ("the gambia", 1), ("The Niger", 6), ("Cote d’Ivoire", 0), ("CÔTE D'IVOIRE", 0), ("Guinea‑Bissau", 3),
+    ("Guinea – Bissau", None), ("st. lucia", 4), ("St.", 5), ("usa", 8), ("U.S.A.", 8), ("u.s.a", 8),
+    ("12", 10), ("1.", 9), ("1.2", None), ("Α", 11), ("", None), ("\n", None), ("**", None), ("Nïger", None),
+    ("Nigeri", None), ("Nigeria is", None), ("Niger, Nigeria", None), ("the", None), ("    Niger", 6),
+    ("     Niger", None), ("Niger....", 6), ("Niger.....", None), (".Niger", None), ("Guinea‑Bissau.\n", 3),
+    ("“Niger”. ", 6),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "answer"), TEXTS)
+def test_texts_as_a_person_takes_them(
+    text: str, answer: int | None, answers: AnswerSet, smollm2: Model
 ) -> None:
-    weights = smollm2.weights
-    for data in {prefix.encode(), prefix.encode()[:-1]}:
-        state = ANSWERS.advance(Open(), data)
-        assert isinstance(state, Open)
-        goes_on, ended = vocabulary.continuations(ANSWERS, state)
-        tried = {
-            token: ANSWERS.advance(state, weights.piece(token))
-            for token in range(weights.n_vocab)
-            if weights.piece(token) and token not in weights.end_tokens
-        }
-        assert goes_on == {token: after for token, after in tried.items() if isinstance(after, Open)}
-        ends = {token: after for token, after in tried.items() if isinstance(after, int)}
-        if (whole := ANSWERS.end(state)) is not None:
-            ends |= dict.fromkeys(weights.end_tokens, whole)
-        assert ended == ends
+    """Token by token: what is invalid on the way is invalid at its end."""
+    assert in_tokens(answers, smollm2, text) == answer
 
 
-def test_half_a_character_is_completed_or_invalid(smollm2: Model, vocabulary: Vocabulary) -> None:
-    answers, half = AnswerSet([["ô"], ["x"]]), Open(partial="ô".encode()[:1])
-    assert answers.advance(Open(), half.partial) == half
-    goes_on, _ = vocabulary.continuations(answers, half)
-    assert "ô".encode()[1:] in {smollm2.weights.piece(token) for token in goes_on}
-    assert answers.advance(Open(), "世".encode()[:2]) is answers.advance(half, b"x") is None
+def in_tokens(answers: AnswerSet, model: Model, text: str) -> int | None:
+    """Return the answer that a whole text is."""
+    begun: list[int] = []
+    for token in (*model.tokenize(text), min(model.weights.end_tokens)):
+        goes_on, ended = answers.continuations(begun)
+        if token not in goes_on:
+            return ended.get(token)
+        begun.append(token)
+    return None
+
+
+def may_follow(text: str) -> bool:
+    """Return whether a text is a name, or the beginning of one, with a few marks around."""
+    names = {form for one in NAMES for name in one for form in (fold(name).strip("."), normalise(name))}
+    forms = [article + name.removeprefix("the ") for name in names for article in ("", "the ")]
+    begun = fold(text).lstrip(" \t\n\"'*`")
+    line, *_ = begun.split("\n")
+    bare = line.rstrip(" \t\"'*`.!")
+    is_short = len(text) - len(begun) <= 4 and len(line) - len(bare) <= 4
+    return is_short and (bare in forms or any(form.startswith(begun) for form in forms))
+
+
+@pytest.mark.parametrize("prefix", ["", "N", "Niger", "the", "St", "Guinea.", "St.! ", "Co", "“", "Côte d"])
+def test_continuations_are_those_of_every_token_tried(
+    prefix: str, answers: AnswerSet, smollm2: Model
+) -> None:
+    """Of those with whole characters."""
+    goes_on, ended = answers.continuations(smollm2.tokenize(prefix))
+    texts = {}
+    for token in set(range(smollm2.weights.n_vocab)) - smollm2.weights.end_tokens:
+        with contextlib.suppress(UnicodeDecodeError):
+            texts[token] = smollm2.weights.piece(token).decode()
+    allowed = {token for token, text in texts.items() if text and may_follow(prefix + text)}
+    assert {*goes_on, *ended} & texts.keys() == allowed
+    is_whole = prefix in ("Niger", "St", "Guinea.", "St.! ")
+    assert ended.keys() - texts.keys() == (smollm2.weights.end_tokens if is_whole else set())
+    assert set(goes_on) & texts.keys() == {
+        token for token in allowed if "\n" not in fold(prefix + texts[token]).lstrip(" \t\n\"'*`")
+    }
 
 
 COUNTS = {
@@ -135,12 +117,13 @@ def test_the_sets_have_the_sizes_that_are_known(bundled: dict[str, ClosedPrompt]
     assert len(COUNTS) == 60
 
 
-def test_every_name_is_found_and_no_name_is_there_twice(bundled: dict[str, ClosedPrompt]) -> None:
+def test_every_name_is_found_and_no_name_is_there_twice(
+    bundled: dict[str, ClosedPrompt], smollm2: Model
+) -> None:
     for prompt in bundled.values():
-        answers = AnswerSet(prompt.names)
+        answers = AnswerSet(prompt.names, smollm2.weights)
         names = [(name, i) for i, names in enumerate(prompt.names) for name in names]
-        assert [classify(answers, name) for name, _ in names] == [i for _, i in names]
-        assert [classify(answers, f" **{name}**.\n") for name, _ in names] == [i for _, i in names]
+        assert [answers.index(f" **{name}**.\n".encode()) for name, _ in names] == [i for _, i in names]
         forms = [normalise(name) for name, _ in names]
         assert len(forms) == len(set(forms)), prompt.id
         assert "Answer with" in prompt.prompt

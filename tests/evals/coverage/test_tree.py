@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 from mink_local import load_model
 from mink_local.errors import GenerationError
 from mink_local.evals.coverage.measure import standard_samplers
-from mink_local.evals.coverage.tree import AnswerSet, Distribution, Open, TokenProbabilities, Vocabulary, walk
+from mink_local.evals.coverage.tree import AnswerSet, Distribution, TokenProbabilities, walk
 from mink_local.evals.settings import SamplerSetting
 from mink_local.generation.model import Model, read_rows
 from mink_local.samplers import Greedy, MinK, Sampler, TopK, TopP
 
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-ANSWERS = AnswerSet([[day] for day in DAYS])
 METHODS = [
     sampler
     for sampler in standard_samplers()
@@ -63,17 +62,18 @@ class Tree:
     model: Model
     prompt: list[int]
     rows: KeptRows
-    vocabulary: Vocabulary
+    answers: AnswerSet
 
     def walk(self, cells: Sequence[SamplerSetting], rest: float = REST, nodes: int = 3000) -> Distribution:
         probabilities = TokenProbabilities(cells, self.model.weights.n_vocab)
-        return walk(self.prompt, ANSWERS, self.vocabulary, probabilities, self.rows, 8, rest, nodes)
+        return walk(self.prompt, self.answers, probabilities, self.rows, 8, rest, nodes)
 
 
 @pytest.fixture(scope="module")
 def tree() -> Iterator[Tree]:
     with load_model("smollm2-135m", n_ctx=128, n_parallel=8) as model:
-        yield Tree(model, model.prompt_tokens(PROMPT), KeptRows(model), Vocabulary(model.weights))
+        answers = AnswerSet([[day] for day in DAYS], model.weights)
+        yield Tree(model, model.prompt_tokens(PROMPT), KeptRows(model), answers)
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +94,7 @@ def plain_walk(tree: Tree, cell: SamplerSetting, least: float) -> Distribution:
     nodes: list[tuple[Tokens, float]] = [((), 1.0)]
     while nodes:
         tokens, mass = nodes.pop()
-        state = ANSWERS.advance(Open(), b"".join(map(tree.model.weights.piece, tokens)))
-        assert isinstance(state, Open)
-        goes_on, ended = tree.vocabulary.continuations(ANSWERS, state)
+        goes_on, ended = tree.answers.continuations(tokens)
         ids, p = plain(tree.rows.row((*tree.prompt, *tokens)), cell)
         for token, probability in zip(ids.tolist(), mass * p, strict=True):
             if token in ended:
