@@ -1,1 +1,1 @@
-"""Preferences between two samplers' responses, judged by a model, or blindly by people."""
+"""What a model says of a run's responses: which of two is better, and where they collapse."""

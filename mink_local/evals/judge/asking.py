@@ -2,8 +2,9 @@
 
 import hashlib
 import logging
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import count as numbers
@@ -16,6 +17,7 @@ from mink_local.evals.measurement import Measurement, Results
 from mink_local.evals.run.records import OfResponse, ResponseKey
 from mink_local.evals.store import Store
 from mink_local.evals.tables import percent
+from mink_local.evals.tasks.base import without_reasoning
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.llama.constraints import Constraints
 
@@ -25,16 +27,20 @@ MOST_MISSING = 0.1  # share of what a judge was shown without a readable answer 
 _MAX_TOKENS = 64  # of a verdict
 _RETRY_TEMPERATURE = 0.7  # the first attempt is at 0
 
+_NAMED = r"""(?<!\w){field}["'`*]*\s*[:=]\s*["'`*]*{choice}["'`*]*\s*(?:[}},;\n]|\.(?!\d)|\Z)"""
+_ALONE = r"""[\s"'`*(\[]*(?:answer\s+)?{choice}[\s"'`*)\].]*"""
+
 log = logging.getLogger("mink_local")
 
 Key = tuple[Any, ...]
 
 
 class Prompt(NamedTuple):
-    """A prompt, as UTF-8, and the JSON schema of its answer."""
+    """A prompt, as UTF-8; its answer is a JSON object with one field, which has one of some values."""
 
     content: bytes
-    schema: Mapping[str, Any]
+    field: str
+    values: Sequence[str | int]
 
     @property
     def sha256(self) -> str:
@@ -42,13 +48,32 @@ class Prompt(NamedTuple):
 
     def request(self, attempt: int) -> Request:
         """Return the request after some unreadable answers."""
+        kind = "string" if isinstance(self.values[0], str) else "integer"
+        schema = {
+            "type": "object",
+            "properties": {self.field: {"type": kind, "enum": list(self.values)}},
+            "required": [self.field],
+            "additionalProperties": False,
+        }
         params = SamplingParams(
             temperature=_RETRY_TEMPERATURE if attempt else 0.0,
             seed=attempt,
             max_tokens=_MAX_TOKENS,
-            constraints=Constraints(json_schema=dict(self.schema)),
+            constraints=Constraints(json_schema=schema),
         )
         return Request([{"role": "user", "content": self.content.decode()}], params, enable_thinking=False)
+
+    def read(self, answer: str) -> str | int | None:
+        """Return the value in an answer; None if none or several are named.
+
+        The answer may be JSON, with text around it, or just the value.
+        """
+        values = {str(value).lower(): value for value in self.values}
+        choice, text = f"({'|'.join(values)})", without_reasoning(answer)
+        named = re.findall(_NAMED.format(field=self.field, choice=choice), text, re.IGNORECASE)
+        alone = re.fullmatch(_ALONE.format(choice=choice), text, re.IGNORECASE)
+        found = set(map(str.lower, named or (alone.groups() if alone else ())))
+        return values[found.pop()] if len(found) == 1 else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,26 +111,24 @@ class Unit(ABC):
     Attributes:
         key: The response, or the first of several.
         question: The user message that it answers.
+        texts: The responses without their reasoning.
     """
 
     key: ResponseKey
     question: str
+    texts: tuple[str, ...]
 
     @property
-    @abstractmethod
     def longest(self) -> int:
         """Characters of the longest response."""
+        return max(map(len, self.texts))
 
     @abstractmethod
     def prompt(self, characters: int) -> Prompt:
         """Return what the judge is asked, with `characters` characters of each response."""
 
     @abstractmethod
-    def read(self, answer: str, characters: int) -> Any:
-        """Return the verdict in the judge's answer; None if it cannot be read."""
-
-    @abstractmethod
-    def blank(self, characters: int) -> dict[str, Any]:
+    def blank(self) -> dict[str, Any]:
         """Return the fields of a row that are its own, before the judge has answered."""
 
 
@@ -140,15 +163,15 @@ class Judging(Measurement[Row], Generic[AnyUnit, Row]):
 
     def _blank(self, unit: AnyUnit, characters: int) -> Row:
         """Return a row before the judge has answered."""
-        of_response = unit.key._asdict() | {"judge": self._judge.name, "characters": characters}
-        sha256 = unit.prompt(characters).sha256
-        row: Row = self.row_type(prompt_sha256=sha256, **of_response, **unit.blank(characters))
+        row: Row = self.row_type(
+            judge=self._judge.name,
+            prompt_sha256=unit.prompt(characters).sha256,
+            characters=characters,
+            is_cut=unit.longest > characters,
+            **unit.key._asdict(),
+            **unit.blank(),
+        )
         return row
-
-    @staticmethod
-    @abstractmethod
-    def missing_share(rows: Any) -> float:
-        """Return the share of what a judge was shown without a verdict, given a frame of its rows."""
 
     def prepare(self, store: Store[Row]) -> None:
         store.note(against=self._against)
@@ -188,7 +211,7 @@ class Judging(Measurement[Row], Generic[AnyUnit, Row]):
         if answer.finish_reason == "overflow":
             return _shorter(unit, last)
         raw, attempts = answer.text or answer.error, last.attempts + 1
-        found = unit.read(raw, last.characters)
+        found = unit.prompt(last.characters).read(raw)
         row: Row = replace(last, raw=raw, attempts=attempts, **{self.verdict: found})
         return row, found is not None or attempts == ATTEMPTS
 
@@ -203,8 +226,9 @@ class Judging(Measurement[Row], Generic[AnyUnit, Row]):
 
     def conclude(self, results: Results) -> None:
         super().conclude(results)
-        own = results.frame[results.frame["judge"] == self._judge.name]
-        missing = self.missing_share(own)
+        frame = results.frame
+        shown = frame[(frame["judge"] == self._judge.name) & (frame["attempts"] > 0)]
+        missing = shown[self.verdict].isna().mean()  # NaN if nothing was shown
         if missing > MOST_MISSING:
             raise JudgeError(
                 f'{percent(missing)}% of what the judge was shown has no readable judgement: see "raw" in '

@@ -212,13 +212,6 @@ def noise_share(lengths: Sequence[int], sentence: int) -> float:
     return 0.0 if sentence == COHERENT else sum(lengths[sentence - 1 :]) / sum(lengths)
 
 
-def missing_share(rows: pd.DataFrame) -> float:
-    """Return the share of pairs shown to a judge that lack a readable judgement in both orders."""
-    pairs = judged_pairs(rows)
-    shown = pairs[~pairs.identical]
-    return float(shown.outcome.isna().mean()) if len(shown) else 0.0
-
-
 def _findings(judgements: pd.DataFrame, pairs: pd.DataFrame) -> list[str]:
     """Return what a judge has judged by one protocol, and how far it can be trusted."""
     judge, protocol = str(pairs.judge.iloc[0]), pairs.protocol.iloc[0]

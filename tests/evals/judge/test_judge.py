@@ -17,7 +17,8 @@ from mink_local.evals import addresses, answering
 from mink_local.evals.addresses import AddressAnswerer
 from mink_local.evals.answering import Answered, FileAnswerer, ModelSession
 from mink_local.evals.judge.asking import Prompt
-from mink_local.evals.judge.methods import ORDERS, WINNER, Pair, Pairs, read_winner
+from mink_local.evals.judge.methods import ORDERS, WINNERS, Pair, Pairs
+from mink_local.evals.judge.report import COHERENT
 from mink_local.evals.measurement import carry_out
 from mink_local.evals.run.records import ResponseKey
 from mink_local.models.catalog import ModelFile
@@ -390,7 +391,7 @@ def test_bad_input_is_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("text", "winner"),
+    ("text", "value"),
     [
         ('{"winner": "A"}', "A"),
         ('```json\n{\n  "winner": "tie"\n}\n```', "tie"),
@@ -412,14 +413,27 @@ def test_bad_input_is_one_sentence(
         ("A is better than B", None),
         ("Both A and B are good", None),
         ('{"winner": "', None),
+        ('{"collapse": 3}', 3),
+        ('{"collapse": -1}', COHERENT),
+        ('```json\n{"collapse": 2}\n```', 2),
+        ('<think>{"collapse": 1}?</think> {"collapse": 2}', 2),
+        ("3", 3),
+        ("-1", COHERENT),
+        ('{"collapse": 0}', None),
+        ('{"collapse": 5}', None),
+        ('{"collapse": 2.5}', None),
+        ('{"collapse": 2} or {"collapse": 3}', None),
+        ("sentence 3 of 4", None),
     ],
 )
-def test_answers_of_judges(text: str, winner: str | None) -> None:
-    assert read_winner(text) == winner
+def test_answers_of_judges(text: str, value: str | int | None) -> None:
+    prompts = (Prompt(b"?", "winner", WINNERS), Prompt(b"?", "collapse", (COHERENT, 1, 2, 3, 4)))
+    found = [prompt.read(text) for prompt in prompts]
+    assert found == [value if value in prompt.values else None for prompt in prompts]
 
 
 def pair(first: str, second: str, order: str = ORDERS[0]) -> Pair:
-    return Pair(ResponseKey("model", "task", "x", 5.0, 0, "0"), "Why?", "y", (first, second), order)
+    return Pair(ResponseKey("model", "task", "x", 5.0, 0, "0"), "Why?", (first, second), "y", order)
 
 
 def prompt_of(pair: Pair) -> str:
@@ -486,7 +500,7 @@ def test_closing_a_local_judge_frees_its_model(tiny_path: Path) -> None:
     template = "Judge!{% for message in messages %}{{ message.content }}{% endfor %}"
     placement = {"n_threads": 1, "chat_template": template}
     judge = FileAnswerer(ModelFile("tiny", tiny_path), placement=placement)
-    requests = [Prompt(b"A or B?", WINNER).request(0)]
+    requests = [Prompt(b"A or B?", "winner", WINNERS).request(0)]
     judge.close()  # there is no model yet, nor does it load one
     with closing(judge):
         session, answered = judge.answers(requests, requests)
