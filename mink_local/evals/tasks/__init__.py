@@ -1,10 +1,10 @@
-"""The tasks by name. A new task is a small class in `datasets` and an entry of `_ALL`."""
+"""The tasks by name. A new task is an entry of `_ALL`, and perhaps a class in `datasets`."""
 
 from pathlib import Path
 
 from mink_local.errors import DataError, TaskNotFoundError
 from mink_local.evals.tasks.base import OnDisk, OwnCopy, Published, Question, Task, Verdict, score
-from mink_local.evals.tasks.datasets import Aqua, Gpqa, Gsm8k, Math500
+from mink_local.evals.tasks.datasets import Aqua, Gpqa, PublishedTask
 from mink_local.evals.tasks.own import SUFFIXES, OwnTask, own_task
 from mink_local.evals.tasks.scoring import chosen_scorer
 from mink_local.files import user_path
@@ -17,7 +17,7 @@ _GITHUB_LFS = "https://media.githubusercontent.com/media"
 _SAMPLES = Path(__file__).parents[1] / "samples"
 
 _ALL = (
-    Gsm8k(
+    PublishedTask(
         "gsm8k",
         "GSM8K",
         Published(
@@ -27,6 +27,7 @@ _ALL = (
             size=749_738,
         ),
         1319,
+        scorer_name="number",
     ),
     Aqua(
         "aqua",
@@ -37,6 +38,7 @@ _ALL = (
             size=130_192,
         ),
         254,
+        scorer_name="letter",
     ),
     Gpqa(
         "gpqa",
@@ -46,8 +48,9 @@ _ALL = (
             "https://huggingface.co/datasets/Idavidrein/gpqa or https://github.com/idavidrein/gpqa"
         ),
         448,
+        max_tokens=2048,
     ),
-    Math500(
+    PublishedTask(
         "math500",
         "MATH500",
         Published(
@@ -57,9 +60,23 @@ _ALL = (
             size=446_564,
         ),
         500,
+        max_tokens=2048,
+        scorer_name="math",
     ),
-    Gsm8k("sample-math", "Sample of word problems", OnDisk(_SAMPLES / "sample-math.jsonl"), 44),
-    Aqua("sample-choice", "Sample of multiple choice", OnDisk(_SAMPLES / "sample-choice.jsonl"), 42),
+    PublishedTask(
+        "sample-math",
+        "Sample of word problems",
+        OnDisk(_SAMPLES / "sample-math.jsonl"),
+        44,
+        scorer_name="number",
+    ),
+    Aqua(
+        "sample-choice",
+        "Sample of multiple choice",
+        OnDisk(_SAMPLES / "sample-choice.jsonl"),
+        42,
+        scorer_name="letter",
+    ),
 )
 
 TASKS: dict[str, Task] = {task.name: task for task in _ALL}

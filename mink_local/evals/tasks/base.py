@@ -163,8 +163,7 @@ class Task(ABC):
         n_questions: Number of questions in the source; None for the user's own file.
         max_tokens: Default response limit in tokens (the paper gives none).
         instruction: The end of every prompt (the paper's appendix, "Reasoning Datasets").
-        scorer: Scores the responses.
-        row_type: A msgspec struct with the fields of a line, if the file is JSON Lines.
+        scorer: Scores the responses, unless it depends on the question.
         open_ended: Whether questions have no right answer, so that responses get no verdict.
         given_instruction: The user's, in place of the task's own; see `prompt_of`.
         remarks: Sentences on what of the user's own file is not used.
@@ -174,14 +173,13 @@ class Task(ABC):
     title: str
     source: Published | OnDisk | OwnCopy
     n_questions: int | None = None
+    max_tokens: int = 1024
     open_ended: bool = False
     given_instruction: str | None = None
     remarks: tuple[str, ...] = ()
 
-    max_tokens: ClassVar[int] = 1024
     instruction: ClassVar[str]
     scorer: ClassVar[Scorer]
-    row_type: ClassVar[type[Any]]
 
     def read(self, path: Path, seed: int) -> list[Question]:
         """Return the questions in a file in this task's format.
@@ -196,9 +194,9 @@ class Task(ABC):
 
         return read_each_once(path, self.rows(path), question)
 
+    @abstractmethod
     def rows(self, path: Path) -> Iterator[tuple[str, Any]]:
         """Yield every row's place, such as "line 3", and content. Raises DataError."""
-        return json_rows(path, self.row_type)
 
     @abstractmethod
     def question(self, row: Any, seed: int) -> Question | None:

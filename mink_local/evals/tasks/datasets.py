@@ -1,81 +1,41 @@
 """Published data sets, each with its prompt and scorer."""
 
 import hashlib
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Annotated, Literal
 
-import msgspec
+from msgspec.structs import replace
 
 from mink_local.errors import DataError
-from mink_local.evals.tasks.base import (
-    Question,
-    Task,
-    Text,
-    csv_rows,
-    worked,
-)
-from mink_local.evals.tasks.scoring import MATH_SCORER, NUMBER_SCORER, ChoiceScorer
-
-_GSM8K_GOLD = re.compile(r"####\s*(-?\d+(?:,\d{3})*(?:\.\d+)?)\s*$")
-_CALCULATION = re.compile(r"<<[^<>]*>>")
+from mink_local.evals.tasks.base import Question, Scorer, Task, csv_rows, worked
+from mink_local.evals.tasks.own import OwnRow, RowTask
+from mink_local.evals.tasks.scoring import ChoiceScorer
 
 
-class _Gsm8kRow(msgspec.Struct):
-    question: Text
-    answer: Text
+class PublishedTask(RowTask):
+    """GSM8K (Cobbe et al. 2021, arXiv 2110.14168) or MATH500 (Lightman et al. 2023, arXiv 2305.20050)."""
+
+    def question(self, row: OwnRow, seed: int) -> Question:
+        found = super().question(row, seed)
+        if found is None:
+            raise DataError("no answer")
+        return replace(found, id="", category="")  # as they are recorded
 
 
-class Gsm8k(Task):
-    """GSM8K (Cobbe et al. 2021, arXiv 2110.14168): word problems whose answer is a number."""
-
-    instruction = 'Your response must end with "The final answer is (answer)".'
-    scorer = NUMBER_SCORER
-    row_type = _Gsm8kRow
-
-    def question(self, row: _Gsm8kRow, seed: int) -> Question:  # noqa: ARG002
-        gold = gsm8k_number(row.answer)
-        if gold is None:
-            raise DataError("'answer' does not end in '#### NUMBER'")
-        prompt = self.prompt(row.question)
-        return Question("", prompt, gold, worked=gsm8k_solution(row.answer, gold))
-
-
-def gsm8k_number(answer: str) -> str | None:
-    """Return the number, without commas, at the end of a solution with "#### NUMBER"; None otherwise."""
-    found = _GSM8K_GOLD.search(answer)
-    return found[1].replace(",", "") if found else None
-
-
-def gsm8k_solution(answer: str, gold: str) -> str:
-    """Return the text before "#### NUMBER" without its <<calculations>>, ending as the prompt asks."""
-    return worked(_CALCULATION.sub("", _GSM8K_GOLD.sub("", answer)), f"The final answer is {gold}.")
-
-
-class _AquaRow(msgspec.Struct):
-    question: Text
-    options: Annotated[list[Text], msgspec.Meta(min_length=5, max_length=5)]
-    correct: Literal["A", "B", "C", "D", "E"]
-    rationale: str | None = None
-
-
-class Aqua(Task):
+class Aqua(PublishedTask):
     """AQuA-RAT (Ling et al. 2017, arXiv 1705.04146): algebra with the options A to E."""
 
-    instruction = 'Your response must end with "The answer is (X)" where X is one of A, B, C, D, or E.'
     scorer = ChoiceScorer(r"The answer is\s*\(?([A-E])\)?")
-    row_type = _AquaRow
 
-    def question(self, row: _AquaRow, seed: int) -> Question:  # noqa: ARG002
-        for letter, option in zip("ABCDE", row.options, strict=True):
-            if not option.startswith(f"{letter})"):
-                raise DataError(f"an option begins with {option[:5]!r} instead of '{letter})'")
-        choices = tuple(option[2:].strip() for option in row.options)
-        prompt = self.prompt(row.question, choices)
-        solution = worked(row.rationale, f"The answer is ({row.correct}).")
-        return Question("", prompt, row.correct, choices, worked=solution)
+    def question(self, row: OwnRow, seed: int) -> Question:
+        found = super().question(row, seed)
+        if len(found.choices) != len("ABCDE"):
+            raise DataError(f"{len(found.choices)} options instead of five")
+        return found
+
+    def scorer_of(self, question: Question) -> Scorer:  # noqa: ARG002
+        return self.scorer
 
 
 _GPQA_COLUMNS = (
@@ -90,7 +50,6 @@ _GPQA_COLUMNS = (
 class Gpqa(Task):
     """GPQA-main (Rein et al. 2023, arXiv 2311.12022): shuffled options A to D, from `gpqa_main.csv`."""
 
-    max_tokens = 2048
     instruction = (
         'Your response *must* end with "The final answer is (answer)". '
         "For example: (Question and your reasoning) The final answer is (A)."
@@ -122,23 +81,3 @@ def shuffled(question: str, n: int, seed: int) -> tuple[int, ...]:
         return hashlib.sha256(f"{seed}\n{place}\n{question}".encode()).digest()
 
     return tuple(sorted(range(n), key=key))
-
-
-class _Math500Row(msgspec.Struct):
-    problem: Text
-    answer: Text
-    solution: str | None = None
-
-
-class Math500(Task):
-    """MATH500 (Lightman et al. 2023, arXiv 2305.20050): competition problems with an answer in LaTeX."""
-
-    max_tokens = 2048
-    instruction = Gsm8k.instruction
-    scorer = MATH_SCORER
-    row_type = _Math500Row
-
-    def question(self, row: _Math500Row, seed: int) -> Question:  # noqa: ARG002
-        gold = row.answer.strip()
-        solution = worked(row.solution, f"The final answer is {gold}.")
-        return Question("", self.prompt(row.problem), gold, worked=solution)

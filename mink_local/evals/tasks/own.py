@@ -40,7 +40,6 @@ from mink_local.evals.tasks.base import (
     json_rows,
     worked,
 )
-from mink_local.evals.tasks.datasets import Gsm8k, gsm8k_solution
 from mink_local.evals.tasks.scoring import (
     LETTER_SCORER,
     MATH_SCORER,
@@ -76,6 +75,7 @@ _UNUSED = {
 _NEAR = 0.8  # similarity from which a name is a known one, misspelt
 _INDEX = re.compile("[0-9]{1,18}")  # an answer in CSV that may be one
 _NO_ANSWERS = ("nan", "NaN", "<NA>")  # what pandas writes for a missing one
+_CALCULATION = re.compile(r"<<[^<>]*>>")  # of GSM8K
 _LABEL = re.compile(r"\(?([A-J])[).:]\s*")
 
 _Value = Text | int | float
@@ -113,8 +113,8 @@ class OwnRow(msgspec.Struct, kw_only=True):
 
 
 @dataclass(frozen=True)
-class OwnTask(Task):
-    """Questions from the user's own file, each scored by its kind of answer, or all by a named scorer.
+class RowTask(Task):
+    """Questions from a file, each scored by its kind of answer, or all by a named scorer.
 
     Attributes:
         scorer_name: What `chosen_scorer` takes; empty to choose by the kind of answer.
@@ -122,13 +122,7 @@ class OwnTask(Task):
 
     scorer_name: str = ""
 
-    instruction = Gsm8k.instruction
-
-    @property
-    def rule(self) -> str:
-        """What a run's manifest records about the task."""
-        named = f"scorer={self.scorer_name}" if self.scorer_name else "question"
-        return "open" if self.open_ended else named
+    instruction = 'Your response must end with "The final answer is (answer)".'
 
     def scorer_of(self, question: Question) -> Scorer:
         if self.scorer_name:
@@ -160,7 +154,7 @@ class OwnTask(Task):
         is_solved = "####" in first and last and "\n" not in last
         golds = tuple(dict.fromkeys(map(self._gold, (last if is_solved else first, *others))))
         ending = f"The final answer is {golds[0]}."
-        steps = gsm8k_solution(solution, golds[0]) if is_solved else worked(row.solution, ending)
+        steps = worked(_CALCULATION.sub("", solution) if is_solved else row.solution, ending)
         prompt = self.prompt(str(row.question), (), row.instruction or None)
         return Question("", prompt, golds[0], others=golds[1:], worked=steps or ending)
 
@@ -169,9 +163,7 @@ class OwnTask(Task):
         found = {"letter": gold.upper() if gold.upper() in _LETTERS else None, "number": as_number(gold)}
         compared = found.get(self.scorer_name, gold)
         if compared is None:
-            raise DataError(
-                f"'answer' is {gold[:20]!r}, and no {self.scorer_name}, as --scorer {self.scorer_name} needs"
-            )
+            raise DataError(f"'answer' is {gold[:20]!r}, which is no {self.scorer_name}")
         return compared if self.scorer_name else as_number(gold) or as_formula(gold) or gold
 
     def _choice_question(self, row: OwnRow, given: _Choices) -> Question:
@@ -190,6 +182,16 @@ class OwnTask(Task):
         prompt = self.prompt(str(row.question), choices, row.instruction or instruction)
         steps = worked(row.solution, ending) or ending
         return Question("", prompt, gold, choices, worked=steps, others=tuple(others))
+
+
+class OwnTask(RowTask):
+    """Questions from the user's own file."""
+
+    @property
+    def rule(self) -> str:
+        """What a run's manifest records about the task."""
+        named = f"scorer={self.scorer_name}" if self.scorer_name else "question"
+        return "open" if self.open_ended else named
 
 
 def own_task(path: Path, scorer: str = "") -> OwnTask:

@@ -22,7 +22,8 @@ def test_the_published_sets_are_read_whole(name: str, n: int, last: str) -> None
     assert [question.id for question in questions] == [str(row) for row in range(n)]
     assert TASKS[name].n_questions == n
     assert questions[-1].gold == last
-    assert all(question.prompt.endswith(TASKS[name].instruction) for question in questions)
+    ending = "one of A, B, C, D, or E." if name == "aqua" else TASKS[name].instruction
+    assert all(question.prompt.endswith(ending) for question in questions)
 
 
 def gsm8k(question: str = "How many?", answer: str = "Two.\n#### 2") -> str:
@@ -51,10 +52,9 @@ AB = {**Q, "choices": ["a", "b"]}
 WRONG = [
     ("gsm8k", gsm8k() + '{"answer": "#### 3"}\n', 2, "question"),
     ("gsm8k", gsm8k() + "\n" + gsm8k("  "), 3, "question"),
-    ("gsm8k", gsm8k() + '{"question": 5}', 2, "question"),
     ("gsm8k", gsm8k() + '{"question": "Why?"}', 2, "answer"),
-    ("gsm8k", gsm8k(answer="Two."), 1, "#### NUMBER"),
-    ("gsm8k", gsm8k(answer="#### two"), 1, "#### NUMBER"),
+    ("gsm8k", gsm8k(answer="Two."), 1, "'Two.', which is no number"),
+    ("gsm8k", gsm8k(answer="#### two"), 1, "'two', which is no number"),
     ("gsm8k", gsm8k() + gsm8k("Why?") + gsm8k(), 3, "line 1"),
     ("gsm8k", "question,answer\nHow many?,2\n", 1, "JSON"),
     ("gsm8k", '{"question": ' * 100_000, 1, ""),
@@ -63,14 +63,12 @@ WRONG = [
     ("gsm8k", gsm8k().encode() + "{'é'}".encode("latin-1"), 2, "UTF-8"),
     ("gsm8k", gsm8k("\ud800"), 1, "surrogate"),
     ("aqua", aqua(options=["A)1", "B)2", "C)3", "D)4"]), 1, "options"),
-    ("aqua", aqua(options="A)1"), 1, "options"),
+    ("aqua", aqua(options="A)1"), 1, "choices"),
     ("aqua", aqua(options=None), 1, "options"),
-    ("aqua", aqua(options=["A)1", *"2345"]), 1, "'B)'"),
-    ("aqua", aqua(options=["A)1", "B)2", 3, "D)4", "E)5"]), 1, "options[2]"),
     ("aqua", aqua(correct="F"), 1, "'F'"),
     ("aqua", aqua(correct="AB"), 1, "'AB'"),
-    ("aqua", aqua(correct=None), 1, "correct"),
-    ("math500", gsm8k(), 1, "problem"),
+    ("aqua", aqua(correct=None), 1, "answer"),
+    ("math500", '{"answer": "2"}', 1, "problem"),
     ("math500", '{"problem": "Why?", "answer": " "}', 1, "answer"),
     ("math500", '{"problem": "Why?"}', 1, "answer"),
     ("gpqa", "a,b\n1,2\n", 2, "'Question'"),
