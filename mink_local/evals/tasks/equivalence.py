@@ -50,11 +50,20 @@ _AMOUNT = re.compile(  # $5, US$1,800, £3M, $2 million; but $3m$ is a formula, 
     r"(?!\d|[.,]\d|\s?(?:[-–+/^×·÷]|\*\s?\d)|[^$\n]*(?<!\\)\$)",
 )
 _COUNTED_IN_MILLIONS = r"(?= (?:dollars|euros?|pounds|GBP|yen|rupees|people)\b)"
+_CONTINENTAL = (  # 1.800,50 and 1.234.567 and 0,5
+    r"(?<![\d.,])(?:\d{1,3}(?:\.\d{3})+,\d{1,2}|\d{1,3}(?:\.\d{3}){2,}|0,\d+)(?![.,]?\d)"
+)
+_IN_WORDS = (
+    r"(?:an?|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|half|and|quarters?|thirds?|dozen)"
+)
 _SPELLINGS = (
     (rf"(?<=\d)\s?(?:mm?|mil){_COUNTED_IN_MILLIONS}", " million"),
     (rf"(?<=\d)\s?b{_COUNTED_IN_MILLIONS}", " billion"),
     (rf"(?<=\d)\s?t{_COUNTED_IN_MILLIONS}", " trillion"),
     (r"(?<=\d)(?:[,’']|\s(?!\d+ ?/))(?=(?:\d{2},)*\d{3}\b(?!-[a-z]))", ""),  # 1,800 and 1 800
+    (_CONTINENTAL, lambda number: number[0].replace(".", "").replace(",", ".")),
+    (rf"(?<![\w-])(?:{_IN_WORDS}[\s-]+)+(?=\([-\d.])", ""),  # a dozen (12)
+    (r",? (?:which (?:is|equals)|that is,?|so|thus)\s+(?=-?\d[\d.,]*\W*$)", " = "),
     (r"(?<=10)([⁰¹²³⁴-⁹]+)", lambda digits: f"^{unicodedata.normalize('NFKC', digits[0])}"),
     (r"\s*[×x*·]\s?10\s?\^", "e"),
     (r"(?<=[A-Za-z])\^2", "²"),  # 18 m^2
@@ -168,6 +177,7 @@ def _as_power(scales: re.Match[str]) -> str:
 _SPACING = re.compile(r"\s|\\[,;:! ]|\\(?:left|right|displaystyle)(?![a-zA-Z])|(?<=\\)d(?=frac)")
 _BASED = re.compile(r"\(?(-?[\dA-Fa-f.]+)\)?_\{*(?:\\text\{)?(?:base )?(\d{1,2})\}*")  # 52_8, 4210_{5}
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' -]+")
+_FACTOR = re.compile(r"-?[\d.,/ ]*\d[A-Za-z]")  # 2h is no 2 hours, for which math-verify takes it
 
 _verifier = Child("mink_local.evals.tasks.equivalence", memory=2 * GIB)
 
@@ -185,9 +195,14 @@ def same_maths(gold: str, answer: str) -> bool:
     if any(based):
         digits = [found.groups() if found else (text, "10") for found, text in zip(based, shown, strict=True)]
         return digits[0] == digits[1]
-    values = quantity(gold), quantity(answer)
+    factors = [_FACTOR.fullmatch(text.strip()) for text in (gold, answer)]
+    values = [
+        None if factor else quantity(text) for factor, text in zip(factors, (gold, answer), strict=True)
+    ]
     if values[0] and values[1]:
         return same(values[0], values[1])
+    if any(values) and any(factors):
+        return False
     if all(map(_WORDS.fullmatch, shown)):
         return shown[0].casefold() == shown[1].casefold()
     bare = [_SPACING.sub("", text).removesuffix(".") for text in (gold, answer)]

@@ -1,7 +1,7 @@
 """Strict and flexible scorers for numbers, options, texts and formulas, and those that users name."""
 
-import importlib
 import os
+import pkgutil
 import re
 import sys
 import unicodedata
@@ -17,7 +17,7 @@ from mink_local.evals.tasks.statements import BOUND, Statement, plain
 _NUMBER = re.compile(
     r"(?<![A-Za-z_\d.,])(?<!\d:)(?:(?<![\d)\]]\s)(?<!\b[A-Za-z]\s)(?<![)\]])-)?"  # a sign, no subtraction
     r"(?:\d+ (?=\d+ ?/ ?\d))?(?:\d+(?:\.\d+)?|\.\d+)"  # the 1 of 1 1/2
-    r"(?:e-?\d{1,2}(?!\d)| ?/ ?\d+(?![\d.]))?(?![\w,:]*\d)",
+    r"(?:e-?\d{1,2}(?!\d)| ?/ ?\d+(?![\d.]))?(?![\w,:]*\d|\.\d)",
     re.IGNORECASE,
 )
 _WORDS = r"(?:[a-z%]+\s+){0,3}?"
@@ -30,8 +30,9 @@ _NUMBER_HEDGES = re.compile(  # where # is the only number
     "|".join(
         (
             r"\b(?:not|never|neither|nor|either|or|between|than|wrong|incorrect)\b|n['’]t\b|不|或",
-            rf"\b{BOUND}\s+#|[<>≤≥≠]|#\s*\+|不到|至少|至多|超过|以上|以下",  # at least 18
-            rf"#\s*{_WORDS}[(,]?\s*(?:{_AT_LEAST}|plus\b)",  # 18 at most
+            rf"\b{BOUND}\s+#|[<>≤≥≠±]|#\s*\+",  # at least 18
+            r"不到|不足|至少|至多|超过|以上|以下|[大小多少高低]于",
+            rf"#\s*{_WORDS}[(,]?\s*(?:{_AT_LEAST}|plus\b|tops\b)",  # 18 at most
             rf"#\s*{_WORDS}and (?:more|less|fewer|over|under|above|below|up|older|younger|an?|one)\b",
             r"\b(?:twice|thrice|half|double|triple|quadruple|treble|multiple|sum|squared|cubed|dozens?)\b",
             r"\bbelow zero\b|\b(?:opposite|inverse|reciprocal|root|square|cube|factorial|logarithm) of\b",
@@ -50,7 +51,7 @@ _NUMBER_HEDGES = re.compile(  # where # is the only number
 _NUMBER_TAIL = re.compile(  # what follows a number and explains it, but is no bound
     rf"(?<=\d)([^\d=≈]*?)(?!{_AT_LEAST})"
     rf"(?:(?<![-+*/^×·÷]) \((?!\s*(?:{_AT_LEAST}|or\b|and (?:up|above|over|more)|not (?:more|less)))"
-    r"|\b(?:because|since|as(?! (?:many|much|\w+ as))|which|and not|rather)\b|, not\b"
+    r"|\b(?:because|since|as(?! (?:many|much|\w+ as))|which|and not|rather|instead)\b|, not\b"
     rf"|(?:, (?=[a-z])(?!{_AT_LEAST}|or\b)|[;:]\s"
     r"|\b(?:in|for|per(?! cent)|from|after|on|at|with|over(?= \d))\b)"
     r"(?=[^=≈]*$)|, or (?:about |around )?\d[\d.,]*(?!\1)(?= [a-z])).*",  # or 1.5 hours
@@ -58,8 +59,10 @@ _NUMBER_TAIL = re.compile(  # what follows a number and explains it, but is no b
 )
 _POWER = re.compile(r"(?<=[A-Za-z])[²³]")  # of a unit
 _SEVERAL = re.compile(
-    r"[A-Za-z]\s*=[^=,;]*\d[^=]*?(?:[,;]|\band\b)\s*[A-Za-z]\w*\s*=|\b(?:1 in|\d out of) \d"
-)  # x = 5 and y = 7
+    r"[A-Za-z]\s*=[^=,;]*\d[^=]*?(?:[,;]|\band\b)\s*[A-Za-z]\w*\s*="  # x = 5 and y = 7
+    r"|\b(?:1 in|\d out of) \d|\d in \d+\W*$"  # 7 in 10
+    r"|\d cents? \(\d"  # 20 cents ($0.20)
+)
 _TERSE = re.compile(r"\W*\d[\d./ ]*(?:[\w%/]+\s*){0,4}\W*$")  # 18 dollars per day
 
 
@@ -335,7 +338,7 @@ def chosen_scorer(name: str) -> Scorer:
     if not colon:
         raise DataError(f"no scorer {name!r}: use {', '.join(_NAMED)}, regex:PATTERN or MODULE:FUNCTION")
     if kind != "regex":
-        return FunctionScorer(name, _function(kind, rest))
+        return FunctionScorer(name, _function(name))
     try:
         n_groups = re.compile(rest).groups
     except re.error as error:
@@ -345,19 +348,16 @@ def chosen_scorer(name: str) -> Scorer:
     return RegexScorer(rest)
 
 
-def _function(module: str, name: str) -> OwnFunction:
+def _function(name: str) -> OwnFunction:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        found: OwnFunction = pkgutil.resolve_name(name)
     except Exception as error:  # whatever the user's module raises
-        raise DataError(
-            f"the scorer's module {module!r} cannot be imported ({type(error).__name__}: {error})"
-        ) from None
+        raise DataError(f"no scorer {name!r} ({type(error).__name__}: {error})") from None
     if not callable(found):
-        raise DataError(f"the module {module!r} has no function {name!r}")
-    function: OwnFunction = found
-    return function
+        raise DataError(f"the scorer {name!r} is no function")
+    return found
 
 
 class RegexScorer(Scorer):

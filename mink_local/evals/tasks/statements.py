@@ -23,7 +23,8 @@ _NAME = rf"(?:(?:correct|right|best|closest|only|chosen|answer) {_OPTION}|(?:fin
 _NO_LIST = r"(?!\W*1[.)]\s)"  # a solution in steps
 _FORMS = (  # what comes before an answer
     # the answer to it is, the correct option must be
-    rf"\b{_NAME}\b(?:(?!not\b|never|n['’]t)[^.\n:=?]){{0,40}}?\b(?:is|was|be|equals|corresponds to)(?![a-z])",
+    rf"\b{_NAME}\b(?:(?!(?:not|might|may|could)\b|never|n['’]t)[^.\n:=?]){{0,40}}?"
+    r"\b(?:is|was|be|equals|corresponds to)(?![a-z])",
     # Answer: 18   **Answer**: 18   answer = 18   <answer>18
     rf"\b(?:{_NAME}|ans\b\.?)[\s*_\"']{{0,9}}(?:[:：→>]|=>?|[-–](?=\s)){_NO_LIST}",
     # ### Final Answer ⏎ 18
@@ -67,6 +68,7 @@ _GLUE_AFTER = re.compile(  # and after it
 )
 _DENIED = re.compile(  # before a form: I don't think the answer is 18, if the answer is 18
     r"(?:n['’]t (?:think|believe|say|mean|agree)\b|\bnot (?:think|believe|true|the case|that|say)\b"
+    r"|\b(?:not (?:sure|certain)|unsure|uncertain)\b(?!.*\bbut\b)"
     r"|\b(?:doubt|deny|denies|false|untrue|unlikely|impossible|wrong)\b"
     r"|\b(?:might|may|could) (?:think|say|guess|believe)\b"
     r"|\b(?:if|whether|unless|suppose|assume|assuming|imagine)\b"
@@ -96,12 +98,13 @@ _NO_STATEMENT = re.compile(
 _DISPLAY = re.compile(r"\\\[(.+?)\\\]|\$\$(.+?)\$\$", re.DOTALL)
 _BULLET = re.compile(r"\A[-–•+] ")
 _OPENING = " \t\n…:：*_`\"“'‘="  # before an answer
-_END = re.compile(r"\n|(?<!\\)(?<!\bRs)(?:[.?]|!(?!\s*[\\*/+=×·÷.,$}]))(?=\W*(?:\s|$))|[。！？]")
+_END = re.compile(r"\n|(?<!\\)(?<!\bRs)(?:[.?]|!(?!\s*[\\*/+=×·÷.,$}]|\s[a-z]))(?=\W*(?:\s|$))|[。！？]")
 
 _WIDE = re.compile(  # letters, digits and signs that only look different: （Ｂ）, 𝐁, Ⓑ, １８, ＄
     "[\uff04\uff05\uff08\uff09\uff0b\uff0d\uff0f-\uff19\uff1c-\uff1e\uff21-\uff3b\uff3d\uff41-\uff5b\uff5d"
     "\uffe5\u24b6-\u24e9\U0001d400-\U0001d7ff]"
 )
+_DIGIT = re.compile(r"(?![0-9])\d")  # of other scripts: १८
 _BRACKETS = str.maketrans("【】〔〕「」", "[][][]")
 _VULGAR = re.compile("(\\d?)([¼-¾⅐-⅞])")  # 1½
 _HALF_DAY = re.compile(r"(?<=\d )([ap])\.m\.?")  # whose full stops end no sentence
@@ -205,6 +208,7 @@ def _statement(response: str, form: re.Match[str]) -> Statement:
 def narrow(text: str) -> str:
     """Return a text with letters, digits and brackets in their usual form: （Ｂ） is (B), and ½ is 1/2."""
     text = _WIDE.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text)
+    text = _DIGIT.sub(lambda found: str(unicodedata.decimal(found[0])), text)
     text = text.translate(_BRACKETS)
     return _VULGAR.sub(lambda found: f"{found[1]}{' ' * len(found[1])}{_fraction(found[2])}", text)
 
