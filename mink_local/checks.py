@@ -15,6 +15,8 @@ from mink_local.errors import OptionError
 
 T = TypeVar("T")
 
+NO_LISTS = (str, bytes, bytearray, memoryview, Mapping)  # though one can iterate over them
+
 
 @dataclass(frozen=True)
 class Range:
@@ -56,6 +58,14 @@ class Range:
             kind = "a whole number" if self.whole else "a finite number"
             raise OptionError(name, f"must be {kind} {self}".rstrip() + f", not {shown(value)}")
         return number
+
+
+def check_types(**options: tuple[Any, Any]) -> None:
+    """Raise OptionError unless each option's value is of its type or, in a union, of one of them."""
+    for name, (value, kind) in options.items():
+        if not isinstance(value, kind):
+            names = (one.__name__.replace("NoneType", "None") for one in getattr(kind, "__args__", (kind,)))
+            raise OptionError(name, f"must be {' or '.join(names)}, not {shown(value)}")
 
 
 def spelled_out(kind: type, owner: Callable[[str], str] | None = None) -> Callable[[T], T]:
@@ -103,7 +113,7 @@ def require_known(
 
 def as_texts(name: str, values: Any) -> tuple[str, ...]:
     """Return several texts; raise OptionError unless there is nothing else among them."""
-    if isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping):
+    if isinstance(values, Iterable) and not isinstance(values, NO_LISTS):
         found = tuple(values)
         if all(isinstance(each, str) for each in found):
             return found
@@ -112,15 +122,20 @@ def as_texts(name: str, values: Any) -> tuple[str, ...]:
 
 def as_ids(name: str, values: Any) -> list[int]:
     """Return token ids, NumPy's too, as a list of ints; raise OptionError unless they are whole numbers."""
-    if isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping):
+    if isinstance(values, Iterable) and not isinstance(values, NO_LISTS):
         with suppress(TypeError):
-            return list(map(operator.index, values))
+            found = list(values)
+            if bool not in set(map(type, found)):
+                return list(map(operator.index, found))
     raise OptionError(name, f"must be a list of token ids, not {shown(values)}")
 
 
 def shown(value: Any) -> str:
     """Return a wrong value as a message quotes it."""
-    text = str(value) if isinstance(value, Real) else repr(value)
+    try:
+        text = " ".join((str(value) if isinstance(value, Real) else repr(value)).split())
+    except Exception:  # an int of thousands of digits, or an object that has no text
+        text = type(value).__name__
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 

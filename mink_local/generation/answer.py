@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from io import StringIO
 from typing import Any, Literal
 
@@ -181,6 +182,10 @@ class Answer:
                 function = {"name": delta.name, "arguments": ""}
                 self.tool_calls.append({"id": delta.id, "type": "function", "function": function})
             self.tool_calls[delta.index]["function"]["arguments"] += delta.arguments
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: all but a function, which often cannot be."""
+        return {**vars(self), "request": replace(self.request, watch=None)}
 
     def __repr__(self) -> str:
         return (

@@ -134,9 +134,8 @@ class Decoding:
         Yields nothing. Raises GenerationError for a NaN, if log-probabilities are wanted.
         """
         answer, count = self.answer, self._params.prompt_logprobs
-        watch, n_rows = answer.request.watch, answer.request.n_rows
-        if watch is not None and position > answer.prompt_tokens - n_rows:
-            watch(logits)
+        if position > answer.prompt_tokens - answer.request.n_rows:
+            self._show(logits)
         if count is not None:
             logprob, top = log_probabilities(logits, answer.prompt[position], count)
             answer.prompt_logprobs.append(logprob)
@@ -151,9 +150,8 @@ class Decoding:
 
         Raises GenerationError if a logit is NaN, none is finite, or the constraints leave no token.
         """
-        watch, params = self.answer.request.watch, self._params
-        if watch is not None:
-            watch(logits)
+        params = self._params
+        self._show(logits)
         token, k = None if self._is_free else self._forced(), 0
         if token is None:
             token, k = self.sampler(logits, self.answer.n_tokens + 1), self._sampler.k
@@ -162,6 +160,11 @@ class Decoding:
         yield self.append(token, k)
         if not self._needs_row:
             yield from self._append_forced()
+
+    def _show(self, logits: NDArray[np.float32]) -> None:
+        """Let the request watch logits: a copy, as they are llama.cpp's, and other answers may share them."""
+        if (watch := self.answer.request.watch) is not None:
+            watch(logits.copy())
 
     def take(self, token: int, k: int) -> Iterator[Piece]:
         """Append a token that a `RowSampler` has sampled, and those that must follow it.

@@ -499,8 +499,8 @@ class Engine:
 
 def _ended(decoding: Decoding, error: BaseException | None) -> Piece:
     """End an answer early, whatever is wrong with it; return its last piece."""
-    if error is not None and not isinstance(error, Exception):  # such as SystemExit
-        named = GenerationError(f"{type(error).__name__}: {error}")
+    if error is not None and not (isinstance(error, Exception) and str(error)):  # such as SystemExit
+        named = GenerationError(f"{type(error).__name__}: {error}".removesuffix(": "))
         named.__cause__ = error
         error = named
     reason: FinishReason = "error" if error else "interrupted"

@@ -7,12 +7,12 @@ from datetime import date as Date
 from functools import partial
 from importlib import import_module
 from itertools import pairwise
-from os import PathLike, fspath
+from os import PathLike, fsdecode
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from mink_local.checks import Range, require_known, shown, spelled_out
-from mink_local.errors import MinkError, ModelError, OptionError
+from mink_local.checks import Range, check_types, require_known, spelled_out
+from mink_local.errors import MinkError, ModelError
 from mink_local.generation.rendering import check_template, start_child
 from mink_local.llama.constants import ALL_LAYERS, N_BATCH, N_SEQ_MAX, check_template_kwargs
 from mink_local.llama.context import Context
@@ -94,13 +94,19 @@ def load_model(
     """
     n_ctx = n_ctx if n_ctx is None else _N_CTX.check("n_ctx", n_ctx)
     n_parallel = _N_PARALLEL.check("n_parallel", n_parallel)
-    _check_types(flash_attn=(flash_attn, bool | None), date=(date, Date | None))
+    check_types(
+        placement=(placement, PlacementOptions | None),
+        flash_attn=(flash_attn, bool | None),
+        date=(date, Date | None),
+        trust=(trust, bool),
+        verbose=(verbose, bool),
+    )
     check_template_kwargs(template_kwargs or {})
     if chat_template is not None:
         check_template(chat_template)
     require_known(options, _OPTIONS)
     asked = replace(placement or PlacementOptions(), **options)
-    file = resolve(fspath(model))
+    file = resolve(fsdecode(model))
     if asked.rpc:
         from mink_local.llama.rpc import use_servers
 
@@ -206,14 +212,6 @@ def make_context(
     if possible < wanted:
         log.warning("low memory: generating %d answers at a time instead of %d", possible, wanted)
     return context
-
-
-def _check_types(**options: tuple[Any, Any]) -> None:
-    """Raise OptionError unless each option's value is of its type."""
-    for name, (value, kind) in options.items():
-        if not isinstance(value, kind):
-            wanted = " or ".join(one.__name__.replace("NoneType", "None") for one in kind.__args__)
-            raise OptionError(name, f"must be {wanted}, not {shown(value)}")
 
 
 def _gpu_shares(asked: PlacementOptions) -> tuple[float, ...]:

@@ -19,7 +19,7 @@ from mink_local.generation.answer import Answer
 from mink_local.generation.decoding import log_probabilities
 from mink_local.generation.engine import Engine
 from mink_local.generation.engine_thread import EngineThread
-from mink_local.generation.replies import Answers, Reply
+from mink_local.generation.replies import Answers, Reply, Unique
 from mink_local.generation.request import (
     Message,
     Prompt,
@@ -51,7 +51,7 @@ class Core(NamedTuple):
     thread: EngineThread
 
 
-class Model:
+class Model(Unique):
     """A loaded model, ready to generate; created by `load_model`.
 
     Thread-safe: answers to all threads' requests are generated side by side, `n_parallel` at a time, by a
@@ -517,14 +517,10 @@ def read_rows(
     def requests() -> Iterator[Request]:
         for i, (tokens, n_rows) in enumerate(sequences):
             rows = found[i] = []
-            yield Request(tokens, _NEXT, watch=partial(_keep, rows), n_rows=n_rows)
+            yield Request(tokens, _NEXT, watch=rows.append, n_rows=n_rows)
 
     answers = model._read(requests())
     return ((answer.index, np.stack(found.pop(answer.index))) for answer in answers)
-
-
-def _keep(rows: list[NDArray[np.float32]], row: NDArray[np.float32]) -> None:
-    rows.append(row.copy())
 
 
 def _note_logprob(tokens: Sequence[int], known: list[float], row: NDArray[np.float32]) -> None:

@@ -99,7 +99,14 @@ def _looked(ready: Callable[[], T | None], waiting: Callable[[], object]) -> T |
     return ready()
 
 
-class Stream(ABC, Generic[T]):
+class Unique:
+    """Something that is used in one place: of two, the first to be dropped would end the other."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled, unlike answers: reply.answer")
+
+
+class Stream(Unique, ABC, Generic[T]):
     """An iterator, for `for` and for `async for`, over what a model's thread generates.
 
     Whatever interrupts a reader who waits ends what is generated for it.
@@ -150,7 +157,7 @@ class Stream(ABC, Generic[T]):
                 yield self._next(waiting)
 
 
-class Reply(_HasAnswer):
+class Reply(Unique, _HasAnswer):
     """An answer that is being generated: iterate over it to get its pieces of text.
 
     It has all attributes of its answer, such as `text`, `k` and `finish_reason`. Every `for piece in reply`
@@ -184,9 +191,6 @@ class Reply(_HasAnswer):
         return sorted({*super().__dir__(), *dir(self.answer)})
 
     __repr__ = Answer.__repr__
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a reply cannot be copied or pickled: use its answer, reply.answer")
 
     def __del__(self) -> None:
         if "_numbers" in vars(self):
@@ -252,7 +256,8 @@ class Pieces(Stream[Piece]):
 
     def close(self) -> None:
         """End the reply, unless others read it."""
-        if len(self._reply._readers) <= 1:
+        self._reply._readers.discard(self)
+        if not self._reply._readers:
             self._reply.close()
 
 

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
+from inspect import iscoroutinefunction
 from typing import Any, TypedDict, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.checks import Range, as_ids, as_texts, shown
+from mink_local.checks import NO_LISTS, Range, as_ids, as_texts, check_types, shown
 from mink_local.errors import OptionError
 from mink_local.llama.constants import MAX_SEED
 from mink_local.llama.constraints import Constraints
@@ -45,7 +46,7 @@ def read_prompt(prompt: Any) -> Prompt:
     if isinstance(prompt, str):
         return prompt
     found = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
-    if isinstance(found, Sequence) and not isinstance(found, bytes | bytearray):
+    if isinstance(found, Sequence) and not isinstance(found, NO_LISTS):
         if all(isinstance(message, Mapping) for message in found):
             return found
         with suppress(OptionError):
@@ -121,8 +122,7 @@ class SamplingParams:
         self._set("stop_token_ids", tuple(as_ids("stop_token_ids", self.stop_token_ids)))
         if not all(self.stop):
             raise OptionError("stop", "must not contain an empty text, which ends every answer")
-        if not isinstance(self.constraints, Constraints | None):
-            raise OptionError("constraints", f"must be Constraints(…), not {shown(self.constraints)}")
+        check_types(ignore_eos=(self.ignore_eos, bool), constraints=(self.constraints, Constraints | None))
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -225,9 +225,9 @@ class Request:
             `{"type": "function", "function": {"name": …}}`.
         parallel_tool_calls: Whether an answer may have several calls; None if it may unless one is forced: a
             small model does not find the end.
-        watch: Called in the model's thread with the raw logits (V,) of every step, before its token is
-            sampled. It must copy anything it keeps, and call nothing that waits for the model. If it raises,
-            the answer ends with this error.
+        watch: Called in the model's thread with a copy of the raw logits (V,) of every step, before its token
+            is sampled. It must call nothing that waits for the model. If it raises, the answer ends with this
+            error.
         n_rows: Number of tokens at the end of the prompt whose logits `watch` gets, in order: 1 for those of
             the first step alone. These tokens are evaluated even if they are in the KV cache.
         template_kwargs: Further variables of the chat template, JSON values, such as `reasoning_effort`.
@@ -248,14 +248,19 @@ class Request:
     parallel_tool_calls: bool | None = None
 
     def __post_init__(self) -> None:
-        tools = self.tools
-        if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
-            raise OptionError("tools", "must be a list of dicts as in OpenAI's API")
-        if not callable(self.watch) and self.watch is not None:
+        check_types(
+            enable_thinking=(self.enable_thinking, bool | None),
+            tools=(self.tools, list | tuple),
+            split_reasoning=(self.split_reasoning, bool),
+            parallel_tool_calls=(self.parallel_tool_calls, bool | None),
+        )
+        names = [_name_of(tool) for tool in self.tools]
+        if not all(isinstance(name, str) for name in names):
+            raise OptionError("tools", "must be dicts with type and function, as in OpenAI's API")
+        if self.watch is not None and (not callable(self.watch) or iscoroutinefunction(self.watch)):
             raise OptionError("watch", f"must be a function, not {shown(self.watch)}")
         if self.tool_choice not in ("auto", "required") and not isinstance(self.tool_choice, Mapping):
             raise OptionError("tool_choice", "must be auto, required or a function")
-        names = [_name_of(tool) for tool in tools]
         if isinstance(self.tool_choice, Mapping) and _name_of(self.tool_choice) not in names:
             raise OptionError("tool_choice", "names a function that is not in tools")
         if self.tool_choice == "required" and not names:
@@ -263,7 +268,9 @@ class Request:
         object.__setattr__(self, "n_rows", Range(1, whole=True).check("n_rows", self.n_rows))
 
 
-def _name_of(tool: Mapping[str, Any]) -> Any:
+def _name_of(tool: Any) -> Any:
     """Return the name of the function that a tool, or a choice of one, is; None if it is none."""
-    function = tool.get("function")
-    return function.get("name") if isinstance(function, Mapping) else None
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("parameters"), Mapping | None):
+        return None
+    return function.get("name")

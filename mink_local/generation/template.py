@@ -158,8 +158,8 @@ class ChatTemplate:
         template_kwargs: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
         """Return the template's input."""
-        kwargs = self.kwargs | dict(template_kwargs or {})
-        check_template_kwargs(kwargs)
+        check_template_kwargs(template_kwargs or {})
+        kwargs = {**self.kwargs, **(template_kwargs or {})}
         if enable_thinking and not self.has_thinking_switch:
             raise OptionError("enable_thinking", "cannot be True: the chat template has no such switch")
         switch = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
@@ -318,6 +318,8 @@ def _message(message: Message, style: CallStyle | None = None) -> dict[str, Any]
         checked["content"] = content = "".join(map(_text_of, content))
     if not isinstance(checked.get("role"), str) or not isinstance(content, str):
         raise ValueError(f"a message needs role and content, both str, not {message!r}")
+    if not isinstance(checked.get("reasoning_content", ""), str):
+        raise ValueError(f"a message's reasoning_content must be a str, not {message!r}")
     return checked
 
 

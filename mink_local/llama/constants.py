@@ -2,10 +2,10 @@
 
 import ctypes
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mink_local.checks import Range
+from mink_local.checks import Range, check_types, shown
 from mink_local.errors import OptionError
 
 # The C library, whose functions serve as callbacks that need no GIL.
@@ -13,6 +13,7 @@ LIBC = ctypes.cdll.msvcrt if os.name == "nt" else ctypes.pythonapi
 
 ALL_LAYERS = -1  # as the number of layers on the GPU, or of those whose experts are on the CPU
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # in the names of a mixture's tensors
+MAX_THREADS = 512  # of a context, GGML_MAX_N_THREADS
 N_BATCH = 512  # maximum tokens per llama_decode; a longer batch aborts the process
 N_SEQ_MAX = 256  # maximum sequences per context, LLAMA_MAX_SEQ
 RANDOM_SEED = 0xFFFFFFFF  # tells llama.cpp to pick a seed
@@ -31,6 +32,7 @@ TEMPLATE_NAMES = frozenset(
         "add_generation_prompt",
         "raise_exception",
         "strftime_now",
+        "self",
     ]
 )
 """Names under which chat templates get what is not for users to replace."""
@@ -48,14 +50,17 @@ def kv_type_number(kv_type: str) -> int:
 
 def check_split(shares: Iterable[float]) -> tuple[float, ...]:
     """Return proportions of layers. Raises OptionError unless they are finite and one is above 0."""
+    check_types(tensor_split=(shares, Iterable))
     found = tuple(Range(0).check("tensor_split", share) for share in shares)
     if not any(found):
         raise OptionError("tensor_split", "must not be all 0")
     return found
 
 
-def check_template_kwargs(kwargs: Iterable[Any]) -> None:
-    """Raise OptionError for names of variables of a chat template that users cannot set."""
+def check_template_kwargs(kwargs: Any) -> None:
+    """Raise OptionError unless a value has variables of a chat template that users can set, by name."""
+    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+        raise OptionError("template_kwargs", f"must be a dict of names and values, not {shown(kwargs)}")
     for name in kwargs:
-        if not isinstance(name, str) or name in TEMPLATE_NAMES:
+        if name in TEMPLATE_NAMES:
             raise OptionError(f"template_kwargs.{name}", "cannot be set: templates get it from elsewhere")

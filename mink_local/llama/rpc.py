@@ -44,7 +44,7 @@ def use_servers(servers: Sequence[str], trust: bool = False) -> None:
 
     Args:
         servers: Addresses, each `HOST:PORT`.
-        trust: Skip trying the addresses in a child process first.
+        trust: Skip trying in a child process first whether llama.cpp can use what answers there.
 
     Raises:
         ValueError: An address is malformed.
@@ -55,8 +55,9 @@ def use_servers(servers: Sequence[str], trust: bool = False) -> None:
     if not new:
         return
     add = _backend_function("add_server", _PTR, _TEXT)
-    if not trust:
-        for server in new:
+    for server in new:
+        _require_reachable(server)
+        if not trust:
             _try_in_child(server)
     ggml.set_abort_callback(_end_process)
     # A server forgets its graphs when a context or model is freed, but llama.cpp still asks for them and
@@ -123,26 +124,31 @@ def _end_process(message: bytes) -> None:
 
 def _try_in_child(server: str) -> None:
     try:
-        complaint = ask("mink_local.llama.rpc", server, seconds=_SECONDS, memory=4 * GIB)
+        ask("mink_local.llama.rpc", server, seconds=_SECONDS, memory=4 * GIB)
     except SandboxError as error:  # it times out if another program is using the server
-        complaint = f"llama.cpp {error}"
-    if complaint:
-        raise MinkError(
-            f"no free RPC server for llama-cpp-python {llama_cpp.__version__} at {server} ({complaint}): "
-            f"start one there with  {_SERVER}"
-        )
+        raise _unusable(server, f"llama.cpp {error}") from None
 
 
-def _complaint(server: str) -> str | None:
-    """Return why a server cannot be reached, or None; in a child, as llama.cpp may abort or wait forever."""
+def _unusable(server: str, complaint: str) -> MinkError:
+    return MinkError(
+        f"no free RPC server for llama-cpp-python {llama_cpp.__version__} at {server} ({complaint}): "
+        f"start one there with  {_SERVER}"
+    )
+
+
+def _require_reachable(server: str) -> None:
+    """Raise MinkError unless something listens at an address; llama.cpp would end the process."""
     host, _, port = server.partition(":")
     try:
-        socket.create_connection((socket.gethostbyname(host), int(port))).close()
-    except OSError as error:
-        return error.strerror or str(error)
+        socket.create_connection((socket.gethostbyname(host), int(port)), _SECONDS).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise _unusable(server, getattr(error, "strerror", None) or str(error)) from None
+
+
+def _add(server: str) -> None:
+    """Add a server, in a child, as llama.cpp may abort or wait forever."""
     _backend_function("add_server", _PTR, _TEXT)(server.encode())
-    return None
 
 
 if __name__ == "__main__":
-    serve(lambda _: _complaint)
+    serve(lambda _: _add)

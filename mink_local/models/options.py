@@ -14,6 +14,7 @@ from mink_local.llama.constants import (
     ALL_LAYERS,
     KV_TYPES,
     MAX_SEED,
+    MAX_THREADS,
     N_SEQ_MAX,
     check_split,
     check_template_kwargs,
@@ -214,7 +215,7 @@ main_gpu_option = SharedOption(
 )
 threads_option = SharedOption(
     "--threads",
-    type=WholeNumber(min=1),
+    type=WholeNumber(1, MAX_THREADS),
     metavar="N",
     show_default="one per physical core",
     help="CPU threads; use fewer if other programs keep the cores busy.",

@@ -6,13 +6,13 @@ from typing import Literal, TypedDict
 
 from mink_local.checks import Range, as_texts
 from mink_local.errors import OptionError
-from mink_local.llama.constants import ALL_LAYERS, check_split
+from mink_local.llama.constants import ALL_LAYERS, MAX_THREADS, check_split
 
 _RANGES = {
     "n_gpu_layers": Range(ALL_LAYERS, whole=True),
     "n_cpu_moe": Range(ALL_LAYERS, whole=True),
     "main_gpu": Range(0, whole=True),
-    "n_threads": Range(1, whole=True),
+    "n_threads": Range(1, MAX_THREADS, whole=True),
 }
 
 
@@ -44,7 +44,7 @@ class PlacementOptions:
     rpc: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.n_gpu_layers, str) and self.n_gpu_layers != "auto":
+        if isinstance(self.n_gpu_layers, str | None) and self.n_gpu_layers != "auto":
             raise OptionError(
                 "n_gpu_layers", f'must be "auto" or a number (-1: all), not {self.n_gpu_layers!r}'
             )

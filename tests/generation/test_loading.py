@@ -150,7 +150,13 @@ QUESTIONS = [[{"role": "user", "content": f"What is {i} times 12?"}] for i in ra
     [
         ({"n_ctx": 0}, "n_ctx"),
         ({"n_threads": 0}, "n_threads"),
+        ({"n_threads": 100_000}, "n_threads"),
         ({"n_gpu_layers": -2}, "n_gpu_layers"),
+        ({"n_gpu_layers": None}, "n_gpu_layers"),
+        ({"tensor_split": 5}, "tensor_split"),
+        ({"placement": "cpu"}, "placement"),
+        ({"template_kwargs": "x"}, "template_kwargs"),
+        ({"trust": "no"}, "trust"),
         ({"n_parallel": 0}, "n_parallel"),
         ({"n_parallel": 10**6}, "n_parallel"),
         ({"kv_type": "q9"}, "q9"),

@@ -6,11 +6,14 @@ import json
 import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from mink_local import Chain, ContextOverflowError, MinK, TopK, load_model
 from mink_local.errors import ConstraintError, GenerationError, MinkError, OptionError
@@ -62,8 +65,9 @@ def test_a_cancelled_reader_ends_a_reply_that_nobody_else_reads(model: Model) ->
             if others:
                 await asyncio.sleep(0.1)
                 assert reply.finish_reason is None
-                reply.close()
-            await asyncio.gather(*tasks[1:], reply)
+                tasks[1].cancel()
+            await asyncio.gather(*tasks[1:], return_exceptions=True)
+            await reply
             assert reply.finish_reason == "interrupted"
 
     asyncio.run(main())
@@ -77,13 +81,15 @@ def test_a_reply_is_closed_at_the_end_of_its_block(model: Model) -> None:
 
 
 def test_an_answer_travels_and_a_reply_does_not(model: Model) -> None:
-    reply = model.chat("Hi", **SHORT)
+    reply = model.chat("Hi", watch=lambda _: None, **SHORT)
     reply.read()
     answer = pickle.loads(pickle.dumps(reply.answer))
     assert (answer.text, answer.k) == (reply.text, reply.k)
-    for use in (copy.copy, copy.deepcopy, pickle.dumps):
+    for use, thing in product(
+        (copy.copy, copy.deepcopy, pickle.dumps), (reply, model, model.generate(["Hi"]))
+    ):
         with pytest.raises(TypeError, match="answer"):
-            use(reply)
+            use(thing)
     completion = json.loads(json.dumps(answer.as_dict()))
     [choice] = completion["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (reply.content, "length")
@@ -99,17 +105,30 @@ def test_errors_travel(error: Exception) -> None:
     assert (type(found), str(found), vars(found)) == (type(error), str(error), vars(error))
 
 
-@pytest.mark.parametrize("fault", [SystemExit, KeyboardInterrupt, ZeroDivisionError])
-def test_a_fault_of_one_answer_ends_that_answer_alone(model: Model, fault: type[BaseException]) -> None:
+@pytest.mark.parametrize(
+    "fault", [SystemExit("here"), KeyboardInterrupt(), ZeroDivisionError("here"), ValueError()]
+)
+def test_a_fault_of_one_answer_ends_that_answer_alone(model: Model, fault: BaseException) -> None:
     def watch(_: object) -> None:
-        raise fault("here")
+        raise fault
 
     other = model.chat("Hello", **SHORT)
     reply = model.chat("Hi", watch=watch, **SHORT)
-    with pytest.raises(GenerationError, match="here"):
+    with pytest.raises(GenerationError, match=str(fault) or type(fault).__name__):
         reply.read()
     assert other.read()
     assert model.chat("Hi", **SHORT).read()
+
+
+def test_what_watches_the_logits_does_not_change_them(model: Model) -> None:
+    rows: list[NDArray[np.float32]] = []
+
+    def watch(row: NDArray[np.float32]) -> None:
+        rows.append(row.copy())
+        row.fill(np.nan)
+
+    assert model.chat("Hi", watch=watch, **SHORT).read() == model.chat("Hi", **SHORT).read()
+    assert len({row.tobytes() for row in rows}) == len(rows) == 6
 
 
 # Many

@@ -148,7 +148,7 @@ async def find_candidates(service: Service, asked: CandidatesRequest) -> StepCan
         else:
             request = chat_for_engine(service.model, asked.chat(), params)
         # Not with the grammar of a forced call: the logits are the model's own.
-        return [replace(request, params=params, watch=lambda logits: rows.append(logits.copy()))]
+        return [replace(request, params=params, watch=rows.append)]
 
     events = await service.begin(1, make_requests)
     try:
