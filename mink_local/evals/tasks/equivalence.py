@@ -36,7 +36,7 @@ _POWERS = {
 }
 _SCALES = re.compile(  # 18 hundred, 15k, 1.5 million, 3 hundred thousand
     r"(?<=\d)((?:[\s-]*(?:hundred|thousand|million|billion|trillion|lakh|crore|grand)s?\b"
-    r"|\s?(?:mn|mln|mio|bn|tn)\b|k\b|(?-i:M\b)|[万亿千百])+)",
+    r"|\s?(?:mn|mln|mio|bn|tn)\b|k\b|(?-i:\s?M\b)|[万亿千百])+)",
     re.IGNORECASE,
 )
 _SCALE = re.compile("|".join(sorted(_POWERS, key=len, reverse=True)))
@@ -66,6 +66,7 @@ _SPELLINGS = (
     (r",? (?:which (?:is|equals)|that is,?|so|thus)\s+(?=-?\d[\d.,]*\W*$)", " = "),
     (r"(?<=10)([⁰¹²³⁴-⁹]+)", lambda digits: f"^{unicodedata.normalize('NFKC', digits[0])}"),
     (r"\s*[×x*·]\s?10\s?\^", "e"),
+    (r"(?<![\w.^*/×·÷+-])10\s?\^(-?\d{1,2})(?![\w.^!])", r"1e\1"),
     (r"(?<=[A-Za-z])\^2", "²"),  # 18 m^2
     (r"(?<=[A-Za-z])\^3", "³"),
     (r"(?<=[A-Za-z])\^-?\d", ""),

@@ -41,6 +41,7 @@ _NUMBER_HEDGES = re.compile(  # where # is the only number
             r"#\s*-?(?:third|fourth|fifth|sixth|seventh|eighth|ninth|tenth)s?\b",
             r"#\s*-?\w*(?:hundred|thousand|million)ths?\b|\b(?:hundred|thousand|million)\s+(?:and\s+)?#",
             r"[A-Za-z)]\s*[-+*/^×·÷]\s*#|#\s*[-+*×·÷]\s*\(?[a-z]\b|-\s*[(\[|]\s*#",  # x + 5, 5 + x, -(5)
+            r"\b(?:sqrt|root|log|ln|sin|cos|tan|exp)\b[\s({]*#|#\s+(?:factorial|score|gross)\b",
             r"√|#\s?[⁰¹²³⁴-⁹ⁿ(±^√π!]|#\s*\(?(?:[xyzn]|pi|i)\b|#[abrqvBT]\b",  # 18², 3x
             r"#\s*\\(?!circ|degree|d?l?dots|checkmark|square|pounds|euro)[a-z]",  # 3\pi
             r"\b(?:because|by|from|after|in|on|to|with|step)\b[^#]*#",  # found by adding 3
@@ -52,7 +53,7 @@ _NUMBER_TAIL = re.compile(  # what follows a number and explains it, but is no b
     rf"(?<=\d)([^\d=≈]*?)(?!{_AT_LEAST})"
     rf"(?:(?<![-+*/^×·÷]) \((?!\s*(?:{_AT_LEAST}|or\b|and (?:up|above|over|more)|not (?:more|less)))"
     r"|\b(?:because|since|as(?! (?:many|much|\w+ as))|which|and not|rather|instead)\b|, not\b"
-    rf"|(?:, (?=[a-z])(?!{_AT_LEAST}|or\b)|[;:]\s"
+    rf"|(?:, (?=[a-z])(?!{_AT_LEAST}|or\b)|(?<!\s)[;:]\s"
     r"|\b(?:in|for|per(?! cent)|from|after|on|at|with|over(?= \d))\b)"
     r"(?=[^=≈]*$)|, or (?:about |around )?\d[\d.,]*(?!\1)(?= [a-z])).*",  # or 1.5 hours
     re.IGNORECASE | re.DOTALL,
@@ -61,6 +62,7 @@ _POWER = re.compile(r"(?<=[A-Za-z])[²³]")  # of a unit
 _SEVERAL = re.compile(
     r"[A-Za-z]\s*=[^=,;]*\d[^=]*?(?:[,;]|\band\b)\s*[A-Za-z]\w*\s*="  # x = 5 and y = 7
     r"|\b(?:1 in|\d out of) \d|\d in \d+\W*$"  # 7 in 10
+    r"|\d for \w+(?: \w+)?,? and \$?\d"  # 18 for Tom and 20 for Ann
     r"|\d cents? \(\d"  # 20 cents ($0.20)
 )
 _TERSE = re.compile(r"\W*\d[\d./ ]*(?:[\w%/]+\s*){0,4}\W*$")  # 18 dollars per day
@@ -120,7 +122,7 @@ def as_number(gold: str) -> str | None:
     return text if re.fullmatch(r"-?[\d.e/ ]+", text, re.ASCII) else gold.strip()
 
 
-_LEAD = r"\W*(?i:(?:the|option|choice|letter|answer|therefore|thus|so|most|\w+ly)\b\W+){0,3}"
+_LEAD = r"\W*(?i:(?:the|option|choice|letter|answer|therefore|thus|so|just|most|\w+ly)\b\W+){0,3}"
 _LETTER = re.compile(
     r"\(\s*([A-Za-z])\s*\)|\b[Oo]ption ([A-Z])\b"  # 0.26, which is (B), option B
     rf"|\A{_LEAD}\[?([A-Za-z])\s*(?=[).,;:=\]。，!]|[\"'”’](?!\w)|\Z)"  # B) 21, b.
@@ -138,7 +140,7 @@ _LETTER_TAIL = re.compile(  # (B), not (A)
 )
 _LOOSE = re.compile(r"[\s,]+|\.$")
 _AROUND_OPTION = " .\"'“”‘’()[]"
-_LOOSE_WORDS = re.compile(r"^[).:;=-]+|[(.;]+$")
+_LOOSE_WORDS = re.compile(r"^[().:;=-]+|[().;]+$")
 
 
 class ChoiceScorer(Scorer):

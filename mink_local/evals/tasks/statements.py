@@ -85,7 +85,8 @@ _CONCLUSION = re.compile(  # a last sentence that begins with "so", or states a 
 )
 _WITHDRAWN = re.compile(  # No, wait, that is wrong
     r"(?:^|[.!?\n])\W*(?:(?:no|wait|oops|hmm+|actually|sorry|but)\b\W+)*(?:that|this|it|(?:this|my) answer)"
-    r"(?:['’]s| is| was) (?:wrong|incorrect|not (?:right|correct))\b",
+    r"(?:['’]s| is| was) (?:wrong|incorrect|not (?:right|correct))\b"
+    r"|(?:^|[.!?\n])\W*(?:(?:no|wait|oops)\b\W+)+(?:it|that)(?:['’]s| is| should be)(?= \W*\d)",
     re.IGNORECASE,
 )
 _NO_STATEMENT = re.compile(
@@ -116,7 +117,7 @@ _PLAIN = (  # pattern, what it means
     (r"<(-?\$?\d[\d.,]*)>", r"\1"),
     (r"\{,\}", ","),
     (r"\\!", ""),
-    (r"−|\\minus\b", "-"),
+    (r"[−‐‑﹣]|\\minus\b", "-"),
     (r"(?<=\d)\s*(?=\\[dtc]?frac)", " "),
     (r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|(\w))\s*(?:\{([^{}]*)\}|(\w))", r"\1\2/\3\4"),
     (r"\\times\b", "×"),
