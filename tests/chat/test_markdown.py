@@ -184,6 +184,9 @@ AS_WRITTEN = [
     "[1]: http://example.org/x",
     "![alt](http://x/é%20y.png) and <b>tags</b>",
     "costs $5 and $10, or $5-$6",
+    r"\d+\.\d* matches; https://x.y/_a_/?b=_c_&d=_e_",
+    "+",
+    "1.",
 ]
 
 

@@ -28,11 +28,11 @@ _NEXT_PARAGRAPH = re.compile(r" ?\S")  # after a blank line; indented text belon
 
 _FORMULA = re.compile(r"\s*(\\\[|\$\$|\\begin\{(?P<name>\w+\*?)\})")  # at the beginning of a line
 # What CommonMark would change, and the model meant as it is: formulas, the stars of 2*3*4 and count(*),
-# __init__, and a backslash, unless it stands before what is often escaped.
+# __init__, the underscores of an address, and a backslash, unless it stands before what is often escaped.
 _AS_IT_IS = re.compile(
     r"\\\(.*?\\\)|\\\[.*?\\\]|\$\$.*?\$\$|\$(?!\s)[^$\n]+(?<!\s)\$(?!\d)"
-    r"|(?<=[A-Za-z0-9])\*+(?=[A-Za-z0-9])|(?<=[(/])\*+|\*+(?=[)/])|(?<!\w)__\w+__(?!\w)"
-    r"|\\(?![*_`#~|><.+!-])",
+    r"|(?<=[A-Za-z0-9])\*+(?=[A-Za-z0-9])|(?<=[(/])\*+|\*+(?=[)/])|(?<!\w)__\w+__(?!\w)|(?<=[/=?&#])_+"
+    r"|\\(?![*_`#~|><.+!-])|(?<=[^\s\d])\\(?=[.+!-])",
     re.DOTALL,
 )
 
@@ -256,6 +256,11 @@ class MarkdownWriter:
         """Print a block, followed by as many blank lines as the text has at its end."""
         options = self._console.options.update(width=min(self._console.width, _MOST_COLUMNS))
         answer = _AnswerMarkdown(text, self._style, self._code_theme)
+        if text.strip() and not any(
+            part.content or part.type == "hr" for part in answer.parsed
+        ):  # such as + or 1.
+            self._console.print(Text(text, self._style), soft_wrap=True)
+            return
         rows = self._console.render_lines(answer, options, pad=False)
         while rows and not any(segment.text.strip() for segment in rows[0]):
             rows.pop(0)
