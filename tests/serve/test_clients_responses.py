@@ -156,6 +156,7 @@ NAMED_ITEMS: list[tuple[dict[str, Any], str]] = [
     ({"input": "word " * 3000}, "input"),
     ({"sampler": "no-such"}, "sampler"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+    ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs.self"),
     ({"input": []}, "input"),
     ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
     ({"n": 2}, "n"),

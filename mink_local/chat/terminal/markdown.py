@@ -256,9 +256,8 @@ class MarkdownWriter:
         """Print a block, followed by as many blank lines as the text has at its end."""
         options = self._console.options.update(width=min(self._console.width, _MOST_COLUMNS))
         answer = _AnswerMarkdown(text, self._style, self._code_theme)
-        if text.strip() and not any(
-            part.content or part.type == "hr" for part in answer.parsed
-        ):  # such as + or 1.
+        is_shown = any(part.content or part.type == "hr" for part in answer.parsed)
+        if text.strip() and not is_shown:  # such as + or 1.
             self._console.print(Text(text, self._style), soft_wrap=True)
             return
         rows = self._console.render_lines(answer, options, pad=False)

@@ -262,10 +262,8 @@ class ChatRequest(ChoicesRequest, frozen=True, kw_only=True):
     @property
     def enable_thinking(self) -> bool | None:
         """The switch for reasoning, or None if the client leaves it to the model."""
-        given = (self.chat_template_kwargs or {}).get("enable_thinking")
-        if given is None and self.effort:
-            return self.effort != "none"
-        return given if given is None else bool(given)
+        given: bool | None = (self.chat_template_kwargs or {}).get("enable_thinking")
+        return self.effort != "none" if given is None and self.effort else given
 
     @property
     def template_kwargs(self) -> dict[str, Any]:

@@ -81,7 +81,12 @@ class Fields(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def places(self) -> dict[str, str]:
         """Where the client gave the fields and options that have other names in the engine's request."""
-        return {"prefix": "prefix_tokens", "template_kwargs": "chat_template_kwargs"}
+        kwargs = "chat_template_kwargs"
+        return {
+            "prefix": "prefix_tokens",
+            "template_kwargs": kwargs,
+            "enable_thinking": f"{kwargs}.enable_thinking",
+        }
 
 
 class AnswerFormat(Fields, frozen=True):
