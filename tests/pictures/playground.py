@@ -3,10 +3,9 @@
 .venv/bin/python -m tests.pictures.playground
 """
 
-import tempfile
 from pathlib import Path
 
-from tests.support.browser import open_browser
+from tests.support.browser import click, open_page, wait
 from tests.support.server import running_server
 
 PNG = Path(__file__).parents[2] / "docs" / "playground.png"
@@ -22,21 +21,17 @@ OPENED = r"""
 
 def main() -> None:
     """Ask the playground's own prompt, open a token, and take a screenshot."""
-    with (
-        running_server() as server,
-        tempfile.TemporaryDirectory() as profile,
-        open_browser(Path(profile)) as browser,
-    ):
-        browser.resize(1360, 860)
-        browser.open(f"{server.url}/")
-        browser.wait("document.querySelector('#model').textContent.startsWith('smollm2')")
+    with running_server() as server, open_page() as page:
+        page.set_viewport_size({"width": 1360, "height": 860})
+        page.goto(f"{server.url}/")
+        wait(page, "document.querySelector('#model').textContent.startsWith('smollm2')")
         for name, value in (("max_tokens", MAX_TOKENS), ("seed", SEED)):
-            browser.run(f"document.querySelector('[name={name}]').value = {value}")
-        browser.click("document.querySelector('#send')")
-        browser.wait("document.querySelector('#stop').hidden && document.querySelector('.column')")
-        browser.click(OPENED)
-        browser.wait("!document.querySelector('#pictures').hidden && document.querySelector('#curve .cut')")
-        browser.picture(PNG)
+            page.evaluate(f"document.querySelector('[name={name}]').value = {value}")
+        click(page, "document.querySelector('#send')")
+        wait(page, "document.querySelector('#stop').hidden && document.querySelector('.column')")
+        click(page, OPENED)
+        wait(page, "!document.querySelector('#pictures').hidden && document.querySelector('#curve .cut')")
+        page.screenshot(path=PNG)
 
 
 if __name__ == "__main__":
