@@ -7,9 +7,8 @@
 .venv/bin/python scripts/bench.py options -m qwen2.5-coder-0.5b.gguf
 """
 
-import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -31,7 +30,7 @@ from mink_local.generation.request import Request, SamplingParams
 from mink_local.generation.template import ChatTemplate
 from mink_local.llama.constants import N_SEQ_MAX
 from mink_local.llama.constraints import Constrainer, Constraints
-from mink_local.llama.context import Context, Segment
+from mink_local.llama.context import Context
 from mink_local.llama.guide import Guide
 from mink_local.llama.token_sampler import RowSampler, TokenSampler
 from mink_local.models.options import (
@@ -174,72 +173,41 @@ def time_decoding(
     model: Model, samplers: Sequence[Sampler], temperature: float, tokens: int, rounds: int
 ) -> list[Row]:
     """Generate answers to one prompt with greedy and each sampler in turn, past end-of-sequence too."""
-    prompt = model.prompt_tokens([{"role": "user", "content": PROMPT}])
-    n_ctx = len(prompt) + tokens
-    context = make_context(model.weights, n_ctx, 1, n_threads=model.core.engine.context.n_threads)
 
-    def answer(sampler: Sampler, seed: int) -> tuple[float, float]:
-        """Return the median seconds of an answer's steps, and of sampling in them."""
-        steps = answer_steps(context, prompt, sampler, temperature, seed)
-        times = [step[1:] for step in itertools.islice(steps, tokens)]
-        whole, sampling = np.median(times, axis=0)
-        return float(whole), float(sampling)
+    def step(sampler: Sampler, seed: int) -> float:
+        """Return the seconds of a step of an answer; the prompt is in the KV cache from the first one on."""
+        params = SamplingParams(
+            sampler=sampler, temperature=temperature, max_tokens=tokens, seed=seed, ignore_eos=True
+        )
+        return seconds(model.chat(PROMPT, params).read) / tokens
 
-    contestants = {str(sampler): partial(answer, sampler) for sampler in (Greedy(), *samplers)}
+    contestants = {str(sampler): partial(step, sampler) for sampler in (Greedy(), *samplers)}
     return compare_decoding(in_turn(contestants, rounds))
 
 
-def compare_decoding(steps: Mapping[str, Sequence[tuple[float, float]]]) -> list[Row]:
+def compare_decoding(steps: Mapping[str, Sequence[float]]) -> list[Row]:
     """Return a row per sampler: its speed, and how much longer its steps take than greedy's.
 
     Args:
-        steps: Seconds of a step and of its sampling, by sampler, one pair per round, including greedy's.
+        steps: Seconds of a step by sampler, in each round, including greedy's.
 
     Returns:
         Medians over rounds; the slowdown is in percent, with its 95% interval.
     """
     rows = []
     for method, times in steps.items():
-        step, sampling = zip(*times, strict=True)
-        percent, low, high = slowdown(step, [seconds for seconds, _ in steps["greedy"]])
+        percent, low, high = slowdown(times, steps["greedy"])
         rows.append(
             {
                 "method": method,
-                "tokens_per_s": 1 / median(step),
-                "ms_per_token": 1e3 * median(step),
-                "sampling_us": 1e6 * median(sampling),
+                "tokens_per_s": 1 / median(times),
+                "ms_per_token": 1e3 * median(times),
                 "slowdown_percent": percent,
                 "low": low,
                 "high": high,
             }
         )
     return rows
-
-
-def answer_steps(
-    context: Context, prompt: Sequence[int], sampler: Sampler, temperature: float, seed: int
-) -> Iterator[tuple[int, float, float]]:
-    """Generate an endless answer in sequence 0 of a context.
-
-    Yields:
-        A token, the seconds of its step, and the seconds of sampling it.
-    """
-    sample = TokenSampler(sampler, temperature, seed, context.n_vocab)
-    context.clear()
-    position = len(prompt)
-    _evaluate(context, prompt, 0)
-    while True:
-        began = time.perf_counter()
-        token, sampled = sample(context.rows[-1], step=1), time.perf_counter()
-        _evaluate(context, [token], position)
-        position += 1
-        yield token, time.perf_counter() - began, sampled - began
-
-
-def _evaluate(context: Context, tokens: Sequence[int], position: int) -> None:
-    """Evaluate tokens and wait for the result: a GPU is still busy when llama.cpp returns."""
-    context.decode(Segment(tokens, position))
-    C.llama_synchronize(context.handle)
 
 
 def time_batches(model: Model, parallels: Sequence[int], params: SamplingParams, rounds: int) -> list[Row]:
@@ -418,7 +386,7 @@ def time_options(model: Model, rounds: int) -> list[Row]:
         return min(times) / n
 
     def called(function: Callable[[], object]) -> float:
-        return min(_cpu_seconds(function) for _ in range(rounds))
+        return min(seconds(function, time.thread_time) for _ in range(rounds))
 
     costs = {name: sampled(options) for name, options in _OPTIONS.items()}
     costs["logprobs of 5"] = called(lambda: log_probabilities(rows[0], 5, 5))
@@ -426,12 +394,6 @@ def time_options(model: Model, rounds: int) -> list[Row]:
     return [
         {"option": name, "us": 1e6 * cost, "times_none": cost / costs["none"]} for name, cost in costs.items()
     ]
-
-
-def _cpu_seconds(function: Callable[[], object]) -> float:
-    began = time.thread_time()
-    function()
-    return time.thread_time() - began
 
 
 if __name__ == "__main__":

@@ -55,11 +55,11 @@ Row = dict[str, Any]
 """A row of a table: a sampler's name and figures, keyed by column heading."""
 
 
-def seconds(function: Callable[[], object]) -> float:
+def seconds(function: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
     """Return how long a call takes."""
-    began = time.perf_counter()
+    began = clock()
     function()
-    return time.perf_counter() - began
+    return clock() - began
 
 
 def in_turn(contestants: Mapping[Name, Callable[[int], Measured]], rounds: int) -> dict[Name, list[Measured]]:

@@ -1,14 +1,11 @@
 """`scripts/bench.py`: comparisons of contestants whose times are known, and what the contestants do."""
 
 import json
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from llama_cpp import llama_cpp as C
 
 from mink_local.cli import run
 from mink_local.generation.loading import load_model
@@ -20,7 +17,6 @@ from scripts.bench import (
     compare_decoding,
     slowdown,
     time_batches,
-    time_decoding,
 )
 from tests.support.python import Finished
 
@@ -41,14 +37,14 @@ def test_slowdown_and_its_interval_are_order_statistics_of_the_rounds() -> None:
 
 def test_a_slower_method_is_told_from_noise() -> None:
     noise = [1.0, 1.3, 0.9, 1.1, 1.2, 0.8, 1.0, 1.4]
-    greedy, slower = ([(seconds * n, seconds / 100) for n in noise] for seconds in (0.010, 0.011))
+    greedy, slower = ([seconds * n for n in noise] for seconds in (0.010, 0.011))
     speeds = compare_decoding({"greedy": greedy, "slower": slower})
     assert (speeds[0]["low"], speeds[0]["slowdown_percent"], speeds[0]["high"]) == (0, 0, 0)
     assert speeds[1] == {"method": "slower"} | {
         name: pytest.approx(value)
         for name, value in {
-            "tokens_per_s": 1000 / 11.55, "ms_per_token": 11.55, "sampling_us": 110,
-            "slowdown_percent": 10, "low": 10, "high": 10,
+            "tokens_per_s": 1000 / 11.55, "ms_per_token": 11.55, "slowdown_percent": 10,
+            "low": 10, "high": 10,
         }.items()
     }  # fmt: skip
 
@@ -60,23 +56,6 @@ def test_batches_are_compared_with_the_bare_calls_and_with_the_first() -> None:
     figures = {"tokens_per_s": 20, "share_of_bare": 0.75, "speedup": 1, "tokens_a_call": 0.9}
     assert one == {"answers": 1, **figures}
     assert (many["share_of_bare"], many["speedup"], many["tokens_a_call"]) == (1, 1.5, 3.5)
-
-
-def test_what_a_gpu_still_computes_is_not_sampling_time(
-    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A device that is done 40 ms after llama.cpp's return makes the step longer, and not the sampling."""
-
-    def late(context: Any) -> None:
-        time.sleep(0.04)
-        synchronize(context)
-
-    synchronize = C.llama_synchronize
-    monkeypatch.setattr(C, "llama_synchronize", late)
-    with load_model(str(tiny_path), n_ctx=128) as model:
-        [speed] = time_decoding(model, [], 1.0, tokens=3, rounds=2)
-    assert speed["ms_per_token"] > 40
-    assert speed["sampling_us"] < 40_000
 
 
 def test_as_many_answers_are_generated_as_are_asked_for(tiny_path: Path) -> None:
@@ -103,7 +82,7 @@ def test_decoding_is_compared_with_greedy(bench: Callable[..., Finished], tiny_p
     assert [speed["method"] for speed in speeds] == [*map(str, (Greedy(), MinK(), Mirostat()))]
     for speed in speeds:
         assert speed["low"] <= speed["slowdown_percent"] <= speed["high"]
-        assert 0 < speed["sampling_us"] < 1000 * speed["ms_per_token"]
+        assert speed["ms_per_token"] > 0
     assert bench(*arguments)[1].count("min-k") == 1
 
 
