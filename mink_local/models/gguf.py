@@ -61,13 +61,12 @@ class Array(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """A tensor's name, type, number of parameters, their bytes, and the parameters per row."""
+    """A tensor's name, type, number of parameters, and their bytes."""
 
     name: str
     type: str
     n_parameters: int
     n_bytes: int
-    row: int = 0
 
     @property
     def layer(self) -> int | None:
@@ -190,12 +189,9 @@ class MetadataReader:
 
     def read(self, path: Path) -> Metadata:
         version = self.number(_U32)
-        if version in (2 << 24, 3 << 24):
-            raise ModelError(
-                f"{path} is big-endian, which llama.cpp does not read here: get a little-endian one"
-            )
         if version not in (2, 3):
-            raise _DamagedError(f"unsupported GGUF version {version}")
+            big_endian = " (big-endian)" if version in (2 << 24, 3 << 24) else ""
+            raise _DamagedError(f"unsupported GGUF version {version}{big_endian}")
         n_tensors, n_keys = self._numbers(_U64, 2)
         values: dict[str, Any] = {}
         for _ in range(n_keys):
@@ -265,14 +261,13 @@ class MetadataReader:
             n_dimensions = self.number(_U32)
             if n_dimensions > _MOST_DIMENSIONS:
                 raise _DamagedError(f"tensor {name[:60]!r} has {n_dimensions} dimensions")
-            dimensions = self._numbers(_U64, n_dimensions)
-            n_parameters = math.prod(dimensions)
+            n_parameters = math.prod(self._numbers(_U64, n_dimensions))
             number, offset = self.number(_U32), self.number(_U64)
             if not (kind := tensor_types().get(number)):
                 raise _DamagedError(f"tensor {name[:60]!r} has unknown type {number}")
             n_bytes = kind.n_bytes(n_parameters)
             ends = max(ends, offset + n_bytes)
-            yield Tensor(name, kind.name, n_parameters, n_bytes, next(iter(dimensions), 1))
+            yield Tensor(name, kind.name, n_parameters, n_bytes)
         if not isinstance(alignment, int) or alignment < 1:
             raise _DamagedError(f"invalid alignment {alignment!r}")
         missing = -(-self.at // alignment) * alignment + ends - self._size

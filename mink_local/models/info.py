@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from mink_local.cli import no_blanks_at_line_ends, printable
@@ -233,26 +233,24 @@ def print_models(rows: Sequence[dict[str, Any]], budget: Budget) -> None:
         console.print(f"Your models.txt: {catalog.user_catalog_path()}", style="dim")
 
 
-def _table(*titles: str) -> Table:
+def _table(*titles: str | Column) -> Table:
     return Table(*titles, box=None, padding=(0, 2, 0, 0), header_style="bold")
 
 
 def _to_pull(rows: Sequence[dict[str, Any]]) -> Table:
     """Return a table of models: the size in each quantization, marked with where it fits."""
-    models: dict[str, dict[str, Text]] = {}
+    cells: dict[tuple[str, str], Text] = {}
+    licences: dict[str, str] = {}
     for row in rows:
         model, _, quantization = row["name"].partition(":")
         mark, style = _MARKS[row["fits"]]
         size = f"{row['size'] / 1e9:.1f}" if row["size"] else "?"
-        cells = models.setdefault(model, {"licence": Text(row["licence"])})
-        cells[quantization or "size"] = Text(size + mark, style)
-    quantizations = {title for cells in models.values() for title in cells} - {"licence"}
-    titles = [*sorted(quantizations), "licence"]
-    table = _table("to pull", *titles)
-    for column in table.columns[1:-1]:
-        column.justify = "right"
-    for model, cells in models.items():
-        table.add_row(model, *(cells.get(title, "") for title in titles))
+        cells[model, quantization or "size"] = Text(size + mark, style)
+        licences.setdefault(model, row["licence"])
+    titles = sorted({title for _, title in cells})
+    table = _table("to pull", *(Column(title, justify="right") for title in titles), "licence")
+    for model, licence in licences.items():
+        table.add_row(model, *(cells.get((model, title), "") for title in titles), Text(licence))
     return table
 
 

@@ -197,16 +197,6 @@ def test_an_entry_is_read_as_it_was_written(path: str, file: str, licence: str, 
     assert parse_line(f"{entry}\r\n") == dataclasses.replace(entry, note=note.strip())
 
 
-def test_line_endings_and_a_missing_last_one_survive(own: Path) -> None:
-    own.write_bytes(b"# mine\r\n\r\na file:/a\r\nb file:/b # \xff")
-    catalog.add(CatalogEntry("c", "file:/c"))
-    catalog.add(CatalogEntry("a", "file:/other"))
-    a, c = (str(CatalogEntry(name, f"file:/{file}")) for name, file in (("a", "other"), ("c", "c")))
-    assert own.read_bytes() == b"# mine\r\n\r\n%b\r\nb file:/b # \xff\r\n%b" % (a.encode(), c.encode())
-    catalog.remove("a")
-    assert own.read_bytes() == b"# mine\r\n\r\nb file:/b # \xff\r\n%b" % c.encode()
-
-
 @pytest.mark.parametrize(
     ("name", "note", "wrong"), [("a", "x\ny", r"x\\ny"), ("a", "\x7f", "note"), ("a b", "", "'a b'")]
 )

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mink_local.errors import ModelError
-from mink_local.llama.constants import KV_TYPES
 from mink_local.models import gguf as gguf_module
 from mink_local.models.gguf import Metadata, read_metadata, shards
 from tests.conftest import shared
@@ -64,7 +63,7 @@ def test_as_the_library_reads(model: str, request: pytest.FixtureRequest) -> Non
     }
     values = {name: value for name, value in metadata.values.items() if not is_array[name]}
     assert values == fields
-    tensors = [(t.name, t.tensor_type.name, t.n_elements, t.n_bytes, t.shape[0]) for t in reader.tensors]
+    tensors = [(t.name, t.tensor_type.name, t.n_elements, t.n_bytes) for t in reader.tensors]
     assert list(map(tuple, metadata.tensors)) == tensors
 
 
@@ -74,26 +73,6 @@ def test_real_vocabularies(name: str) -> None:
     metadata = read_metadata(path)
     assert metadata.n_vocab == {"llama-bpe": 128_256, "qwen2": 151_936}[name]
     assert metadata.tensors == ()
-
-
-def test_types_are_those_of_the_format() -> None:
-    """Name, block and bytes of the types, as the `gguf` library gives them, except its error in Q8_1."""
-    known = {kind.value: (kind.name, *gguf.GGML_QUANT_SIZES[kind]) for kind in gguf.GGMLQuantizationType}
-    types = gguf_module.tensor_types()
-    common = known.keys() & types.keys() - {gguf.GGMLQuantizationType.Q8_1}
-    assert len(common) >= 30
-    assert {number: types[number] for number in common} == {number: known[number] for number in common}
-    assert [types[number].name.lower() for number in KV_TYPES.values()] == list(KV_TYPES)
-
-
-def test_arrays_of_one_value_a_layer(tmp_path: Path) -> None:
-    keys = {"block_count": 5, "attention.head_count_kv": [4, 2, 1]}
-    metadata = read_metadata(write_gguf(tmp_path / "x.gguf", "mix", keys, {}))
-    heads_kv = "attention.head_count_kv"
-    assert metadata.per_layer(heads_kv, 0, 5) == [4, 2, 1, 1, 1]
-    assert metadata.number(heads_kv) == 4
-    assert metadata.number("attention.head_count", 7) == 7
-    assert metadata.per_layer("attention.head_count", 7, 2) == [7, 7]
 
 
 def test_a_model_in_several_files(tmp_path: Path) -> None:
