@@ -1,12 +1,11 @@
 """Files: written whole or not at all, hashed, private."""
 
-import hashlib
 import os
 from pathlib import Path
 
 import pytest
 
-from mink_local.files import private_file, private_folder, sha256_of, user_path, write_atomic
+from mink_local.files import private_file, private_folder, write_atomic
 from tests.support.records import disk_of
 from tests.support.windows import refuse_open_files
 
@@ -15,14 +14,6 @@ posix = pytest.mark.posix
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-
-
-def test_a_path_that_a_user_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HOME", "USERPROFILE"):
-        monkeypatch.setenv(name, str(tmp_path))
-    assert user_path("~/a b") == tmp_path / "a b"
-    assert user_path("~no-such-user/a") == Path("~no-such-user/a")
-    assert user_path("a/~") == Path("a/~")
 
 
 def test_a_file_is_new_or_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,12 +69,6 @@ def test_permissions_and_links_are_kept(tmp_path: Path) -> None:
     assert (tmp_path / "secret").read_text() == "text"
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o640
-
-
-@pytest.mark.parametrize("data", [b"", b"yz", b"x" * (1 << 20) + b"yz"])
-def test_sha256_of_a_file(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / "file").write_bytes(data)
-    assert sha256_of(tmp_path / "file") == hashlib.sha256(data).hexdigest()
 
 
 @posix

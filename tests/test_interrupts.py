@@ -70,15 +70,6 @@ def test_signals_are_handled_for_a_while(terminate: bool) -> None:
         signal.raise_signal(signal.SIGINT)
 
 
-def test_a_handler_that_python_did_not_install_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`signal.signal` returns None for one of C's."""
-    installed: list[object] = []
-    monkeypatch.setattr(signal, "signal", lambda _, handler: installed.append(handler))
-    with on_interrupt(lambda: None):
-        pass
-    assert installed[-1] == signal.SIG_DFL
-
-
 def test_in_another_thread_nothing_is_installed() -> None:
     def handler() -> object:
         with on_interrupt(lambda: None):

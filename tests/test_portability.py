@@ -85,37 +85,6 @@ def programs(python: Callable[..., str]) -> Callable[..., str]:
     return run
 
 
-@pytest.mark.parametrize(
-    ("statement", "error"),
-    [
-        ("import fcntl", "No module named 'fcntl'"),
-        ("from os import getuid", "cannot import name 'getuid'"),
-        ("import signal; signal.SIGALRM", "no attribute 'SIGALRM'"),
-        ("open('/proc/self/maps', encoding='utf-8')", "No such file"),
-        ("open('some', 'w')", "EncodingWarning"),
-    ],
-)
-def test_what_is_missing_on_windows_is_missing(
-    python: Callable[..., str], statement: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    python(statement)
-    with pytest.raises(AssertionError, match=error):
-        python(f"exec({statement!r}, {{'__name__': 'mink_local.some'}})")
-
-
-@pytest.mark.parametrize("statement", ["os.replace('a', 'b')", "os.replace('b', 'a')", "os.remove('a')"])
-def test_open_files_stay(
-    python: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in "ab":
-        (tmp_path / name).touch()
-    with pytest.raises(AssertionError, match="file is open"):
-        python(f"import os\nwith open('a', encoding='utf-8'): {statement}")
-    python(f"import os\n{statement}")
-
-
 def test_models(programs: Callable[..., str], tiny_path: Path, tmp_path: Path) -> None:
     with serve(Hub({"tiny.gguf": tiny_path.read_bytes()})) as hub:
         printed = programs(
