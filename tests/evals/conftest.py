@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Page
 
-from tests.support.browser import Browser, open_browser
+from tests.support.browser import open_page
 from tests.support.mink_eval import MinkEval
 from tests.support.python import Finished
 
@@ -20,10 +21,10 @@ def cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def browser() -> Iterator[Page]:
     """A browser for the pages that mink-eval writes."""
-    with open_browser(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
+    with open_page() as page:
+        yield page
 
 
 @pytest.fixture

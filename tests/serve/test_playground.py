@@ -15,7 +15,7 @@ from playwright.sync_api import Page
 
 from mink_local.samplers import default_samplers
 from mink_local.serve.endpoints.playground import playground_page
-from tests.support.browser import click, open_page, wait
+from tests.support.browser import click, complaints_of, open_page, wait
 from tests.support.server import RunningServer
 
 HTML, POLICY = playground_page(tuple(map(str, default_samplers())))
@@ -94,11 +94,7 @@ def browser() -> Iterator[Page]:
 
 @pytest.fixture
 def complaints(browser: Page) -> list[str]:
-    """What the page throws, and what the browser refuses it."""
-    found: list[str] = []
-    browser.on("pageerror", lambda error: found.append(str(error)))
-    browser.on("console", lambda message: found.append(message.text) if message.type == "error" else None)
-    return found
+    return complaints_of(browser)
 
 
 @pytest.fixture

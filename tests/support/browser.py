@@ -37,3 +37,11 @@ def wait(page: Page, condition: str, seconds: float = 60) -> None:
     while not page.evaluate(f"Boolean({condition})"):
         assert time.monotonic() < end, f"not true after {seconds} s: {condition}"
         time.sleep(0.05)
+
+
+def complaints_of(page: Page) -> list[str]:
+    """Return a list that grows with what the page throws, and what the browser refuses it."""
+    found: list[str] = []
+    page.on("pageerror", lambda error: found.append(str(error)))
+    page.on("console", lambda message: found.append(message.text) if message.type == "error" else None)
+    return found

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import Page
 
 from mink_local.evals.report.report import page as page_of
 from mink_local.evals.run.records import read_run
 from mink_local.evals.run.report import run_report
 from mink_local.evals.run.summary import summarise
-from tests.support.browser import Browser
+from tests.support.browser import complaints_of, wait
 from tests.support.made_run import write_run
 
 MIN_K = "min-k:tau=3"
@@ -138,48 +139,49 @@ def test_all_responses_are_packed(page: Path) -> None:
 
 
 @pytest.fixture
-def opened(browser: Browser, page: Path) -> Callable[..., Browser]:
+def opened(browser: Page, page: Path) -> Callable[..., Page]:
     """`opened(state)` opens the page at this fragment of its address."""
 
-    def open_page(state: str, path: Path = page) -> Browser:
-        browser.open("about:blank")
-        browser.open(f"{path.as_uri()}#{state}")
-        browser.wait("!document.getElementById('filters').hidden")
+    def open_page(state: str, path: Path = page) -> Page:
+        browser.goto("about:blank")
+        browser.goto(f"{path.as_uri()}#{state}")
+        wait(browser, "!document.getElementById('filters').hidden")
         return browser
 
     return open_page
 
 
-def text(browser: Browser, name: str) -> str:
+def text(browser: Page, name: str) -> str:
     """Return the text of a part of the page."""
-    return str(browser.run(f"document.getElementById('{name}').textContent"))
+    return str(browser.evaluate(f"document.getElementById('{name}').textContent"))
 
 
-def count(browser: Browser, selector: str) -> int:
-    return int(browser.run(f"document.querySelectorAll('{selector}').length"))
+def count(browser: Page, selector: str) -> int:
+    return int(browser.evaluate(f"document.querySelectorAll('{selector}').length"))
 
 
-def test_a_link_opens_a_question(opened: Callable[..., Browser]) -> None:
+def test_a_link_opens_a_question(opened: Callable[..., Page], browser: Page) -> None:
     """Every response to question 3 is shown as it is, as text, and nothing in it runs."""
-    browser = opened("in=gsm8k&question=3")
+    complaints = complaints_of(browser)
+    opened("in=gsm8k&question=3")
     assert text(browser, "status") == "48 responses to 6 questions."
     question = text(browser, "question")
     assert "gsm8k, question 3" in question
     assert question.count(HOSTILE) == 1 + 1 + 8 * 2 + 2  # prompt, gold answer, responses, model's name
     assert count(browser, "#question section.card") == 8
     assert count(browser, "#question script, #question img") == 0
-    assert browser.run("document.title") == "Min-k evaluation: gsm8k"
-    assert browser.complaints == []
+    assert browser.evaluate("document.title") == "Min-k evaluation: gsm8k"
+    assert complaints == []
 
 
-def test_filters_offer_what_the_run_has(opened: Callable[..., Browser]) -> None:
+def test_filters_offer_what_the_run_has(opened: Callable[..., Page]) -> None:
     filters = text(opened(""), "filters")
     for names in ("allgsm8k", f"allmodel {HOSTILE}", f"all{MIN_K}top-p:p=0.9 (T last)", "all15"):
         assert names in filters
     assert f"correct where {MIN_K} is wrong" in filters
 
 
-def test_filters_come_from_the_link(opened: Callable[..., Browser]) -> None:
+def test_filters_come_from_the_link(opened: Callable[..., Page]) -> None:
     browser = opened("task=gsm8k&t=5&method=min-k%3Atau%3D3&text=NEEDLE&verdict=right&others=on")
     assert text(browser, "status") == "2 responses to 1 question."
     assert text(browser, "question").count("needle") == 8
@@ -197,13 +199,13 @@ def test_filters_come_from_the_link(opened: Callable[..., Browser]) -> None:
         ("in=gsm8k&question=999&task=nothing&t=", "48 responses to 6 questions."),
     ],
 )
-def test_what_a_link_finds(opened: Callable[..., Browser], state: str, status: str) -> None:
+def test_what_a_link_finds(opened: Callable[..., Page], state: str, status: str) -> None:
     assert text(opened(state), "status").startswith(status)
 
 
 @pytest.mark.parametrize("against", [MIN_K, "greedy"])
 def test_responses_are_paired_as_in_the_table(
-    opened: Callable[..., Browser], tmp_path: Path, against: str
+    opened: Callable[..., Page], tmp_path: Path, against: str
 ) -> None:
     """At one temperature, "won" and "lost" are the table's, greedy's too, which is answered once."""
     write_run(
@@ -222,26 +224,26 @@ def test_responses_are_paired_as_in_the_table(
 @pytest.mark.parametrize(
     ("keys", "question"), [("", "2"), ("j", "3"), ("jjjjjjj", "5"), ("k", "1"), ("kkk", "0"), ("jx", "3")]
 )
-def test_j_and_k_go_from_question_to_question(
-    opened: Callable[..., Browser], keys: str, question: str
-) -> None:
+def test_j_and_k_go_from_question_to_question(opened: Callable[..., Page], keys: str, question: str) -> None:
     browser = opened("in=gsm8k&question=2")
-    for key in keys:
-        browser.press(key)
+    browser.keyboard.type(keys)
     assert text(browser, "question").startswith(f"gsm8k, question {question}")
-    assert browser.run("document.querySelector('#questions [aria-current=true]').dataset.number") == question
+    assert (
+        browser.evaluate("document.querySelector('#questions [aria-current=true]').dataset.number")
+        == question
+    )
     assert count(browser, "#questions [aria-current=true]") == 1
-    assert f"question={question}" in browser.run("location.hash")
+    assert f"question={question}" in browser.evaluate("location.hash")
 
 
 @pytest.mark.parametrize("width", [1200, 500])
 def test_the_chosen_question_is_in_sight_in_its_list(
-    opened: Callable[..., Browser], browser: Browser, width: int
+    opened: Callable[..., Page], browser: Page, width: int
 ) -> None:
     """Beside the responses, and above them on a narrow screen."""
-    browser.resize(width, 150)
+    browser.set_viewport_size({"width": width, "height": 150})
     opened("in=gsm8k&question=0")
-    assert browser.run(
+    assert browser.evaluate(
         """(() => {
             const list = document.getElementById("questions").getBoundingClientRect();
             const chosen = document.querySelector("#questions [aria-current=true]").getBoundingClientRect();
@@ -251,7 +253,7 @@ def test_the_chosen_question_is_in_sight_in_its_list(
 
 
 def test_open_ended_responses_are_neither_right_nor_wrong(
-    opened: Callable[..., Browser], tmp_path: Path
+    opened: Callable[..., Page], tmp_path: Path
 ) -> None:
     write_run(tmp_path, tasks=("essay",), samplers=(MIN_K,), temperatures=(1.0,), n_questions=2)
     page = write_page(tmp_path)
