@@ -46,9 +46,11 @@ def run(command: click.Command, program: str) -> None:
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     gc.set_threshold(50_000)  # imported objects stay; the default, 700, would scan them over and over
     _write_any_character()
+    is_help = isinstance(command, click.Group) and not sys.argv[1:]
     try:
         with lost_interrupts_repeated():
-            status = command.main(prog_name=program, standalone_mode=False) or 0
+            arguments = ["--help"] if is_help else None
+            status = command.main(arguments, prog_name=program, standalone_mode=False) or 0
             sys.stdout.flush()
     except click.ClickException as error:
         if isinstance(error, click.NoSuchOption) and error.possibilities:

@@ -145,6 +145,17 @@ def test_no_program_needs_open_streams(name: str) -> None:
         assert b"Usage" in child.stdout
 
 
+@pytest.mark.parametrize("name", ["bench", "evals", "models"])
+def test_a_program_of_several_commands_alone_shows_its_help(
+    name: str, run_main: Callable[..., Finished]
+) -> None:
+    main = import_module(f"mink_local.{name}.cli").main
+    helps = [run_main(main, *arguments) for arguments in ((), ("-h",), ("--help",))]
+    assert (helps[0].status, helps[0].stderr) == (0, "")
+    assert helps[0] == helps[1] == helps[2]
+    assert "Exit status" in helps[0].stdout
+
+
 def option(kind: click.ParamType, *arguments: str) -> Result:  # type: ignore[type-arg]
     @click.command()
     @click.option("--x", type=kind)

@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from mink_local.samplers import Sampler
 
 PROGRAM = "mink-bench"
+EXAMPLES = """\b
+Examples:
+  mink-bench sampler
+  mink-bench sampler --sampler min-k --sampler top-p:p=0.9 --temp 5
+
+Exit status: 0 success, 1 failure, 2 wrong usage or unknown model, 130 interrupted.
+"""
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -85,7 +92,7 @@ def output_options(command: Command) -> Command:
     return json_option(markdown_option(command))
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:
     """Time sampling."""

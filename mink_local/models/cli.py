@@ -41,20 +41,15 @@ Exit status: 0 success, 1 failure, 2 wrong usage or unknown model, 130 interrupt
 model_argument = click.argument("model", metavar="NAME|PATH", shell_complete=complete_model)
 
 
-@click.group(
-    epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True
-)
+@click.group(epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name=PROGRAM)
-@click.pass_context
-def cli(context: click.Context) -> None:
+def cli() -> None:
     """List, inspect and download models.
 
     A model is a name from models.txt, optionally with a quantization (llama-3-8b:Q6_K), a path,
     hf:ORGANISATION/REPOSITORY:FILE, where FILE may be a pattern or a quantization, ollama:NAME:TAG or
     lmstudio:NAME.
     """
-    if context.invoked_subcommand is None:
-        click.echo(context.get_help())
 
 
 @cli.command("list")

@@ -255,13 +255,6 @@ def test_bad_input(mink: Mink, home: Path, arguments: list[str], status: int, co
     assert mink(*arguments).refused(status, complaint).stdout == ""
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
-def test_help(mink: Mink, arguments: list[str]) -> None:
-    result = mink(*arguments)
-    assert (result.status, result.stderr) == (0, "")
-    assert "rpc-server" in result.stdout
-
-
 def test_default(mink: Mink, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny("parrot.gguf")
     assert mink("default") == Finished(0, "smollm2-135m\n", "")
