@@ -20,7 +20,8 @@ from mink_local.files import locked, user_path, write_atomic
 from mink_local.models import stores
 
 EMBEDDED = "smollm2-135m"
-_SOURCE = r"(package|ollama|lmstudio):.+|hf:\w[\w.-]*/\w[\w.-]*(@.+)?|file:(/|~|\\\\|\w:[/\\]).*"
+_REVISION = r"@(?!.*\.\.)\w[\w./+-]*"  # that leads nowhere else
+_SOURCE = rf"(package|ollama|lmstudio):.+|hf:\w[\w.-]*/\w[\w.-]*({_REVISION})?|file:(/|~|\\\\|\w:[/\\]).*"
 _TEXT = (r"[^\x00-\x1f\x7f]*", "text without control characters")
 _COLUMNS = {  # what each must be: a pattern and its description
     "name": (r"[\w.+-]+(:[\w.+-]+)?", "letters, digits and . _ + -, with a quantization after a colon"),

@@ -23,7 +23,7 @@ from mink_local.files import locked, sha256_of, size_in_words, write_atomic
 from mink_local.models import trust
 from mink_local.models.catalog import CatalogEntry
 from mink_local.models.gguf import MAGIC, shards
-from mink_local.models.stores import hub_cache, hub_folder, in_hub_cache, select
+from mink_local.models.stores import commit_of, hub_cache, hub_folder, in_hub_cache, select
 
 _ATTEMPTS = 5  # that bring nothing, before giving up
 _PASSING = (408, 429, 500, 502, 503, 504)  # HTTP statuses of trouble that may pass
@@ -63,7 +63,14 @@ def pull(entry: CatalogEntry, report: Report) -> Path:
     """
     _check_token()
     try:
-        files = files_of(entry, listing(entry.repository, entry.revision))
+        listed = listing(entry.repository, entry.revision)
+    except (HTTPError, OSError) as error:
+        if here := in_hub_cache(entry.repository, entry.revision, entry.file):
+            report(f"{entry.name} is already on this machine; it was not checked: {_message(error, entry)}")
+            return here
+        raise DownloadError(_message(error, entry)) from None
+    files = files_of(entry, listed)
+    try:
         for file in files:
             _fetch(file, report)
         for file in files:
@@ -72,11 +79,6 @@ def pull(entry: CatalogEntry, report: Report) -> Path:
             _refer(entry, files[0].commit)
         if entry.sha256 and len(files) == 1:
             trust.remember(files[0].pointer)  # its SHA-256 is the catalogue's
-    except errors.OfflineModeIsEnabled:
-        if here := in_hub_cache(entry.repository, entry.revision, entry.file):
-            report(f"{entry.name} is already on this machine; HF_HUB_OFFLINE is set, so it is not checked")
-            return here
-        raise DownloadError("HF_HUB_OFFLINE is set: unset it to download models") from None
     except (HTTPError, OSError) as error:  # HTTPError is the base of the HTTP client's errors
         raise DownloadError(_message(error, entry)) from None
     return files[0].pointer
@@ -92,8 +94,8 @@ def _check_token() -> None:
 
 def _refer(entry: CatalogEntry, commit: str) -> None:
     """Record the commit that a branch or tag stands for."""
-    reference = hub_folder(entry.repository) / "refs" / entry.revision
-    if not (reference.is_file() and reference.read_text(encoding="utf-8") == commit):
+    if commit_of(entry.repository, entry.revision) != commit:
+        reference = hub_folder(entry.repository) / "refs" / entry.revision
         reference.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(reference, commit)
 
@@ -111,7 +113,7 @@ def listing(repository: str, revision: str) -> dict[str, RemoteFile]:
         info = HfApi().model_info(repository, revision=revision, files_metadata=True)
     except errors.HFValidationError:
         raise DownloadError(f"{repository} is not a valid repository name on the Hugging Face Hub") from None
-    except (AttributeError, KeyError, TypeError, ValueError):  # from parsing the answer
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):  # from parsing the answer
         raise not_a_hub from None
     files = {}
     for sibling in info.siblings or ():
@@ -123,6 +125,7 @@ def listing(repository: str, revision: str) -> dict[str, RemoteFile]:
             not re.fullmatch("[0-9a-f]{40}", str(info.sha))
             or not re.fullmatch("[0-9a-f]{64}", sha256)
             or not isinstance(size, int)
+            or not name.isprintable()
             or _leads_out(name)
         ):
             raise not_a_hub
@@ -197,7 +200,9 @@ def _is_here(file: RemoteFile, report: Report) -> bool:
 
 def _download(file: RemoteFile, partial: Path, report: Report) -> None:
     """Append the missing end of a file to `partial`; go on as long as attempts make progress."""
-    partial.touch()
+    if not partial.is_file():  # opening a pipe would wait for its reader
+        partial.unlink(missing_ok=True)
+        partial.touch()
     if partial.stat().st_size > file.size:
         partial.write_bytes(b"")
     _check_space(file, partial)
@@ -295,6 +300,7 @@ def _message(error: HTTPError | OSError, entry: CatalogEntry) -> str:
     place = f"{constants.ENDPOINT}/{entry.repository}"
     log_in = "log in (type  hf auth login) or set HF_TOKEN"
     messages: dict[type[Exception], str] = {  # GatedRepoError is a RepositoryNotFoundError
+        errors.OfflineModeIsEnabled: "HF_HUB_OFFLINE is set: unset it to download models",
         errors.GatedRepoError: f"{place} is gated: request access there, then {log_in}",
         errors.RepositoryNotFoundError: f"there is no repository {place}; if it is private, {log_in}",
         errors.RevisionNotFoundError: f"{place} has no revision {entry.revision}",
@@ -311,7 +317,8 @@ def _message(error: HTTPError | OSError, entry: CatalogEntry) -> str:
             f"the connection to {_host(error)} failed ({reason}): "
             f"check the network, then type  mink-models pull {entry.name}"
         )
-    return f"the model could not be downloaded or written: {reason}"
+    where = f" ({filename})" if (filename := getattr(error, "filename", None)) else ""
+    return f"the model could not be downloaded or written: {reason}{where}"
 
 
 def _status_message(error: errors.HfHubHTTPError, place: str) -> str:
@@ -320,7 +327,8 @@ def _status_message(error: errors.HfHubHTTPError, place: str) -> str:
     said = f"HTTP status {status}" + (f", {words}" if words else "")
     if status in (401, 403):
         return f"{place} refuses access ({said}): check HF_TOKEN, or type  hf auth login"
-    return f"{place} responds with {said}: try again later"
+    advice = "try again later" if status >= 500 or status in _PASSING else "check HF_ENDPOINT"
+    return f"{place} responds with {said}: {advice}"
 
 
 def _host(error: HTTPError) -> str:

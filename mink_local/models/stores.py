@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from mink_local.cli import did_you_mean
 from mink_local.errors import CatalogError, ModelNotFoundError
 from mink_local.files import user_path
 from mink_local.models.gguf import is_later_shard, shard_stem, shards
@@ -94,12 +93,16 @@ def hub_folder(repository: str) -> Path:
     return hub_cache() / ("models--" + repository.replace("/", "--"))
 
 
+def commit_of(repository: str, revision: str) -> str:
+    """Return the commit that a branch or tag stands for in the Hub's cache; itself if it is unknown there."""
+    reference = hub_folder(repository) / "refs" / revision
+    found = re.fullmatch(rb"([0-9a-f]{40})\s*", reference.read_bytes()) if reference.is_file() else None
+    return found[1].decode() if found else revision
+
+
 def in_hub_cache(repository: str, revision: str, wanted: str) -> Path | None:
     """Return the first file of a model in the Hub's cache, or None unless all its files are there."""
-    folder = hub_folder(repository)
-    reference = folder / "refs" / revision
-    commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else revision
-    snapshot = folder / "snapshots" / commit
+    snapshot = hub_folder(repository) / "snapshots" / commit_of(repository, revision)
     names = [path.relative_to(snapshot).as_posix() for path in snapshot.glob("**/*") if path.is_file()]
     try:
         first = snapshot / select(names, wanted)[0]
@@ -135,8 +138,7 @@ def in_ollama(name: str) -> Path:
     for found, manifest in _ollama_manifests():
         if found == tagged:
             return _ollama_weights(manifest)
-    advice = did_you_mean(name, dict(_ollama_manifests())) or f": type  ollama pull {name}"
-    raise ModelNotFoundError(f"Ollama has no model {name}{advice}")
+    raise ModelNotFoundError(f"Ollama has no model {name}: type  ollama pull {name}")
 
 
 def _ollama_manifests() -> Iterator[tuple[str, Path]]:
@@ -166,9 +168,7 @@ def in_lm_studio(name: str, wanted: str) -> Path:
     """Return the first file of a model in LM Studio's folder: `publisher/repository`, or `repository`."""
     folders = [path.parent for path in _lm_studio_files() if name in _lm_studio_names(path)]
     if not folders:
-        known = [known for path in _lm_studio_files() for known in _lm_studio_names(path)]
-        advice = did_you_mean(name, known) or ": download it there first"
-        raise ModelNotFoundError(f"LM Studio has no model {name}{advice}")
+        raise ModelNotFoundError(f"LM Studio has no model {name}: download it there first")
     try:
         return folders[0] / select((path.name for path in folders[0].iterdir()), wanted)[0]
     except ValueError as error:

@@ -251,9 +251,27 @@ def test_a_model_that_is_there_needs_no_writing_and_no_network(
     before = {item: item.lstat().st_mtime_ns for item in (home / "hub").rglob("*")}
     assert pulled(mink) == path
     assert {item: item.lstat().st_mtime_ns for item in (home / "hub").rglob("*")} == before
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert pulled(mink) == path
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     huggingface_hub.close_session()
     assert pulled(mink) == path
+
+
+@pytest.mark.parametrize("damaged", [b"", b"\xff\xfe", b"../../../..", b"/", b"0" * 9999])
+def test_a_damaged_reference_is_written_again(mink: Mink, home: Path, damaged: bytes) -> None:
+    path, reference = pulled(mink), cache(home) / "refs" / "main"
+    reference.write_bytes(damaged)
+    refused(mink("path", NAME), NAME, status=2)
+    assert pulled(mink) == path
+    assert reference.read_text() == COMMIT
+
+
+@pytest.mark.posix
+def test_a_pipe_in_place_of_the_beginning_of_a_file(mink: Mink, home: Path) -> None:
+    (cache(home) / "blobs").mkdir(parents=True)
+    os.mkfifo(cache(home) / "blobs" / f"{sha256(BIG)}.incomplete")
+    assert pulled(mink).read_bytes() == BIG
 
 
 @pytest.mark.parametrize(
@@ -268,6 +286,7 @@ def test_a_model_that_is_there_needs_no_writing_and_no_network(
         ("ollama:parrot", 2, ["parrot"]),
         ("hf:", 2, ["hf:"]),
         ("hf:../..:x", 2, ["hf:../..:x"]),
+        ("hf:a/b@../../..:x", 2, ["hf:a/b@../../..:x"]),
         ("v9", 1, ["v9"]),
     ],
 )
@@ -295,8 +314,11 @@ def test_no_network(mink: Mink, monkeypatch: pytest.MonkeyPatch) -> None:
 
 NO_HASH = b'{"id": "x", "sha": "%s", "siblings": [{"rfilename": "big.gguf", "size": 1}]}' % COMMIT.encode()
 NO_SIZE = NO_HASH.replace(b'"size": 1', b'"blobId": "%s"' % COMMIT.encode())
-GARBAGE = [b"<html>", b"\xff{}", b"[]", b"{}", b'{"id": "x", "siblings": [{}]}', b"null", NO_HASH, NO_SIZE]
-EVIL = ["../../../evil.gguf", "/evil.gguf", "..\\evil.gguf", "C:evil.gguf"]
+GARBAGE = [
+    b"<html>", b"\xff{}", b"[]", b"{}", b'{"id": "x", "siblings": [{}]}', b"null", b"[" * 100_000, NO_HASH,
+    NO_SIZE,
+]  # fmt: skip
+EVIL = ["../../../evil.gguf", "/evil.gguf", "..\\evil.gguf", "C:evil.gguf", "\x1b[2Jevil.gguf", "evil\n.gguf"]
 
 
 @pytest.mark.parametrize(
