@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import click
-import numpy as np
 import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
@@ -75,9 +74,8 @@ def test_it_is_completed() -> None:
 
 
 @pytest.mark.usefixtures("kind")
-def test_it_is_timed(tmp_path: Path) -> None:
-    np.savez(tmp_path / "rows.npz", logits=np.zeros((1, 5), np.float32))
-    arguments = ["sampler", "--logits", str(tmp_path / "rows.npz"), "--rounds", "1", "--json"]
+def test_it_is_timed(tiny_path: Path) -> None:
+    arguments = ["sampler", "--model", str(tiny_path), "--rounds", "1", "--json"]
     printed = CliRunner().invoke(mink_bench, arguments, catch_exceptions=False).stdout
     assert str(parse(NAME)) in [cost["method"] for cost in json.loads(printed)]
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -99,22 +98,12 @@ def cli() -> None:
 
 
 @cli.command("sampler")
-@click.option(
-    "--logits",
-    "files",
-    multiple=True,
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    metavar="FILE.npz",
-    help="File with the logits to use: an array `logits` of shape (rows, V); repeatable.  [default: the "
-    "model's]",
-)
 @model_option
 @samplers_option
 @temperature_option
 @rounds_option(least=1, default=200)
 @output_options
 def sampler_command(
-    files: Sequence[Path],
     model: str,
     samplers: "Sequence[Sampler]",
     temp: float,
@@ -126,15 +115,12 @@ def sampler_command(
     Next to them stand llama.cpp's own, np.max and np.sort. A chain costs little more than its first cut,
     unless that keeps most of the vocabulary, as xtc does.
     """
-    from mink_local.bench.timing import logits_of_answer, read_logits, time_samplers
+    from mink_local.bench.timing import logits_of_answer, time_samplers
     from mink_local.generation.loading import load_model
 
-    if files:
-        sources = [read_logits(file) for file in files]
-    else:
-        with load_model(model, n_ctx=512) as loaded:
-            sources = [logits_of_answer(loaded)]
-    costs = [cost for logits in sources for cost in time_samplers(logits, samplers, temp, rounds)]
+    with load_model(model, n_ctx=512) as loaded:
+        logits = logits_of_answer(loaded)
+    costs = time_samplers(logits, samplers, temp, rounds)
     report(costs, output, "One step: median microseconds")
 
 

@@ -9,7 +9,6 @@ import time
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
@@ -17,7 +16,6 @@ import numpy as np
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
-from mink_local.errors import MinkError
 from mink_local.generation.model import Model
 from mink_local.llama.token_data import TOKEN_DATA
 from mink_local.llama.token_sampler import TokenSampler
@@ -159,15 +157,3 @@ def logits_of_answer(model: Model, count: int = 32) -> Logits:
     reply = model.chat(messages, sampler=MinK(), seed=1, max_tokens=count, ignore_eos=True)
     reply.read()
     return np.stack([model.logits(messages, prefix=reply.tokens[:i]) for i in range(count)])
-
-
-def read_logits(path: Path) -> Logits:
-    """Return the array `logits` (n, V) of an .npz file. Raises MinkError if there is none."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            logits = np.asarray(file["logits"], np.float32)
-    except (OSError, ValueError, KeyError) as error:
-        raise MinkError(f"{path} is not an .npz file with an array named logits: {error}") from None
-    if logits.ndim != 2 or logits.size == 0:
-        raise MinkError(f"the logits in {path} must have shape (rows, V), not {logits.shape}")
-    return logits

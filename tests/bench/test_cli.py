@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from mink_local.bench.cli import main
@@ -29,42 +28,30 @@ def rows(bench: Bench, *arguments: object) -> list[dict[str, Any]]:
     return json.loads(bench(*arguments, "--json").succeeded().stdout)  # type: ignore[no-any-return]
 
 
-@pytest.fixture
-def npz(tmp_path: Path) -> Path:
-    path = tmp_path / "logits.npz"
-    np.savez(path, logits=np.random.default_rng(0).normal(0, 3, (3, 5000)).astype(np.float32))
-    return path
-
-
 def test_version(bench: Bench) -> None:
     assert bench("--version") == (0, f"mink-bench, version {__version__}\n", "")
 
 
-def test_every_method_is_timed_in_every_form_it_has(bench: Bench, npz: Path) -> None:
-    costs = {cost["method"]: cost for cost in rows(bench, "sampler", "--logits", npz, "--rounds", 3)}
+def test_every_method_is_timed_in_every_form_it_has(bench: Bench, tiny_path: Path) -> None:
+    costs = {cost["method"]: cost for cost in rows(bench, "sampler", "--model", tiny_path, "--rounds", 3)}
     samplers = [sampler() for sampler in SAMPLERS.values()]
     chains = list(costs)[1 + len(samplers) : -1]
     assert list(costs) == ["np.max", *map(str, samplers), *chains, "np.sort"]
     assert any(chain.startswith("xtc") for chain in chains)
     for sampler in [*samplers, *map(parse, chains)]:
         cost = costs[str(sampler)]
-        assert cost["vocabulary"] == 5000
+        assert cost["vocabulary"] == 49152
         assert min(cost["cut_us"], cost["step_us"]) > 0
         assert (cost["processor_us"] is None) == sampler.comes_last
         has_form = all(type(one) in LLAMA_CPP for one in sampler.members)
         assert (cost["llama.cpp_us"] is not None) == has_form == (llama_cpp_chain(sampler) is not None)
 
 
-def test_rows_of_several_files_are_one_list(bench: Bench, npz: Path) -> None:
-    costs = rows(bench, "sampler", "--logits", npz, "--logits", npz, "--rounds", 1, "--sampler", "greedy")
-    assert [cost["method"] for cost in costs] == 2 * ["np.max", "greedy", "np.sort"]
-
-
 @pytest.mark.parametrize("output", [[], ["--markdown"]])
-def test_tables(bench: Bench, npz: Path, output: list[str]) -> None:
+def test_tables(bench: Bench, tiny_path: Path, output: list[str]) -> None:
     samplers = ["--sampler", "min-k", "--sampler", "top-k:k=5"]
-    out = bench("sampler", "--logits", npz, "--rounds", 1, *samplers, *output).succeeded().stdout
-    assert all(text in out for text in ("5000", "min-k:tau=3", "top-k:k=5", "llama.cpp µs"))
+    out = bench("sampler", "--model", tiny_path, "--rounds", 1, *samplers, *output).succeeded().stdout
+    assert all(text in out for text in ("49152", "min-k:tau=3", "top-k:k=5", "llama.cpp µs"))
     assert "mirostat" not in out
     assert ("| ---" in out or "|---" in out) == bool(output)
 
@@ -74,22 +61,10 @@ def test_tables(bench: Bench, npz: Path, output: list[str]) -> None:
     [
         (["sampler", "--sampler", "parrot"], 2, "parrot"),
         (["sampler", "--temp", "0"], 2, "--temp"),
-        (["sampler", "--logits", __file__], 1, __file__),
-        (["sampler", "--logits", "no.npz"], 2, "no.npz"),
-        (["sampler", "--logits", "row.npz"], 1, "(5,)"),
         (["sampler", "--model", "parrot"], 2, "parrot"),
         (["sampler", "--rounds", "0"], 2, "--rounds"),
         (["parrot"], 2, "parrot"),
     ],
 )
-def test_bad_input_is_one_sentence(
-    bench: Bench,
-    arguments: list[str],
-    status: int,
-    complaint: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    np.savez("row.npz", logits=np.zeros(5))
+def test_bad_input_is_one_sentence(bench: Bench, arguments: list[str], status: int, complaint: str) -> None:
     assert bench(*arguments).refused(status, "mink-bench: ", complaint).stdout == ""

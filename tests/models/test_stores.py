@@ -105,14 +105,6 @@ def test_ollama(ollama: Path, monkeypatch: pytest.MonkeyPatch, name: str, place:
     assert name.removeprefix("ollama:") in resolve_fails(name)
 
 
-def test_the_nearest_name_in_a_store(ollama: Path, home: Path) -> None:
-    write(ollama / "manifests/registry.ollama.ai/library/llama3/8b", layers())
-    write(home / ".lmstudio/models/me/parrot-GGUF/parrot.gguf")
-    for name, nearest in (("ollama:lama3:8b", "llama3:8b"), ("lmstudio:me/parot-GGUF", "me/parrot-GGUF")):
-        assert f"did you mean {nearest}?" in resolve_fails(name)
-    assert "ollama pull qwen3" in resolve_fails("ollama:qwen3")
-
-
 @pytest.mark.parametrize(
     "name",
     [
