@@ -56,7 +56,7 @@ def run(command: click.Command, program: str) -> None:
         if isinstance(error, click.NoSuchOption) and error.possibilities:
             del error.possibilities[1:]  # the nearest is first; click would list three by the alphabet
         status = _fail(program, error.format_message(), error.exit_code)
-    except (ModelNotFoundError, TaskNotFoundError) as error:
+    except (ModelNotFoundError, OptionError, TaskNotFoundError) as error:
         status = _fail(program, str(error), 2)
     except MinkError as error:
         status = _fail(program, str(error), 1)

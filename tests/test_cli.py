@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mink_local.cli import INTERRUPTED, AutoOrInt, FiniteFloat, PrintableFormatter, run
-from mink_local.errors import MinkError, ModelNotFoundError
+from mink_local.errors import MinkError, ModelNotFoundError, OptionError
 from mink_local.models.options import SamplerType, rpc_option
 from mink_local.samplers import MinK, TopP
 from tests.support.effort import examples
@@ -43,6 +43,7 @@ def program(error: BaseException | None) -> Callable[[], None]:
         (None, 0, ""),
         (MinkError("no disk"), 1, "program: no disk\n"),
         (ModelNotFoundError("no model"), 2, "program: no model\n"),
+        (OptionError("chat_template", "must be Jinja"), 2, "program: chat_template must be Jinja\n"),
         (click.BadParameter("no number"), 2, "program: Invalid value: no number\n"),
         (click.Abort(), INTERRUPTED, ""),
         (KeyboardInterrupt(), INTERRUPTED, "\n"),
