@@ -18,6 +18,7 @@ import click
 
 from mink_local.checks import Range
 from mink_local.errors import MinkError, ModelNotFoundError, OptionError, TaskNotFoundError
+from mink_local.files import regular
 from mink_local.interrupts import lost_interrupts_repeated, was_interrupted
 
 if TYPE_CHECKING:
@@ -176,9 +177,6 @@ class ParsedType(click.ParamType):  # type: ignore[type-arg]  # takes no type ar
             self.fail(f"{error}.", param, ctx)
 
 
-_WRITTEN = (Path("/dev/fd"), Path("/proc/self/fd"))  # the shell's pipes in <(…): other ones may never end
-
-
 class FileText(str):
     """The text of a file, and its `path`."""
 
@@ -187,11 +185,8 @@ class FileText(str):
 
 def file_text(path: str) -> FileText:
     """Return the text of a UTF-8 file; - is standard input."""
-    place = Path(path)
-    if not (place.is_file() or place.is_dir() or place.parent in _WRITTEN or not place.exists()):
-        raise click.BadParameter(f"{path!r} is a pipe or a device, not a file.")
     try:
-        with click.open_file(path, encoding="utf-8") as stream:
+        with click.open_file("-" if path == "-" else regular(Path(path)), encoding="utf-8") as stream:
             text = FileText(stream.read())
     except UnicodeDecodeError:
         raise click.BadParameter(f"{path!r} is not UTF-8 text: iconv -t UTF-8 converts it.") from None

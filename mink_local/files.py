@@ -15,6 +15,7 @@ import rich.filesize
 
 log = logging.getLogger("mink_local")
 
+_WRITTEN = (Path("/dev/fd"), Path("/proc/self/fd"))  # where the shell has its own pipes, those in <(…)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what flock answers on some network file systems
 
 size_in_words = rich.filesize.decimal
@@ -24,6 +25,17 @@ size_in_words = rich.filesize.decimal
 def user_path(text: str) -> Path:
     """Return the path a user typed, with ~ expanded; an unknown ~NAME is left as it is."""
     return Path(os.path.expanduser(text))
+
+
+def regular(path: Path) -> Path:
+    """Return the path of a file that is to be read.
+
+    Raises:
+        OSError: It is a pipe or a device: reading one may never end.
+    """
+    if not (path.is_file() or path.is_dir() or path.parent in _WRITTEN) and path.exists():
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
+    return path
 
 
 def write_atomic(path: Path, data: str | bytes) -> None:

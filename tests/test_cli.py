@@ -146,6 +146,31 @@ def test_no_program_needs_open_streams(name: str) -> None:
         assert b"Usage" in child.stdout
 
 
+@pytest.mark.posix
+@pytest.mark.usefixtures("own_files")
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("chat", ["--config"]),
+        ("chat", ["Hi", "--json-schema"]),
+        ("evals", ["run"]),
+        ("evals", ["coverage", "--prompts"]),
+        ("models", ["info"]),
+        ("serve", ["--api-key-file"]),
+    ],
+)
+def test_a_pipe_is_no_file(
+    name: str, arguments: list[str], run_main: Callable[..., Finished], tmp_path: Path
+) -> None:
+    """Opening one would wait for whoever writes to it."""
+    pipe = tmp_path / "pipe.jsonl"
+    os.mkfifo(pipe)
+    main = import_module(f"mink_local.{name}.cli").main
+    result = run_main(main, *arguments, pipe)
+    assert result.status in (1, 2)
+    assert str(pipe) in result.stderr.replace("\n", "")
+
+
 @pytest.mark.parametrize("name", ["bench", "evals", "models"])
 def test_a_program_of_several_commands_alone_shows_its_help(
     name: str, run_main: Callable[..., Finished]

@@ -20,7 +20,7 @@ from click.core import ParameterSource
 from platformdirs import user_config_path
 
 from mink_local.cli import FileText, FiniteFloat, command_line_text, did_you_mean, file_text
-from mink_local.files import user_path
+from mink_local.files import regular, user_path
 from mink_local.llama.constants import ALL_LAYERS
 from mink_local.models.catalog import find
 from mink_local.models.options import (
@@ -290,7 +290,7 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> Pa
 def _table(path: Path) -> dict[str, Any]:
     """Return the table [chat] of a file. Raises click.UsageError if anything is outside of it."""
     try:
-        whole = tomllib.loads(path.read_text(encoding="utf-8"))
+        whole = tomllib.loads(regular(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise click.UsageError(f"{path} cannot be read: {error}.") from None
     table: Any = whole.pop("chat", {})

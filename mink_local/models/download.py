@@ -110,7 +110,9 @@ def listing(repository: str, revision: str) -> dict[str, RemoteFile]:
         f"{constants.ENDPOINT}/{repository} does not respond like the Hugging Face Hub: check HF_ENDPOINT"
     )
     try:
-        info = HfApi().model_info(repository, revision=revision, files_metadata=True)
+        info = HfApi().model_info(
+            repository, revision=revision, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT, files_metadata=True
+        )
     except errors.HFValidationError:
         raise DownloadError(f"{repository} is not a valid repository name on the Hugging Face Hub") from None
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):  # from parsing the answer

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from mink_local.files import regular
 from mink_local.interrupts import handled
 
 log = logging.getLogger("mink_local.requests")
@@ -58,7 +59,7 @@ class Keys:
         if self.path is None:
             return
         try:
-            lines = self.path.read_text(encoding="utf-8-sig").splitlines()
+            lines = regular(self.path).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise click.UsageError(f"{self.path} cannot be read: {error}") from None
         for number, line in enumerate(map(str.strip, lines), 1):

@@ -16,6 +16,7 @@ import msgspec
 from mink_local.cli import NO_TEXT
 from mink_local.errors import DataError, MinkError
 from mink_local.evals.tasks.statements import Statement, statements
+from mink_local.files import regular
 
 Row = TypeVar("Row")
 Item = TypeVar("Item")
@@ -272,7 +273,7 @@ def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
     The text is UTF-8, or whatever a byte order mark says. Raises DataError.
     """
     try:
-        data = path.read_bytes()
+        data = regular(path).read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     encoding = "UTF-16" if data.startswith(_UTF_16) else "UTF-8"
