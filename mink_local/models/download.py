@@ -61,7 +61,7 @@ def pull(entry: CatalogEntry, report: Report) -> Path:
         DownloadError: The model cannot be downloaded. Partial files are kept for the next attempt, but not a
             file whose SHA-256 is wrong.
     """
-    _check_token()
+    _check_environment()
     try:
         listed = listing(entry.repository, entry.revision)
     except (HTTPError, OSError) as error:
@@ -84,8 +84,15 @@ def pull(entry: CatalogEntry, report: Report) -> Path:
     return files[0].pointer
 
 
-def _check_token() -> None:
-    token = get_token() or ""
+def _check_environment() -> None:
+    """Raise DownloadError for a token or a proxy with which no request can be sent."""
+    try:
+        token = get_token() or ""
+        get_session()
+    except Exception as error:  # whatever the libraries make of a file that is no token, or of a proxy
+        raise DownloadError(
+            f"no request can be sent: check HF_TOKEN, HF_HOME and the proxy (HTTPS_PROXY): {error}"
+        ) from None
     if not re.fullmatch(r"[!-~]*", token):
         raise DownloadError(
             "the Hub's token (HF_TOKEN) has spaces or characters outside ASCII: copy it again"

@@ -74,15 +74,17 @@ def hub_cache() -> Path:
     """Return the folder of the Hugging Face Hub's cache (HF_HOME, HF_HUB_CACHE).
 
     Raises:
-        CatalogError: HF_ENDPOINT is malformed.
+        CatalogError: HF_ENDPOINT, or another variable of huggingface_hub's, is malformed.
     """
     try:
-        from huggingface_hub import constants  # here, since it fails on a malformed HF_ENDPOINT
+        from huggingface_hub import constants  # here, since it fails on a malformed variable
 
-        address = urlsplit(constants.ENDPOINT)
-    except ValueError:
-        address = urlsplit("")
-    if address.scheme not in ("http", "https") or not re.fullmatch(r"[!-~]+", address.netloc):
+        _ = urlsplit(constants.ENDPOINT).port  # may be no number
+    except ValueError as error:
+        raise CatalogError(
+            f"HF_ENDPOINT, or another variable of huggingface_hub's, is malformed: {error}"
+        ) from None
+    if not re.fullmatch(r"(?i)https?://[!-.0-~][!-~]*", constants.ENDPOINT):
         raise CatalogError(
             "HF_ENDPOINT is not a web address: unset it, or write it as https://huggingface.co"
         )

@@ -219,13 +219,34 @@ def test_the_server_that_does_not_answer_is_named(mink: Mink, hub: Hub) -> None:
     refused(mink("pull", NAME), hub.redirect)
 
 
-@pytest.mark.parametrize("endpoint", ["http://[::1", "ftp://x", "huggingface.co", "http://", "http://a b"])
-def test_a_malformed_endpoint(endpoint: str, home: Path) -> None:
-    """In a process of its own, since huggingface_hub reads it when it is imported."""
-    for arguments in (["pull", NAME], ["list"]):
+@pytest.mark.parametrize(
+    ("name", "value", "commands"),
+    [
+        *(
+            ("HF_ENDPOINT", endpoint, ("pull", "list"))
+            for endpoint in (
+                "http://[::1",
+                "ftp://x",
+                "huggingface.co",
+                "http://",
+                "http://a b",
+                "http://a:x",
+            )
+        ),
+        ("HF_ENDPOINT", "http://a\n", ("pull",)),
+        ("HF_HUB_DOWNLOAD_TIMEOUT", "soon", ("list",)),
+        ("HTTPS_PROXY", "http://[::1", ("pull",)),
+        ("HTTPS_PROXY", "parrot://a", ("pull",)),
+        ("HF_TOKEN_PATH", "/", ("pull",)),
+    ],
+)
+def test_a_malformed_variable(name: str, value: str, commands: tuple[str, ...], home: Path) -> None:
+    """In a process of its own, since huggingface_hub reads them when it is imported."""
+    for command in commands:
+        arguments = [command, NAME] if command == "pull" else [command]
         program = f"import sys; sys.argv[1:] = {arguments}; from mink_local.models.cli import main; main()"
-        environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home)}
-        refused(run_python("-c", program, env=environment), "HF_ENDPOINT")
+        environment = {**os.environ, "HF_HOME": str(home), name: value}
+        refused(run_python("-c", program, env=environment), "HF_")
 
 
 @pytest.mark.parametrize("token", ["hf a", "hf_é"])
