@@ -41,7 +41,8 @@ class Decoding:
     Attributes:
         client: Who asks for the answer: those of several clients wait in turn.
         turn: When it is this one's.
-        kept: The file with a beginning of the prompt, and its length; None if it need not be read.
+        kept: The file with a beginning of the prompt, how many tokens that has, and the file's size in bytes;
+            None if it need not be read.
         is_plain: Whether tokens never depend on the text before them.
 
     Raises:
@@ -66,7 +67,7 @@ class Decoding:
         self.answer = answer
         self.client = ""
         self.turn = 0
-        self.kept: tuple[Path, int] | None = None
+        self.kept: tuple[Path, int, int] | None = None
         self._params = params
         self._weights = weights
         self._texts = texts

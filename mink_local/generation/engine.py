@@ -30,7 +30,7 @@ from mink_local.errors import GenerationError
 from mink_local.generation.answer import Answer, FinishReason, Piece
 from mink_local.generation.call_styles import with_call_grammar
 from mink_local.generation.decoding import Decoding
-from mink_local.generation.kept import KeptCaches
+from mink_local.generation.kept import MOST_BESIDE, KeptCaches
 from mink_local.generation.prompt_budget import PromptBudget
 from mink_local.generation.request import Request, read_prompt
 from mink_local.generation.slots import (
@@ -341,8 +341,12 @@ class Engine:
                 self.kept.keep(slot.tokens, slot.seq_id, waits=True)
 
     def _keep(self, slot: Slot[Group]) -> None:
-        if self.kept is not None:
+        if self.kept is not None and self._may_copy(self.context.state_size(slot.seq_id)):
             self.kept.keep(slot.tokens, slot.seq_id)
+
+    def _may_copy(self, n_bytes: int) -> bool:
+        """Return whether so much of a cache may be copied, for which all that are being answered wait."""
+        return self.n_busy == 0 or n_bytes <= MOST_BESIDE
 
     def _n_cached(self, prompt: Sequence[int]) -> int:
         """Return how much of a prompt a slot holds. May be called from any thread."""
@@ -438,8 +442,8 @@ class Engine:
         """Read a prompt's beginning from disk into a free slot, unless a slot holds as much by now."""
         slot = find_free(self.slots)
         if decoding.kept is not None and slot is not None:
-            (path, n_tokens), decoding.kept = decoding.kept, None
-            if self._n_cached(decoding.answer.prompt) < n_tokens:
+            (path, n_tokens, n_bytes), decoding.kept = decoding.kept, None
+            if self._n_cached(decoding.answer.prompt) < n_tokens and self._may_copy(n_bytes):
                 slot.read(path)
 
     def _compact(self) -> list[Slot[Group]]:

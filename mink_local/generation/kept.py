@@ -16,6 +16,7 @@ from mink_local.generation.slots import CONTINUED, common_prefix
 from mink_local.llama.context import Context
 
 LEAST_TOKENS = 256  # fewer are evaluated as fast as a file is read
+MOST_BESIDE = 256 << 20  # bytes that are copied while others are being answered: well under a second
 _NAMES = f"{'?' * 16}-{'?' * 16}.kv"
 
 log = logging.getLogger("mink_local")
@@ -45,8 +46,8 @@ class KeptCaches:
         self._writer = ThreadPoolExecutor(1, "kept caches")
         self._writing: Future[None] = self._writer.submit(lambda: None)
 
-    def find(self, tokens: Sequence[int], n_cached: int) -> tuple[Path, int] | None:
-        """Return the file with the longest beginning of a prompt, and its length.
+    def find(self, tokens: Sequence[int], n_cached: int) -> tuple[Path, int, int] | None:
+        """Return the file with the longest beginning of a prompt, how many tokens that has, and its bytes.
 
         None if there is none that is worth reading for a prompt of which `n_cached` tokens need not be
         evaluated anyway. May be called from any thread.
@@ -56,10 +57,10 @@ class KeptCaches:
         path = max(lengths, key=lambda path: lengths[path], default=None)
         if path is None or lengths[path] < n_cached + LEAST_TOKENS:
             return None
-        if self._context.is_sealed(path):
-            with suppress(OSError):  # another server may have deleted it
+        with suppress(OSError):  # another server may delete it
+            if self._context.is_sealed(path):
                 os.utime(path)
-            return path, lengths[path]
+                return path, lengths[path], path.stat().st_size
         log.warning("%s is damaged or gone: it is not read", path)
         self._tokens.pop(path, None)
         return self.find(tokens, n_cached)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mink_local import Model, Reply, load_model
+from mink_local.generation import engine
 from mink_local.generation.kept import KeptCaches
 
 PROMPT = "".join(f"The quick brown fox {i} jumps over the lazy dog. " for i in range(30))
@@ -61,6 +62,22 @@ def test_a_cache_is_kept_when_another_conversation_takes_its_slot(model: Model, 
     assert asked(model, PROMPT).evaluated_tokens < 10
 
 
+@pytest.mark.parametrize("most", [0, 1 << 30])
+def test_nobody_waits_for_a_large_copy(
+    smollm2_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(engine, "MOST_BESIDE", most)
+    with load_model(str(smollm2_path), n_ctx=1024, n_parallel=2) as model:
+        restarted(model, tmp_path)
+        asked(model, PROMPT)
+        running = model.complete("Once", max_tokens=1000, ignore_eos=True)
+        next(running)
+        for prompt in (OTHER, PROMPT):
+            evaluated = asked(model, prompt).evaluated_tokens
+        running.close()
+    assert (evaluated > 300) == (most == 0)
+
+
 def test_the_oldest_are_deleted_beyond_the_limit_and_nothing_else(model: Model, tmp_path: Path) -> None:
     (tmp_path / "mine.kv").write_bytes(b"x" * 100)
     os.utime(tmp_path / "mine.kv", (0, 0))
@@ -108,7 +125,7 @@ def test_a_file_deleted_after_it_was_found_is_evaluated_again(
     assert kept is not None
     find = kept.find
 
-    def found_and_deleted(*args: Any) -> tuple[Path, int] | None:
+    def found_and_deleted(*args: Any) -> tuple[Path, int, int] | None:
         found = find(*args)
         if found:
             found[0].unlink()

@@ -1,11 +1,15 @@
 """The program mink-serve: how it starts, drains and ends."""
 
 import json
+import re
 import signal
 import socket
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
+from configparser import RawConfigParser
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -46,6 +50,25 @@ def test_what_cannot_be_served_is_one_sentence(tmp_path: Path) -> None:
     assert "not UTF-8" in refusal("--chat-template-file", str(tmp_path / "keys"))
     for text in ("[1]", "{", "[" * 99_999, '{"bos_token": ""}'):
         assert "--template-kwargs" in refusal("--template-kwargs", text)
+
+
+yaml: Any = pytest.importorskip("yaml")
+READ = {
+    "ini": RawConfigParser(strict=False).read_string,
+    "json": json.loads,
+    "toml": tomllib.loads,
+    "yaml": yaml.safe_load,
+}
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = "".join(
+    (DOCS / f"{name}.md").read_text("utf-8") for name in ("clients", "operate", "several-servers")
+)
+FILES = re.findall(f"^```({'|'.join(READ)})\n(.*?)^```", PAGES, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize(("kind", "text"), FILES)
+def test_files_in_the_documents_can_be_read(kind: str, text: str) -> None:
+    READ[kind](text)
 
 
 def test_a_model_has_the_name_of_the_catalogue_or_of_its_file() -> None:
