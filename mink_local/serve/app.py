@@ -43,7 +43,7 @@ from mink_local.serve.guard import (
     while_connected,
 )
 from mink_local.serve.history import SIZE
-from mink_local.serve.keys import Keys, Reload
+from mink_local.serve.keys import Keys
 from mink_local.serve.metrics import Metrics
 from mink_local.serve.request.parsing import naming, parse
 from mink_local.serve.request.presets import Preset, Presets
@@ -156,7 +156,6 @@ def serve(
     chat_template: str | None,
     template_kwargs: Mapping[str, Any] | None,
     keys: Keys,
-    reload: Reload,
     allowed_host: Sequence[str],
     allowed_origin: Sequence[str],
     drain: float,
@@ -211,7 +210,7 @@ def serve(
         stall_seconds=watchdog,
         n_kept=0 if no_history else SIZE,
     )
-    server = _Server(guarded(make_app(service)), service, reload, drain, _ready(service, bound))
+    server = _Server(guarded(make_app(service)), service, keys, drain, _ready(service, bound))
     gc.freeze()  # without this a full collection takes 70 ms, in which no client gets a token
     server.run(sockets=[bound])
     if service.failure is not None:
@@ -261,13 +260,13 @@ class _Server(uvicorn.Server):
     Args:
         app: The application.
         service: Its service.
-        reload: Has its keys read again.
+        keys: Its API keys.
         drain: Time for running answers to end, in seconds.
         ready: What it says.
     """
 
     def __init__(
-        self, app: Guard, service: Service, reload: Reload, drain: float, ready: Mapping[str, object]
+        self, app: Guard, service: Service, keys: Keys, drain: float, ready: Mapping[str, object]
     ) -> None:
         # The seconds are for clients to read the end of their answers.
         super().__init__(uvicorn.Config(app, **UVICORN, timeout_graceful_shutdown=5, lifespan="on"))
@@ -275,7 +274,7 @@ class _Server(uvicorn.Server):
         self._drain = drain
         self._ready = ready
         self._drained_at = math.inf
-        self._reload = reload
+        self._keys = keys
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -283,7 +282,7 @@ class _Server(uvicorn.Server):
             request_log.say("ready: press Ctrl-C to stop the server", **self._ready)
 
     async def on_tick(self, counter: int) -> bool:
-        self._reload.look(self.stop)
+        self._keys.look(self.stop)
         service = self._service
         is_drained = service.is_draining and service.n_present == 0
         is_over = is_drained or time.monotonic() >= self._drained_at or service.failure is not None

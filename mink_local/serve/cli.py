@@ -191,7 +191,7 @@ def cli(
     from mink_local.serve import request_log
     from mink_local.serve.app import listen, serve
     from mink_local.serve.guard import check_start
-    from mink_local.serve.keys import Keys, Reload
+    from mink_local.serve.keys import Keys
     from mink_local.serve.request.presets import BUILT_IN, Preset
 
     presets = {} if no_presets else dict(BUILT_IN)
@@ -209,10 +209,9 @@ def cli(
         api_keys = Keys(keys, api_key_file)
         host = host.strip("[]")
         check_start(host, has_keys=bool(api_keys))
-        reload = Reload(api_keys)
         # Before the model is loaded: a port in use is reported at once.
-        with reload.on_hang_up(), listen(host, port) as socket:
-            serve(socket, host=host, keys=api_keys, reload=reload, presets=presets, **options)
+        with api_keys.on_hang_up(), listen(host, port) as socket:
+            serve(socket, host=host, keys=api_keys, presets=presets, **options)
     except MinkError as error:
         if options["log_format"] != "json":
             raise

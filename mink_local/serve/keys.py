@@ -1,4 +1,4 @@
-"""API keys, and who has them: lines `NAME:KEY` or `KEY`."""
+"""API keys, and who has them: lines `NAME:KEY` or `KEY`, which are read again while the server runs."""
 
 import hashlib
 import logging
@@ -21,6 +21,9 @@ _LINE = re.compile(r"(?![\w.-]+:$)(?:([\w.-]{1,64}):)?([!-~]+)", re.ASCII)
 class Keys:
     """The API keys with the names of those who have them; a key without a name is called by its hash.
 
+    SIGHUP has the file read again; on Windows, which has none, a change does. Without a file, or if the
+    terminal is gone, SIGHUP ends the program.
+
     Args:
         given: Keys from the command line, each perhaps after `NAME:`.
         path: A file of more, one a line; `#` begins a comment.
@@ -31,8 +34,11 @@ class Keys:
 
     def __init__(self, given: Sequence[str] = (), path: Path | None = None) -> None:
         self._given = given
-        self.path = path
+        self._path = path
         self._names: dict[bytes, str] = {}
+        self._had_terminal = _has_terminal()
+        self._is_asked = False
+        self._changed = self._file_time()
         self.reload()
 
     def __len__(self) -> int:
@@ -50,52 +56,31 @@ class Keys:
                 )
             digest = _digest(match[2])
             names[digest] = match[1] or f"key-{digest.hex()[:6]}"
-        if self.path is not None and not names:
-            raise click.UsageError(f"{self.path} has no API key: write one a line")
+        if self._path is not None and not names:
+            raise click.UsageError(f"{self._path} has no API key: write one a line")
         self._names = names
 
     def _lines(self) -> Iterator[tuple[str, str]]:
         """Yield the lines of the file that are no comments, each with its place."""
-        if self.path is None:
+        if self._path is None:
             return
         try:
-            lines = regular(self.path).read_text(encoding="utf-8-sig").splitlines()
+            lines = regular(self._path).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise click.UsageError(f"{self.path} cannot be read: {error}") from None
+            raise click.UsageError(f"{self._path} cannot be read: {error}") from None
         for number, line in enumerate(map(str.strip, lines), 1):
             if line and not line.startswith("#"):
-                yield f"{self.path}, line {number}", line
+                yield f"{self._path}, line {number}", line
 
     def name_of(self, key: str) -> str | None:
         """Return the name of who has a key; None if nobody has it."""
         return self._names.get(_digest(key))
 
-
-def _digest(key: str) -> bytes:
-    """Return a hash, so that the time of a comparison reveals nothing of a key."""
-    return hashlib.sha256(key.encode()).digest()
-
-
-class Reload:
-    """Has the file of keys read again on SIGHUP; on Windows, which has none, when it has changed.
-
-    Without a file, or if the terminal is gone, SIGHUP ends the program.
-
-    Args:
-        keys: The keys.
-    """
-
-    def __init__(self, keys: Keys) -> None:
-        self._keys = keys
-        self._had_terminal = _has_terminal()
-        self._is_asked = False
-        self._changed = self._file_time()
-
     @contextmanager
     def on_hang_up(self) -> Iterator[None]:
         """Hear SIGHUP in this block, unless it is ignored, as by nohup, and there is no file."""
         signals = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
-        if self._keys.path is None and signals and signal.getsignal(signals[0]) == signal.SIG_IGN:
+        if self._path is None and signals and signal.getsignal(signals[0]) == signal.SIG_IGN:
             signals = []
         with handled(signals, lambda *_: setattr(self, "_is_asked", True)):
             yield
@@ -106,20 +91,25 @@ class Reload:
             before, self._changed = self._changed, self._file_time()
             self._is_asked = self._changed not in (before, 0)
         is_asked, self._is_asked = self._is_asked, False
-        if is_asked and (self._keys.path is None or (self._had_terminal and not _has_terminal())):
+        if is_asked and (self._path is None or (self._had_terminal and not _has_terminal())):
             end()
         elif is_asked:
             try:
-                self._keys.reload()
-                log.info("read the API keys again: %d", len(self._keys))
+                self.reload()
+                log.info("read the API keys again: %d", len(self))
             except click.UsageError as error:
                 log.error("the API keys stay as they are: %s", error)
 
     def _file_time(self) -> int:
         """Return when the file was changed; 0 if there is none."""
         with suppress(OSError):
-            return self._keys.path.stat().st_mtime_ns if self._keys.path else 0
+            return self._path.stat().st_mtime_ns if self._path else 0
         return 0
+
+
+def _digest(key: str) -> bytes:
+    """Return a hash, so that the time of a comparison reveals nothing of a key."""
+    return hashlib.sha256(key.encode()).digest()
 
 
 def _has_terminal() -> bool:

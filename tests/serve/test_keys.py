@@ -8,7 +8,7 @@ import click
 import httpx
 import pytest
 
-from mink_local.serve.keys import Keys, Reload
+from mink_local.serve.keys import Keys
 from tests.support.http import until
 from tests.support.server import running_server
 
@@ -56,13 +56,12 @@ def test_without_hang_ups_a_changed_file_is_read_again(
     path = tmp_path / "keys"
     path.write_text("k1")
     keys = Keys((), path)
-    reload = Reload(keys)
-    with reload.on_hang_up():
+    with keys.on_hang_up():
         for text, key in (("k2", "k2"), ("two words", "k2"), ("k3", "k3")):
             path.write_text(text)
             os.utime(path, ns=(0, path.stat().st_mtime_ns + 10**9 * (1 + len(text))))
-            reload.look(pytest.fail)
-            reload.look(pytest.fail)
+            keys.look(pytest.fail)
+            keys.look(pytest.fail)
             assert keys.name_of(key)
             assert keys.name_of("k1") is None
 
@@ -104,12 +103,11 @@ def test_without_a_file_a_hang_up_ends_the_server() -> None:
 
 
 def test_options_are_set_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINK_SERVE_PARALLEL", "3")
+    monkeypatch.setenv("MINK_SERVE_ALIAS", "m")
     monkeypatch.setenv("MINK_SERVE_PRESET", "hot=min-k@9 cold=greedy@0")
     monkeypatch.setenv("MINK_SERVE_NO_PRESETS", "1")
     monkeypatch.setenv("MINK_API_KEY", "alice:k1 bob:k2")
     with running_server() as server:
         headers = {"x-api-key": "k2"}
         listed = httpx.get(f"{server.url}/v1/models", headers=headers).json()["data"]
-        assert [entry["id"] for entry in listed] == ["smollm2-135m", "smollm2-135m:hot", "smollm2-135m:cold"]
-        assert len(httpx.get(f"{server.url}/slots", headers=headers).json()) == 3
+        assert [entry["id"] for entry in listed] == ["m", "m:hot", "m:cold"]
