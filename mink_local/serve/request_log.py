@@ -19,7 +19,7 @@ _fields: ContextVar[dict[str, object]] = ContextVar("fields")
 _request_id: ContextVar[str] = ContextVar("request_id", default="0")
 _client: ContextVar[str] = ContextVar("client", default="")
 
-POLLED = frozenset({"/health", "/ready", "/metrics", "/slots"})
+POLLED = frozenset({"/health", "/ready", "/metrics"})
 """Paths that machines ask for every few seconds, however busy the server is."""
 
 log = logging.getLogger("mink_local.requests")

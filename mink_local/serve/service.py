@@ -32,7 +32,6 @@ T = TypeVar("T")
 _PREPARERS = 4  # threads that render and tokenize prompts; llama.cpp's own threads need the cores
 _WATCH_SECONDS = 0.5  # between two looks at the engine
 _END_SECONDS = 10.0  # for the running batch to end when the server stops
-_USUAL_SECONDS = 5.0  # an answer's time before one is finished
 
 log = logging.getLogger("mink_local")
 
@@ -153,7 +152,6 @@ class Service:
         self.is_draining = False
         self._over: ApiError | None = None  # why no answer comes any more
         self._n_preparing = 0
-        self._seconds = _USUAL_SECONDS  # of an answer, a moving average, for Retry-After
         self._pool = ThreadPoolExecutor(_PREPARERS, "prepare")
         engine = model.core.engine
         engine.most_of_client = key_slots
@@ -249,7 +247,7 @@ class Service:
             )
         n_present = self.n_present
         if n_present + n > self._capacity:
-            seconds = max(1, round(n_present / self.model.n_parallel * self._seconds))
+            seconds = 1 + n_present // self.model.n_parallel
             raise ApiError(
                 429,
                 f"the server is full ({n_present} answers running or queued): retry in {seconds} s",
@@ -279,9 +277,6 @@ class Service:
     def cancel(self, stream: EventStream) -> None:
         """End those of a stream's answers that have not ended; others go on."""
         self._streams.discard(stream)
-        for answer in stream.answers:
-            if answer.finish_reason is not None:
-                self._seconds += 0.1 * (answer.seconds - self._seconds)
         self.model.core.thread.cancel([answer for answer in stream.answers if answer.finish_reason is None])
 
     async def off_loop(self, function: Callable[..., T], *arguments: Any) -> T:

@@ -14,14 +14,12 @@ from mink_local.serve.endpoints.state import (
     ModelEntry,
     ModelList,
     RecordedRequest,
-    SlotState,
     health,
     list_models,
     metrics,
     ready,
     recorded_request,
     retrieve_model,
-    slots,
 )
 from mink_local.serve.endpoints.tokens import (
     DetokenizedText,
@@ -97,7 +95,6 @@ ENDPOINTS = {
     "/tokenizer_info": Endpoint(tokenizer_info, TokenizerInfo),
     "/health": Endpoint(health, Health),
     "/ready": Endpoint(ready, Health),
-    "/slots": Endpoint(slots, list[SlotState]),
     "/history/{request_id}": Endpoint(recorded_request, RecordedRequest),
     "/metrics": Endpoint(metrics, str),
 }

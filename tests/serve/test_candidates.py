@@ -88,16 +88,6 @@ def test_a_candidate_completes_the_character_that_the_answer_ends_with(
     assert (start.id, start.text) == (prefix[0], "")
 
 
-def test_what_cannot_be_answered_is_refused(row: NDArray[np.float32], smollm2: Model) -> None:
-    banned = row.copy()
-    banned[5] = -np.inf
-    for sampled in (-1, row.size, 5):
-        with pytest.raises(ValueError, match="sampled"):
-            step_candidates(banned, smollm2.weights, [], [1.0], top=5, sampled=sampled)
-    with pytest.raises(ValueError, match="finite"):
-        step_candidates(np.full_like(row, -np.inf), smollm2.weights, [], [1.0], top=5)
-
-
 def test_the_answer_is_json_at_any_temperature(row: NDArray[np.float32], smollm2: Model) -> None:
     step = step_candidates(row, smollm2.weights, SAMPLERS, [1e-300, 1e300], top=5)
     assert msgspec.json.decode(msgspec.json.encode(step))["cuts"][0]["weight"][0] == 1.0

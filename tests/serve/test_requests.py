@@ -66,8 +66,8 @@ UNKNOWN: list[tuple[type[Fields], dict[str, Any], set[str]]] = [
     ),
     (
         ChatRequest,
-        {"tfs_z": 0.5, "min_keep": 1, "sampler_order": [6, 0]},
-        {"tfs_z", "min_keep", "sampler_order"},
+        {"tfs_z": 0.5, "min_keep": 1, "samplers": ["top_k"]},
+        {"tfs_z", "min_keep", "samplers"},
     ),
     (
         ChatRequest,
@@ -316,7 +316,6 @@ NEUTRAL = {
     "top_p": 1, "top_k": 0, "min_p": 0, "top_n_sigma": -1, "mirostat": 0, "mirostat_tau": 5, "min_k": False,
     "min_k_tau": -1, "min_k_floor": 0, "typical_p": 1, "top_a": 0, "xtc_probability": 0, "xtc_threshold": 0.1,
     "dynatemp_range": 0, "dynatemp_exponent": 1, "adaptive_target": -0.01, "adaptive_decay": 0.9,
-    "samplers": ["penalties", "dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
     "frequency_penalty": 0, "presence_penalty": 0, "repeat_penalty": 1,
     "repeat_last_n": 128, "dry_multiplier": 0, "dry_base": 2, "logit_bias": {}, "stop": "", "seed": -1,
     "min_tokens": 0, "max_tokens": -1, "grammar": "",
@@ -385,32 +384,7 @@ def test_cuts_are_in_llama_cpps_order_whatever_the_clients() -> None:
     assert accepted(**fields, dynatemp_range=1).sampler == Chain(*CUTS, DynamicTemperature(1.0))
 
 
-@pytest.mark.parametrize(
-    ("samplers", "cuts"),
-    [
-        (["xtc", "top_k", "temperature"], [MinK(), Xtc(0.5, order=LAST), TopK(40)]),
-        (["top_k", "min-k", "Typ_P", "temp"], [TopK(40), MinK(), Typical(0.9, LAST)]),
-        (["penalties", "top-p", "temperature", "min_p", "none"], [MinK(), TopP(0.95, LAST), MinP(0.05)]),
-    ],
-)
-def test_samplers_change_the_order_and_leave_out_what_they_do_not_name(
-    samplers: list[str], cuts: list[Sampler]
-) -> None:
-    params, ignored = params_of(**EVERY, samplers=samplers)
-    assert params.sampler == Chain(*cuts)
-    assert params.temperature == 1.5
-    used = {field for cut in cuts for field in cut.request_fields}
-    assert set(ignored) == set(EVERY) - used - {"min_k"}
-
-
-def test_a_temperature_that_samplers_do_not_name_is_1() -> None:
-    params, ignored = params_of(top_k=3, samplers=["top_k"], temperature=0.5)
-    assert (params.sampler, params.temperature, ignored) == (TopK(3), 1.0, ["temperature"])
-    assert params_of(top_k=3, samplers=["top_k"], temperature=0)[0].effective_sampler == Greedy()
-    assert params_of(top_k=3, samplers="kt")[1] == ["samplers"]  # llama-server's letters
-
-
-@pytest.mark.parametrize("fields", [EVERY, {**EVERY, "mirostat": 2}, {**EVERY, "samplers": ["xtc"]}])
+@pytest.mark.parametrize("fields", [EVERY, {**EVERY, "mirostat": 2}])
 def test_at_temperature_0_every_request_is_greedy(fields: dict[str, Any]) -> None:
     assert params_of(**fields, temperature=0)[0].effective_sampler == Greedy()
 
@@ -464,7 +438,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"stop": 5}, "stop", "int"),
     ({"seed": "one"}, "seed", "str"),
     ({"top_p": "high"}, "top_p", "str"),
-    ({"samplers": [5]}, "samplers[0]", "int"),
     ({"stream": "yes"}, "stream", "str"),
     ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", "1024"),
     ({"logit_bias": [[1, 1]] * 1025}, "logit_bias", "1024"),

@@ -195,10 +195,8 @@ def step_candidates(
         prompt_tokens: Number of tokens before the step.
 
     Raises:
-        ValueError: No logit is finite, or that of `sampled` is not.
+        OptionError: The logit of `sampled` is not finite.
     """
-    if not np.isfinite(logits).any():
-        raise ValueError("no logit is finite: there is no token to choose")
     if sampled is not None and not (0 <= sampled < logits.size and np.isfinite(logits[sampled])):
         raise OptionError("sampled", f"must be a token with a finite logit, not {sampled}")
     step = sampling_step(logits, int(np.nanargmax(logits)) if sampled is None else sampled, 1.0, ())

@@ -1,4 +1,4 @@
-"""What the server offers, is doing and has done: models, health, slots, numbers, the last requests."""
+"""What the server offers and has done: models, health, numbers, the last requests."""
 
 from datetime import UTC, datetime
 from typing import Literal
@@ -7,9 +7,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
 from mink_local.generation.answer import Answer
-from mink_local.generation.decoding import Decoding
 from mink_local.generation.model import Model
-from mink_local.generation.slots import Slot
 from mink_local.serve import request_log
 from mink_local.serve.bodies import Output
 from mink_local.serve.metrics import Metrics
@@ -103,24 +101,6 @@ class RecordedRequest(Output, kw_only=True):
     answers: list[RecordedAnswer]
 
 
-class SlotState(Output, kw_only=True):
-    """A slot of the engine.
-
-    Attributes:
-        n_answers: Number of answers that share it, since they have the same tokens so far.
-        n_cached: Tokens in its KV cache.
-        n_pending: Tokens still to be evaluated, of a prompt or one of an answer.
-        n_generated: Tokens of its answer so far.
-    """
-
-    id: int
-    is_processing: bool
-    n_answers: int
-    n_cached: int
-    n_pending: int
-    n_generated: int
-
-
 async def health(service: Service) -> Health:
     """Return whether the engine works, also while the server drains."""
     if service.failure is not None:
@@ -180,23 +160,6 @@ def _recorded(model: Model, answer: Answer) -> RecordedAnswer:
         temperature=answer.request.params.temperature,
         tokens=[RecordedToken(id=token, text=text, k=k) for token, text, k in steps],
         finish_reason=answer.finish_reason,
-    )
-
-
-async def slots(service: Service) -> list[SlotState]:
-    """Return what each slot of the engine is doing."""
-    return [_slot_state(slot) for slot in service.model.core.engine.slots]
-
-
-def _slot_state(slot: Slot[list[Decoding]]) -> SlotState:
-    answers = [decoding.answer for decoding in slot.job or ()]  # the engine's thread may change the slot now
-    return SlotState(
-        id=slot.seq_id,
-        is_processing=bool(answers),
-        n_answers=len(answers),
-        n_cached=len(slot.tokens),
-        n_pending=len(slot.pending) if answers else 0,
-        n_generated=max((answer.n_tokens for answer in answers), default=0),
     )
 
 

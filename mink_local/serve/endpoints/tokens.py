@@ -24,7 +24,6 @@ class TokenizeRequest(Fields, frozen=True):
         prompt: The text; with this name one is, as in vLLM.
         add_special: Whether to add the token that begins texts; `add_special_tokens` is the same.
         parse_special: Whether control tokens in the text are read as such.
-        with_pieces: Whether to return the text of every token.
     """
 
     names: ClassVar = {"add_special": ("add_special", "add_special_tokens")}
@@ -33,7 +32,6 @@ class TokenizeRequest(Fields, frozen=True):
     prompt: LongText | None = None
     add_special: bool | None = None
     parse_special: bool = True
-    with_pieces: bool = False
 
     def __post_init__(self) -> None:
         if self.content is None and self.prompt is None:
@@ -46,17 +44,10 @@ class DetokenizeRequest(Fields, frozen=True):
     tokens: Annotated[list[TokenId], Meta(max_length=MAX_TEXT_CHARACTERS)]
 
 
-class TokenPiece(Output, kw_only=True):
-    """A token with its text, or with its bytes if they are no whole character."""
-
-    id: int
-    piece: str | list[int]
-
-
 class TokenizedText(Output, kw_only=True):
-    """The tokens of a text; objects with `with_pieces`."""
+    """The tokens of a text."""
 
-    tokens: list[int | TokenPiece]
+    tokens: list[int]
     count: int
     max_model_len: int
 
@@ -97,18 +88,7 @@ def _tokenized(service: Service, request: TokenizeRequest) -> TokenizedText:
     # vLLM adds the beginning of a text by default, llama-server does not.
     add_special = not is_content if request.add_special is None else request.add_special
     tokens = weights.tokenize(text, add_special=add_special, parse_special=request.parse_special)
-    listed: list[int | TokenPiece] = [*tokens]
-    if request.with_pieces:
-        listed = [TokenPiece(id=token, piece=_text_or_bytes(weights.piece(token))) for token in tokens]
-    return TokenizedText(tokens=listed, count=len(tokens), max_model_len=service.model.n_ctx)
-
-
-def _text_or_bytes(piece: bytes) -> str | list[int]:
-    """Return the text of a token, or its bytes if they are no whole character, as llama-server does."""
-    try:
-        return piece.decode()
-    except UnicodeDecodeError:
-        return list(piece)
+    return TokenizedText(tokens=tokens, count=len(tokens), max_model_len=service.model.n_ctx)
 
 
 async def detokenize(service: Service, request: DetokenizeRequest) -> DetokenizedText:

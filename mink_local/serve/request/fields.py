@@ -158,8 +158,6 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
             -1: no limit. `thinking_budget_tokens` is the same.
         temperature: Applied to the candidates that the sampler keeps; 0 is greedy. There is no upper bound.
         sampler: A sampler such as `min-k:tau=3`; it wins over the samplers' own fields.
-        samplers: The order in which samplers act, as in llama-server: `["top_k", "typ_p", "temperature"]`.
-            Cuts that are not listed are left out; Min-k comes first then.
         min_k: Use Min-k, with `min_k_tau` and `min_k_floor`.
         logit_bias: By token id, or a list of pairs of token id or text and bias, as in llama-server; -100 and
             `false` ban a token.
@@ -192,7 +190,6 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
 
     temperature: Annotated[float, Meta(ge=0)] | None = None
     sampler: Name | None = None
-    samplers: Annotated[list[Name], Meta(max_length=64)] | str | None = None
     min_k: bool | None = None
 
     logit_bias: (

@@ -18,7 +18,6 @@ from mink_local.samplers import (
     Chain,
     MinK,
     Mirostat,
-    Order,
     Sampler,
     parse,
 )
@@ -107,7 +106,6 @@ def _sampler(request: SamplingFields, preset: Preset) -> tuple[Sampler, float, l
     """Return the sampler, the temperature, and the fields that have no effect beside them."""
     chosen = _chosen_options(request)
     fields = [field for given in chosen.values() for field in given]
-    fields += ["samplers"] if request.samplers else []
     if preset.is_fixed:
         fields += [name for name in ("sampler", "temperature") if getattr(request, name) is not None]
         return preset.sampler, preset.temperature, fields
@@ -117,15 +115,9 @@ def _sampler(request: SamplingFields, preset: Preset) -> tuple[Sampler, float, l
             return parse(request.sampler, "temperature-last"), temperature, fields
         except ValueError as error:
             raise ApiError(400, f"sampler: {error}", param="sampler") from None
-    names = _names(request.samplers)
-    turns = _turns(chosen, names)
-    cuts = [_cut(kind, chosen[kind], order) for kind, order in turns.items()]
-    ignored = [field for kind, given in chosen.items() if kind not in turns for field in given]
-    if isinstance(request.samplers, str) and request.samplers:
-        ignored.append("samplers")
-    if names and "temperature" not in names and temperature > 0:
-        temperature = 1.0
-        ignored += ["temperature"] if request.temperature is not None else []
+    acting = _acting(chosen)
+    cuts = [_cut(kind, chosen[kind]) for kind in acting]
+    ignored = [field for kind, given in chosen.items() if kind not in acting for field in given]
     return Chain(*cuts) if len(cuts) > 1 else next(iter(cuts), preset.sampler), temperature, ignored
 
 
@@ -151,41 +143,18 @@ def _chosen_options(request: SamplingFields) -> dict[type[Sampler], Options]:
     return chosen
 
 
-_ALIASES = {"typ-p": "typical", "typical-p": "typical", "nucleus": "top-p", "temp": "temperature"}
-
-
-def _names(samplers: list[str] | str | None) -> list[str]:
-    """Return the names that the field `samplers` lists, as they are called here."""
-    listed = samplers if isinstance(samplers, list) else []
-    names = [name.lower().replace("_", "-") for name in listed]
-    return [_ALIASES.get(name, name) for name in names]
-
-
-def _turns(chosen: Collection[type[Sampler]], names: Sequence[str]) -> dict[type[Sampler], Order]:
-    """Return the samplers of a request in the order in which they act, and which probabilities each sees.
-
-    They act in llama.cpp's order, before temperature. If `names` are given, they do so in that order, those
-    after "temperature" see its probabilities, and a cut that is not named is left out; but Min-k comes first
-    then. As in llama.cpp, mirostat does without cuts.
-    """
+def _acting(chosen: Collection[type[Sampler]]) -> list[type[Sampler]]:
+    """Return which of the samplers act, in llama.cpp's order; mirostat does so without cuts."""
     last = [kind for kind in chosen if kind.comes_last][-1:]
     if Mirostat in last:
-        return {Mirostat: "temperature-last"}
-    cuts = {kind.name: kind for kind in chosen if not kind.comes_last}
-    named = names or list(cuts)
-    if MinK.name not in named:
-        named = [MinK.name, *named]
-    heat = named.index("temperature") if "temperature" in named else len(named)
-    turns: dict[type[Sampler], Order] = {
-        cuts[name]: "temperature-last" if i < heat else "temperature-first"
-        for i, name in enumerate(named)
-        if name in cuts
-    }
-    return turns | dict.fromkeys(last, "temperature-last")
+        return last
+    return [*(kind for kind in chosen if not kind.comes_last), *last]
 
 
-def _cut(kind: type[Sampler], given: Options, order: Order) -> Sampler:
+def _cut(kind: type[Sampler], given: Options) -> Sampler:
     """Return a sampler with the options of a request's fields, each within its range, as in llama-server.
+
+    It acts before temperature.
 
     Raises ApiError if the options are out of range all the same.
     """
@@ -195,7 +164,7 @@ def _cut(kind: type[Sampler], given: Options, order: Order) -> Sampler:
         limits = option.metadata.get("range", Range())
         options[option.name] = type(option.default)(min(max(given[field], limits.low), limits.high))
     if kind.order is not None:
-        options["order"] = order
+        options["order"] = "temperature-last"
     try:
         return kind(**options)
     except ValueError as error:
