@@ -3,13 +3,12 @@
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import openai
 import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
-from pydantic import BaseModel, Field
 
 from tests.support.openai_client import strict_openai
 from tests.support.server import RunningServer, running_server
@@ -59,24 +58,6 @@ def test_a_chat_is_answered_with_choices_and_log_probabilities(client: OpenAI) -
         assert text.decode(errors="replace") == choice.message.content != ""
         assert all(len(token.top_logprobs) == 2 for token in choice.logprobs.content)
         assert all(token.logprob <= 0 for token in choice.logprobs.content)
-
-
-class Person(BaseModel):
-    """Somebody."""
-
-    name: Literal["Ada", "Bob"]
-    friends: list[Literal["Cyd"]] = Field(max_length=2)
-    boss: Literal["Eve"] | None
-
-
-def test_an_answer_is_parsed_into_a_pydantic_model(client: OpenAI) -> None:
-    completion = client.chat.completions.parse(
-        model=MODEL, messages=HELLO, response_format=Person, max_tokens=100, temperature=0
-    )
-    person = completion.choices[0].message.parsed
-    assert person is not None
-    assert person.name in ("Ada", "Bob")
-    assert len(person.friends) <= 2
 
 
 def test_a_forced_tool_is_called_and_its_result_answered(client: OpenAI) -> None:

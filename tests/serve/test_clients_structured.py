@@ -1,14 +1,12 @@
 """Clients that want an answer of some form, or a call: openai's helpers, instructor, pydantic-ai and more."""
 
 import asyncio
-import json
 from datetime import date
 from enum import Enum
 from typing import Annotated, Any, Literal
 
 import openai
 import pytest
-from langchain_openai import ChatOpenAI
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import BaseModel, Field
@@ -70,17 +68,6 @@ def test_openai_parses_a_streamed_call(server: RunningServer) -> None:
     assert isinstance(call.function.parsed_arguments, Order)
 
 
-@pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA"])
-def test_instructor(server: RunningServer, mode: str) -> None:
-    """It is no part of the tests' packages: it wants an older openai."""
-    instructor = pytest.importorskip("instructor")
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        order = instructor.from_openai(client, mode=instructor.Mode[mode]).create(
-            model=MODEL, messages=USER, response_model=Order, max_retries=0, **OPTIONS
-        )
-    assert isinstance(order, Order)
-
-
 @pytest.mark.parametrize("output", ["NativeOutput", "ToolOutput"])
 def test_pydantic_ai(server: RunningServer, output: str) -> None:
     """The model asks for the price first; with ToolOutput, the answer is a call, too."""
@@ -110,20 +97,6 @@ def test_pydantic_ai(server: RunningServer, output: str) -> None:
 
     assert isinstance(asyncio.run(run()), Order)
     assert len(asked) == 1
-
-
-@pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
-def test_langchain(
-    server: RunningServer, method: Literal["json_schema", "function_calling", "json_mode"]
-) -> None:
-    options: Any = {"base_url": f"{server.url}/v1", "api_key": "none", "max_retries": 0, **OPTIONS}
-    chat = ChatOpenAI(model=MODEL, **options)
-    found = chat.with_structured_output(Order, method=method, include_raw=True).invoke(TEXT)
-    assert isinstance(found, dict)
-    if method == "json_mode":  # which says nothing of the fields
-        assert isinstance(json.loads(found["raw"].content), dict)
-    else:
-        assert isinstance(found["parsed"], Order)
 
 
 def test_outlines(server: RunningServer) -> None:
