@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import re
 import socket
 import threading
@@ -439,7 +440,7 @@ def test_a_defect_is_in_the_log_and_not_in_the_response(port: int, caplog: pytes
     assert response.error["type"] == "server_error"
     assert b"defect" not in response.body
     until(lambda: caplog.records)  # it is written when the response is sent
-    [record] = caplog.records
+    record = caplog.records[0]
     assert "/fail" in record.getMessage()
     assert record.exc_info is not None
     assert record.exc_info[0] is ZeroDivisionError
@@ -509,7 +510,7 @@ def test_who_leaves_an_endpoint_or_in_the_middle_of_a_body_is_no_failure(
     with connect(port) as client:
         client.sendall(request("POST", path, b"abc", content_length=length))
     until(lambda: (path, 499) in responses)
-    assert caplog.messages == []
+    assert not any(record.levelno > logging.INFO for record in caplog.records)
 
 
 def write_without_end(client: socket.socket) -> None:
