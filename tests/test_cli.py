@@ -23,7 +23,7 @@ from mink_local.errors import MinkError, ModelNotFoundError, OptionError
 from mink_local.models.options import SamplerType, rpc_option
 from mink_local.samplers import MinK, TopP
 from tests.support.effort import examples
-from tests.support.python import Finished, output_of
+from tests.support.python import Finished
 
 
 def program(error: BaseException | None) -> Callable[[], None]:
@@ -234,17 +234,6 @@ def test_a_sampler_that_is_one_stays_and_its_name_is_completed() -> None:
     command = click.Command("x", params=[click.Option(["--x"], type=SamplerType())])
     items = SamplerType().shell_complete(click.Context(command), command.params[0], "top")
     assert [item.value for item in items] == ["top-n-sigma", "top-k", "top-a", "top-p"]
-
-
-def test_the_programs_start_with_a_click_whose_types_take_no_argument() -> None:
-    """Before 8.4 `click.ParamType[str]` is a TypeError."""
-    code = """
-import click
-def refuse(cls, item): raise TypeError("type 'ParamType' is not subscriptable")
-click.ParamType.__class_getitem__ = classmethod(refuse)
-import mink_local.chat.cli, mink_local.evals.cli, mink_local.models.cli, mink_local.bench.cli
-"""
-    assert output_of("-c", code) == ""
 
 
 def test_log_lines_have_no_control_characters() -> None:
