@@ -33,7 +33,8 @@ def regular(path: Path) -> Path:
     Raises:
         OSError: It is a pipe or a device: reading one may never end.
     """
-    if not (path.is_file() or path.is_dir() or path.parent in _WRITTEN) and path.exists():
+    ends = path.is_file() or path.is_dir() or path.parent in _WRITTEN or str(path) == os.devnull
+    if not ends and path.exists():
         raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
     return path
 
@@ -115,7 +116,7 @@ def private_file(path: Path) -> Path:
 def read_record(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; empty if the file is missing or damaged."""
     try:
-        record = json.loads(path.read_bytes())
+        record = json.loads(regular(path).read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mink_local.files import private_file, private_folder, write_atomic
+from mink_local.files import private_file, private_folder, regular, write_atomic
 from tests.support.records import disk_of
 from tests.support.windows import refuse_open_files
 
@@ -69,6 +69,17 @@ def test_permissions_and_links_are_kept(tmp_path: Path) -> None:
     assert (tmp_path / "secret").read_text() == "text"
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o640
+
+
+@posix
+def test_what_may_never_end_is_not_read(tmp_path: Path) -> None:
+    pipe, empty = tmp_path / "pipe", Path(os.devnull)
+    os.mkfifo(pipe)
+    for endless in (pipe, Path("/dev/zero")):
+        with pytest.raises(OSError, match=str(endless)):
+            regular(endless)
+    for path in (empty, tmp_path, tmp_path / "missing"):
+        assert regular(path) == path
 
 
 @posix

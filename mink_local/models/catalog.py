@@ -16,7 +16,7 @@ from platformdirs import user_config_path
 
 from mink_local.cli import NO_TEXT, did_you_mean
 from mink_local.errors import CatalogError, ModelNotFoundError
-from mink_local.files import locked, user_path, write_atomic
+from mink_local.files import locked, regular, user_path, write_atomic
 from mink_local.models import stores
 
 EMBEDDED = "smollm2-135m"
@@ -343,7 +343,7 @@ def _warn(message: str) -> None:
 def _read_text(path: Path) -> str:
     """Return a file's content, or "" if it does not exist; bytes that are not UTF-8 survive `_write_text`."""
     try:
-        return path.read_bytes().decode("utf-8", "surrogateescape")
+        return regular(path).read_bytes().decode("utf-8", "surrogateescape")
     except FileNotFoundError:
         return ""
     except OSError as error:

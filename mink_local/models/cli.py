@@ -161,7 +161,7 @@ def rm(model: str, yes: bool) -> None:
 @click.argument("name")
 @click.argument("model", metavar="MODEL")
 @click.option("--revision", show_default="main", help="Branch, tag or commit of the repository.")
-@click.option("--size", type=FiniteFloat(min=0), default=0, metavar="GB", help="Size in GB.")
+@click.option("--size", type=FiniteFloat(0, 999_999), default=0, metavar="GB", help="Size in GB.")
 @click.option("--sha256", default="", metavar="HEX", help="Expected SHA-256 of the file.")
 @click.option("--licence", default="", help="Licence.")
 @click.option("--note", default="", help="A note.")

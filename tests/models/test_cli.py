@@ -243,6 +243,7 @@ def test_completion_offers_what_is_here_first(mink: Mink, tiny: Callable[..., Pa
         (["add", "a", "no/such.gguf"], 2, "no/such.gguf"),
         (["add", "a", "hf:o/r", "--sha256", "abc"], 1, "'abc'"),
         (["add", "a", "hf:o/r", "--size", "inf"], 2, "--size"),
+        (["add", "a", "hf:o/r", "--size", "1e300"], 2, "--size"),
         (["pull", "qwen3-4b-instrukt"], 2, "qwen3-4b-instruct"),
         (["rm", "parrot"], 2, "'parrot'"),
         (["info", "~/x.gguf"], 1, "x.gguf"),
@@ -253,6 +254,13 @@ def test_completion_offers_what_is_here_first(mink: Mink, tiny: Callable[..., Pa
 def test_bad_input(mink: Mink, home: Path, arguments: list[str], status: int, complaint: str) -> None:
     (home / "x.gguf").write_bytes(b"GGUF\3")
     assert mink(*arguments).refused(status, complaint).stdout == ""
+
+
+@pytest.mark.posix
+def test_a_pipe_in_place_of_the_users_catalogue(mink: Mink) -> None:
+    catalog.user_catalog_path().parent.mkdir(parents=True)
+    os.mkfifo(catalog.user_catalog_path())
+    mink("path", "smollm2-135m").refused(1, "models.txt")
 
 
 def test_default(mink: Mink, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
