@@ -95,7 +95,7 @@ def _parse_cut(text: str, order: Order) -> Sampler:
     if not name:
         raise ValueError("a sampler's name is missing: a chain is written as top-k:k=40+min-k")
     if name not in SAMPLERS:
-        near = "".join(f", perhaps {one}" for one in get_close_matches(name, SAMPLERS, n=1))
+        near = "".join(f", perhaps {one}" for one in get_close_matches(name.lower(), SAMPLERS, n=1))
         raise ValueError(f"unknown sampler {name!r}{near}: the samplers are {', '.join(SAMPLERS)}")
     sampler = SAMPLERS[name]
     kinds = {f.name: type(f.default) for f in fields(sampler)}  # type: ignore[arg-type]
