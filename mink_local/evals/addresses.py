@@ -26,6 +26,7 @@ from mink_local.errors import ServerError
 from mink_local.evals.answering import Answered, Answerer, ModelSession
 from mink_local.generation.request import Request
 from mink_local.samplers import Greedy, Sampler, TopP
+from mink_local.sandbox import in_a_line
 
 log = logging.getLogger("mink_local")
 
@@ -115,13 +116,20 @@ class AddressAnswerer(Answerer):
     def _client(self, seconds: float, retries: int) -> AsyncOpenAI:
         # the account of OPENAI_ORG_ID is not for other servers
         headers = {} if _is_openai(self._base) else {"OpenAI-Organization": Omit(), "OpenAI-Project": Omit()}
+        try:
+            client = DefaultAsyncHttpxClient(follow_redirects=False)
+        except (ImportError, OSError, ValueError) as error:
+            reason = in_a_line(str(error))
+            raise ServerError(
+                f"no request can be sent: check SSL_CERT_FILE and the proxy (HTTPS_PROXY): {reason}"
+            ) from None
         return AsyncOpenAI(
             base_url=self._base,
             api_key=self._key or "none",
             timeout=seconds,
             max_retries=retries,
             default_headers=headers,  # type: ignore[arg-type]  # that of a request may be omitted, too
-            http_client=DefaultAsyncHttpxClient(follow_redirects=False),
+            http_client=client,
         )
 
     async def _listed(self) -> list[Any]:

@@ -98,6 +98,11 @@ def test_what_would_be_dropped_in_silence_is_refused(
     assert not (tmp_path / "run" / "manifest.json").exists()
 
 
+def test_certificates_that_are_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere")
+    run("-s", "top-p").refused(1, "SSL_CERT_FILE")
+
+
 def test_a_preset_of_mink_serve_is_refused(
     mink_eval: MinkEval, questions: list[object], server: JudgeServer, tmp_path: Path
 ) -> None:
