@@ -189,6 +189,10 @@ DAMAGE = [
     "UPDATE message SET content = x'80ff' WHERE conversation = 2",
     "UPDATE message SET content = CAST(x'80ff' AS TEXT) WHERE conversation = 2",
     "UPDATE message SET created = 'now' WHERE conversation = 2",
+    "UPDATE message SET created = -1e300 WHERE conversation = 2",
+    "UPDATE message SET role = x'ff' WHERE conversation = 2",
+    "UPDATE conversation SET settings = '" + "[" * 100_000 + "' WHERE id = 2",
+    "INSERT INTO piece VALUES (1, 4, 1, x'ff')",
     "UPDATE message SET parent = 4 WHERE id = 3",
 ]
 

@@ -14,7 +14,7 @@ from mink_local.chat.chat import Chat, Offer
 from mink_local.chat.commands.set_show import change_setting
 from mink_local.chat.conversation.export import export as write_export
 from mink_local.chat.conversation.session import cache_path
-from mink_local.chat.conversation.store import Conversation, ConversationStore, StoredMessage
+from mink_local.chat.conversation.store import Conversation, ConversationStore, StoredMessage, time_of
 from mink_local.chat.settings import BY_KEY
 from mink_local.chat.terminal.screen import Screen, beginnings, counted, one_line
 from mink_local.cli import UNPRINTABLE, WholeNumber
@@ -298,7 +298,7 @@ def _attached(message: StoredMessage) -> str:
 
 def _when(seconds: float) -> str:
     """Return the time of a moment of today, or the date of another day."""
-    then = datetime.fromtimestamp(seconds)
+    then = time_of(seconds)
     return f"{then:%H:%M}" if then.date() == datetime.now().date() else f"{then:%Y-%m-%d}"
 
 

@@ -1,11 +1,10 @@
 """Export of a conversation: Markdown for people, JSON for programs."""
 
 import json
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mink_local.chat.conversation.store import Conversation, ConversationStore, StoredMessage
+from mink_local.chat.conversation.store import Conversation, ConversationStore, StoredMessage, time_of
 from mink_local.cli import UNPRINTABLE, printable
 from mink_local.errors import MinkError
 from mink_local.files import write_atomic
@@ -86,5 +85,5 @@ def dumps(value: Any, indent: int | None = None) -> str:
 
 
 def _fields(message: StoredMessage) -> dict[str, Any]:
-    created = datetime.fromtimestamp(message.created).astimezone().isoformat(timespec="seconds")
+    created = time_of(message.created).astimezone().isoformat(timespec="seconds")
     return {**message.as_exported(), "created": created}

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_origin, get_type_hints
@@ -36,6 +37,7 @@ Role = Literal["user", "assistant"]
 
 _TITLE = 200  # characters of a message that a list shows
 _PATIENCE_MS = 1000  # milliseconds for another program that has locked the file
+_FIRST, _LAST = 86_400.0, 253_402_128_000.0  # times that have a date, in 1970 and 9999
 _VERSION = 1
 _SCHEMA = f"""
 BEGIN IMMEDIATE;
@@ -563,7 +565,7 @@ def _object(text: str | None) -> dict[str, Any]:
     """Return a JSON object of the database; an empty one if there is none, or it is damaged."""
     try:
         value = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -606,11 +608,12 @@ def _message(row: sqlite3.Row, pieces: Sequence[sqlite3.Row]) -> StoredMessage:
     """
     texts = [str(row["content"]), str(row["thinking"])]
     for text, is_reasoning in pieces:
-        texts[bool(is_reasoning)] += text
+        texts[bool(is_reasoning)] += str(text)
     outcome = _object(row["outcome"])
     later = outcome.pop("continued", [])
     infos = filter(None, [_object(row["how"]), *(later if isinstance(later, list) else ())])
-    known = {**outcome, **dict(row), "content": texts[0], "reasoning": texts[1]}
+    role = "user" if row["role"] == "user" else "assistant"
+    known = {**outcome, **dict(row), "role": role, "content": texts[0], "reasoning": texts[1]}
     message = StoredMessage(**_fitting(StoredMessage, known))
     with suppress(TypeError, AttributeError):
         # Versions before 0.3 stored whether the model was to reason under another name.
@@ -618,6 +621,11 @@ def _message(row: sqlite3.Row, pieces: Sequence[sqlite3.Row]) -> StoredMessage:
         message.parts = [SamplingInfo(**_fitting(SamplingInfo, info)) for info in known_infos]
     message.is_kept = True
     return message
+
+
+def time_of(seconds: float) -> datetime:
+    """Return a stored time as the local one; the nearest that there is, if it is damaged."""
+    return datetime.fromtimestamp(min(max(seconds, _FIRST), _LAST))
 
 
 def _around(wanted: str, text: str) -> str:
