@@ -249,7 +249,6 @@ class Request:
 
     def __post_init__(self) -> None:
         check_types(
-            enable_thinking=(self.enable_thinking, bool | None),
             tools=(self.tools, list | tuple),
             split_reasoning=(self.split_reasoning, bool),
             parallel_tool_calls=(self.parallel_tool_calls, bool | None),

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from llama_cpp import llama_cpp as C
 
-from mink_local.checks import shown
+from mink_local.checks import check_types, shown
 from mink_local.errors import OptionError
 from mink_local.generation.answer import Piece
 from mink_local.generation.call_formats import CALL_TEXTS, marks_of
@@ -158,6 +158,7 @@ class ChatTemplate:
         template_kwargs: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
         """Return the template's input."""
+        check_types(enable_thinking=(enable_thinking, bool | None))
         check_template_kwargs(template_kwargs or {})
         kwargs = {**self.kwargs, **(template_kwargs or {})}
         if enable_thinking and not self.has_thinking_switch:

@@ -362,6 +362,8 @@ def test_a_template_and_variables_of_ones_own(
         for name, value in (("messages", []), ("bos_token", ""), (1, 1), ("x", b"")):
             with pytest.raises(ValueError, match="template_kwargs"):
                 model.prompt_tokens(HELLO, template_kwargs={name: value})  # type: ignore[dict-item]
+        with pytest.raises(ValueError, match="enable_thinking"):
+            model.apply_chat_template(HELLO, enable_thinking="no")  # type: ignore[arg-type]
         with pytest.raises(MinkError, match="1 s"):
             model.prompt_tokens(HELLO, template_kwargs={"who": "me"})
     with pytest.raises(ValueError, match="tools"):
