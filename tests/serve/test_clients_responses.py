@@ -186,6 +186,7 @@ NAMED_BLOCKS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"n": 2}, "n"),
     ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
+    ({"output_format": {"type": "json_schema", "schema": {}}}, "output_format"),
     ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
     ({"model": "claude-x"}, "model"),

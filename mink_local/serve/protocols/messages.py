@@ -156,7 +156,7 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
         chat_template_kwargs: Variables of the chat template.
     """
 
-    refused = SamplingFields.refused | ONE_ANSWER
+    refused = SamplingFields.refused | ONE_ANSWER | {"output_format": "use output_config.format"}
     instead: ClassVar = {
         "messages.role": "use system, user or assistant; a tool's result is a tool_result of the user's",
         "messages.content.type": TEXT_ONLY,
