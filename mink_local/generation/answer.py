@@ -194,6 +194,13 @@ class Answer:
         )
 
 
+def _plain(text: str) -> Piece:
+    """Return a piece of content, in which nothing has to be looked for."""
+    piece = Piece(text)
+    piece.content, piece.events = text, (text,) * bool(text)
+    return piece
+
+
 class Splitter:
     """Makes pieces of a text, up to a stop string in its content.
 
@@ -259,6 +266,8 @@ class Splitter:
             is_cut: Whether it is cut off there; see `ToolParser.feed`.
         """
         had_content = self._reasoning.in_content
+        if had_content and self._parser is None and not (self._stops.strings or self.waiting or is_final):
+            return _plain(text)
         self.waiting += text
         reasoning, content = self._reasoning.feed(text, is_final=is_final)
         self._thoughts.append(reasoning)

@@ -227,11 +227,14 @@ class Engine:
 
     def _n_prompt(self, busy: Sequence[Slot[Group]], is_burst: bool) -> int:
         """Return how many tokens of prompts are evaluated in a step."""
-        if not is_burst and any(slot.is_growing for slot in busy):
+        reading = [slot for slot in busy if not slot.is_growing]
+        if not reading:
+            return 0
+        if not is_burst and len(reading) < len(busy):
             return self._budget.tokens(len(busy))
         # A single slot can serve nobody else meanwhile.
         n_tokens = self._budget.longest if len(self.slots) > 1 else self.context.n_batch
-        return tokens_of_whole_prompts([slot for slot in busy if not slot.is_growing], n_tokens)
+        return tokens_of_whole_prompts(reading, n_tokens)
 
     def _is_burst(self, busy: Sequence[Slot[Group]]) -> bool:
         """Return whether prompts are read before an answer is started.
@@ -266,33 +269,33 @@ class Engine:
         if self._batch is None:
             return []
         told: Step = []
-        outputs = self._batch.outputs
+        outputs = [(slot, slot.job, position) for slot, position in self._batch.outputs]
         rows = self.context.rows if outputs else np.empty((0, 0), np.float32)
         sampled = self._sample_compiled(rows, outputs)
-        jobs = [slot.job for slot, _ in outputs]
-        for row, (slot, position), job in zip(rows, outputs, jobs, strict=True):
+        for i, (slot, job, position) in enumerate(outputs):
             if not job or slot.job is not job:  # its answers have ended, and others may have its slot
                 continue
-            if position < job[0].answer.prompt_tokens:
+            first = job[0]
+            if position < first.answer.prompt_tokens:
                 for decoding in job.copy():
-                    told += self._taken(decoding, decoding.record(row, position))
-            elif self.tells_late and len(job) == 1 and job[0] in sampled and job[0].is_plain:
-                self._go_on(slot, *sampled[job[0]])
+                    told += self._taken(decoding, decoding.record(rows[i], position))
+            elif self.tells_late and first.is_plain and first in sampled and len(job) == 1:
+                self._go_on(slot, first, *sampled[first])
             else:
-                told += self._sample(slot, row, sampled)
+                told += self._sample(slot, rows[i], sampled)
         seconds = time.perf_counter() - self._began
         self._budget.note(seconds, self._batch.n_growing, self._batch.n_prompt)
         return told
 
     def _sample_compiled(
-        self, rows: NDArray[np.float32], outputs: Sequence[tuple[Slot[Group], int]]
+        self, rows: NDArray[np.float32], outputs: Sequence[tuple[Slot[Group], Group | None, int]]
     ) -> dict[Decoding, tuple[int, int]]:
         """Return the tokens, and k, of all answers that are sampled together, except where that fails."""
         ready = [
             (i, decoding)
-            for i, (slot, position) in enumerate(outputs)
-            for decoding in slot.job or ()
-            if position >= decoding.answer.prompt_tokens and decoding.is_compiled
+            for i, (_, job, position) in enumerate(outputs)
+            for decoding in job or ()
+            if decoding.is_compiled and position >= decoding.answer.prompt_tokens
         ]
         if not ready:
             return {}
@@ -301,10 +304,8 @@ class Engine:
         each = zip(decodings, tokens, ks, strict=True)
         return {decoding: (token, k) for decoding, token, k in each if k > 0}
 
-    def _go_on(self, slot: Slot[Group], token: int, k: int) -> None:
+    def _go_on(self, slot: Slot[Group], decoding: Decoding, token: int, k: int) -> None:
         """Queue a token whose text is told later, unless it is the last one."""
-        assert slot.job
-        [decoding] = slot.job
         self._sampled.append((decoding, token, k))
         if decoding.is_last(token):
             slot.release()

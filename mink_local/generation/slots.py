@@ -70,7 +70,7 @@ class Slot(Generic[Job]):
     @property
     def is_growing(self) -> bool:
         """Whether the pending tokens are an answer's own, or the last one of a prompt."""
-        return self.is_generating or len(self.pending) == 1
+        return self.deadline == 0 or len(self.pending) == 1
 
     def truncate(self, length: int) -> None:
         """Remove all but the first `length` tokens, or all tokens if the model cannot remove just the end."""
@@ -114,7 +114,7 @@ class Slot(Generic[Job]):
         other.release()
         other.last_used = 0
 
-    def next_segment(self, n_tokens: int, n_outputs: int) -> Segment:
+    def next_segment(self, n_tokens: int, n_outputs: int = 1) -> Segment:
         """Return as many pending tokens as a batch has room for."""
         first_output = len(self.pending) - self.n_outputs
         length = min(n_tokens, len(self.pending), first_output + n_outputs)
@@ -211,7 +211,7 @@ class Batch(NamedTuple, Generic[Job]):
 def decode(
     context: Context, busy: Sequence[Slot[Job]], n_prompt: int, *, starts: bool = True
 ) -> Batch[Job] | None:
-    """Evaluate one batch: pending tokens of `busy` slots, in the order of their deadlines.
+    """Evaluate one batch: the next tokens of growing slots, then those of prompts.
 
     Args:
         n_prompt: Maximum number of tokens of prompts.
@@ -220,23 +220,19 @@ def decode(
     Returns None if the batch was interrupted. Raises GenerationError if llama.cpp fails. In both cases, the
     slots are as before.
     """
-    n_outputs = context.n_outputs
-    growing = [len(slot.pending) for slot in busy if slot.is_growing] if starts else []
+    growing = [slot for slot in busy if slot.is_growing] if starts else []
+    room = context.n_batch - len(busy) + 1
     # llama.cpp runs the model once for each length of the sequences in a batch: they go on in step.
-    in_step = min(growing) if len(growing) > 1 else context.n_batch
-    n_of_growing = sum(min(n, in_step) for n in growing)
-    n_tokens = min(context.n_batch - len(busy) + 1, n_prompt + n_of_growing)
-    parts: list[tuple[Slot[Job], Segment]] = []
-    for slot in sorted(busy, key=lambda slot: slot.deadline):
-        most = in_step if slot.is_growing else len(slot.pending)
-        segment = slot.next_segment(min(n_tokens, most if starts else len(slot.pending) - 1), n_outputs)
-        if segment.tokens:
-            parts.append((slot, segment))
-            n_tokens -= len(segment.tokens)
-            n_outputs -= segment.n_outputs
-    if n_prompt and starts and len(parts) < len(busy):
-        parts += _between(busy, [slot.seq_id for slot, _ in parts], n_outputs)
-    parts.sort(key=lambda part: part[1].seq_id)
+    in_step = min([room // max(1, len(growing)), *(len(slot.pending) for slot in growing)])
+    parts = [(slot, slot.next_segment(in_step)) for slot in growing]
+    if len(growing) < len(busy):
+        reading = [slot for slot in busy if not (starts and slot.is_growing)]
+        n_tokens = min(n_prompt, room - in_step * len(growing))
+        parts += _of_prompts(reading, n_tokens, context.n_outputs - len(growing), starts=starts)
+        if n_prompt and starts and len(parts) < len(busy):
+            n_outputs = context.n_outputs - sum(segment.n_outputs for _, segment in parts)
+            parts += _between(reading, [slot.seq_id for slot, _ in parts], n_outputs)
+        parts.sort(key=lambda part: part[1].seq_id)
     done = False
     try:
         done = not context.interrupted and context.decode(*(segment for _, segment in parts))
@@ -252,8 +248,24 @@ def decode(
         slot.evaluated(segment)
         n_evaluated += len(segment.tokens)
         end = len(slot.tokens) + 1
-        outputs += [(slot, position) for position in range(end - segment.n_outputs, end)]
-    return Batch(outputs, len(growing), max(0, n_evaluated - n_of_growing))
+        for position in range(end - segment.n_outputs, end):
+            outputs.append((slot, position))
+    return Batch(outputs, len(growing), n_evaluated - in_step * len(growing))
+
+
+def _of_prompts(
+    reading: Iterable[Slot[Job]], n_tokens: int, n_outputs: int, *, starts: bool
+) -> list[tuple[Slot[Job], Segment]]:
+    """Return the next tokens of prompts, in the order of their deadlines."""
+    parts = []
+    for slot in sorted(reading, key=lambda slot: slot.deadline):
+        most = len(slot.pending) if starts else len(slot.pending) - 1
+        segment = slot.next_segment(min(n_tokens, most), n_outputs)
+        if segment.tokens:
+            parts.append((slot, segment))
+            n_tokens -= len(segment.tokens)
+            n_outputs -= segment.n_outputs
+    return parts
 
 
 def _between(

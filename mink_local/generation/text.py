@@ -27,12 +27,13 @@ class StopStrings:
     """Ends a text at the first of some strings, however the text is cut into pieces.
 
     Attributes:
-        stopped_by: The string that ended the text.
+        strings: The strings.
+        stopped_by: The one that ended the text.
         held: What is held back because it may be the start of one; after the end, what begins with it.
     """
 
     def __init__(self, strings: Sequence[str] = ()) -> None:
-        self._strings = strings
+        self.strings = strings
         self.stopped_by: str | None = None
         self.held = ""
 
@@ -49,7 +50,7 @@ class StopStrings:
             if may_end(len(self.held) - start):
                 self.stopped_by = string
                 return self._take(start)
-        return self._take(len(self.held) - started_length(self.held, self._strings))
+        return self._take(len(self.held) - started_length(self.held, self.strings))
 
     def flush(self) -> str:
         """Return what is held back."""
@@ -57,7 +58,7 @@ class StopStrings:
 
     def _found(self, n_seen: int) -> Iterator[tuple[int, int, str]]:
         """Yield the end and the start of each string that ends after `n_seen` characters."""
-        for string in self._strings:
+        for string in self.strings:
             start = self.held.find(string, max(0, n_seen - len(string) + 1))
             while start >= 0:
                 yield start + len(string), start, string

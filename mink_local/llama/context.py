@@ -94,7 +94,7 @@ class Context:
         self.n_batch: int = C.llama_n_batch(self.handle)  # maximum batch size
         self.n_seq, self.n_threads, self.n_outputs = n_seq, n_threads, params.n_outputs_max
         self.kv_type, self.n_vocab, self._verbose = kv_type, weights.n_vocab, weights.verbose
-        fits = f"{weights.file} {kv_type} {C.llama_version()!r}"
+        fits = f"{weights.file} {kv_type} {C.llama_version()!r} snapshot"
         self._fits = hashlib.blake2b(fits.encode(errors="replace"), digest_size=_SEAL).digest()
         self.n_evaluated = 0  # tokens so far
         self._n_rows = 0  # of the last batch

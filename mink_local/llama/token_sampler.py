@@ -213,14 +213,15 @@ class RowSampler:
         n = min(self._n_threads, max(1, len(self._tasks) * self._n_vocab // _WORTHWHILE))
         while len(self._buffers) < n:
             self._buffers.append(SamplingBuffers(self._n_vocab))
-        own, *others = zip(np.array_split(self._tasks, n), self._buffers, strict=False)
-        running = [self._pool.submit(self._sample, logits, *other) for other in others]
-        self._sample(logits, *own)
+        running = [self._pool.submit(self._sample, logits, i, n) for i in range(1, n)]
+        self._sample(logits, 0, n)
         for each in running:
             each.result()
 
-    def _sample(self, logits: NDArray[np.float32], tasks: NDArray[np.void], buffers: SamplingBuffers) -> None:
-        sample_rows(APPLY, logits, tasks, self._cuts, self._edits, self._masks, buffers.arrays)
+    def _sample(self, logits: NDArray[np.float32], i: int, n: int) -> None:
+        """Do the i-th of n parts of the tasks."""
+        tasks = self._tasks[len(self._tasks) * i // n : len(self._tasks) * (i + 1) // n]
+        sample_rows(APPLY, logits, tasks, self._cuts, self._edits, self._masks, self._buffers[i].arrays)
 
     def _wait(self) -> None:
         """Wait for the masks."""

@@ -45,6 +45,7 @@ _LARGEST = np.finfo(np.float32).max
 _BLOCK = 256  # logits per stored maximum; at 256 the first pass costs as much as np.max
 _STRIP = 64  # logits of a block searched at once
 _FIRST_LOOK = 32  # logits wanted at first; Min-k needs a median of 12 to 34, and at most 478 were seen
+_MORE = 4  # times as many logits are looked at next, at most
 _FEW = 64  # up to this many entries, a heap is faster than quickselect
 _EPSILON = 1e-8  # keeps a row of equal logits (range 0) from dividing by zero
 
@@ -162,7 +163,7 @@ def _threshold_of_largest(wanted, block_max, heap):
 
     It is the `wanted`-th largest block maximum; `heap`, uint64 (number of blocks,), is scratch.
     """
-    if wanted >= block_max.size:
+    if wanted > block_max.size:
         return -_LARGEST
     wanted = np.int64(wanted)
     for b in range(wanted):
@@ -276,7 +277,8 @@ def _decay(i, alpha, logarithmic):
 def _walk(heap, m, smallest, spread, k_fallback, alpha, logarithmic, ids):
     """Find the cliff among the m largest logits, whose entries are in a heap; write their ids in order.
 
-    Returns the cliff's position k, and whether it holds regardless of the smaller logits.
+    Returns the cliff's position k, and how many of the largest logits it takes to be sure of it; if these are
+    more than m, at most _MORE times as many.
     """
     k_cliff = 1
     heaviest = -1.0
@@ -296,8 +298,13 @@ def _walk(heap, m, smallest, spread, k_fallback, alpha, logarithmic, ids):
         # monotonic and keeps that order. Ties do not matter: the smallest position wins.
         bound = (logit - smallest) / spread / _decay(i + 1, alpha, logarithmic)
         if heaviest >= bound and i + 1 >= k_fallback:
-            return k_cliff, True
-    return k_cliff, False
+            return k_cliff, i + 1
+    needed = m
+    while needed < _MORE * m and heaviest < (previous - smallest) / spread / _decay(
+        needed + 1, alpha, logarithmic
+    ):
+        needed += 1
+    return k_cliff, needed
 
 
 @compiled
@@ -318,10 +325,10 @@ def min_k(logits, options, work, ids):
     while True:
         m = _collect(logits, _threshold_of_largest(wanted, block_max, entries), block_max, entries)
         _heapify(entries, m)
-        k_cliff, decided = _walk(entries, m, smallest, spread, k_fallback, alpha, logarithmic, ids)
-        if decided or wanted >= block_max.size:  # all finite logits were in the heap
+        k_cliff, needed = _walk(entries, m, smallest, spread, k_fallback, alpha, logarithmic, ids)
+        if needed <= m or wanted > block_max.size:  # all finite logits were in the heap
             break
-        wanted *= 4
+        wanted = needed if wanted == block_max.size else min(needed, block_max.size)
     k = max(k_cliff, min(k_fallback, m))
     if floor > 0.0:
         # Both sets are prefixes of the sorted row: if this one is smaller, it only reorders ids already
@@ -673,7 +680,7 @@ def diff_sampling(logits, options, work, ids):
             mass += e
         if steepest < e:  # the drop to 0 would be larger
             k = m
-        if steepest >= e or wanted >= block_max.size:
+        if steepest >= e or wanted > block_max.size:
             break
         wanted *= 4
     return _write_ids(entries, k, ids)
