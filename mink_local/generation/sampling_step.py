@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import get_args
 
 import numpy as np
@@ -182,45 +182,34 @@ def compared_with(sampler: Sampler) -> list[Sampler]:
     return own + [other for other in others if not other.is_stateful]
 
 
-class ConstrainedRows:
-    """The logits of an answer's steps under its constraints, with random access.
+def constrained_row(
+    constraints: Constraints,
+    weights: Weights,
+    prompt: Sequence[int],
+    first: int,
+    state: ReasoningState,
+    logits: NDArray[np.float32],
+    tokens: Sequence[int],
+) -> NDArray[np.float32]:
+    """Return the logits (V,) of a step as its sampler saw them.
 
     Args:
         constraints: The answer's constraints.
         weights: The model.
         prompt: Token ids before the answer.
-        tokens: Token ids of the answer.
         first: Index of the first token under these constraints.
         state: Where the answer begins.
+        logits: The raw logits (V,).
+        tokens: Token ids of the answer before the step.
+
+    Raises:
+        GenerationError: The constraints do not allow these tokens.
     """
-
-    def __init__(
-        self,
-        constraints: Constraints,
-        weights: Weights,
-        prompt: Sequence[int],
-        tokens: Sequence[int],
-        first: int = 0,
-        state: ReasoningState = "text",
-    ) -> None:
-        before = before_answer(constraints, state)
-        self._make = partial(Constrainer, constraints, weights, prompt, prefix=tokens[:first], before=before)
-        self._tokens, self._first = tokens, first
-        self._constrainer, self._at = self._make(), first
-        self._buffers = SamplingBuffers(weights.n_vocab)
-
-    def row(self, logits: NDArray[np.float32], at: int) -> NDArray[np.float32]:
-        """Return the logits (V,) of step `at` as its sampler saw them.
-
-        Raises:
-            GenerationError: The constraints do not allow the tokens before it.
-        """
-        if at < self._at:
-            self._constrainer, self._at = self._make(), self._first
-        for token in self._tokens[self._at : at]:
-            self._constrainer.accept(token)
-            self._at += 1
-        return self._constrainer.apply(logits, self._buffers).copy()
+    before = before_answer(constraints, state)
+    constrainer = Constrainer(constraints, weights, prompt, tokens[:first], before)
+    for token in tokens[first:]:
+        constrainer.accept(token)
+    return constrainer.apply(logits, SamplingBuffers(weights.n_vocab)).copy()
 
 
 def _softmax(logits: Floats) -> Floats:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mink_local.checks import Range, as_ids, as_texts, shown
 from mink_local.errors import OptionError
 from mink_local.llama.guide import Guide
-from mink_local.llama.token_data import APPLY, NO_MASK, SamplingBuffers, edit
+from mink_local.llama.token_data import APPLY, NO_MASK, SamplingBuffers, edited
 from mink_local.llama.weights import Weights
 
 _LARGE = 1e30  # sums and products of options up to this stay finite in float32; inf - inf would be NaN
@@ -220,7 +220,7 @@ class Constrainer:
             return logits
         mask = self.guide.mask() if self.guide is not None else NO_MASK
         edits = banned, self.penalties, self.changed
-        row: NDArray[np.float32] = edit(APPLY, logits, *edits, mask, buffers.arrays)
+        row: NDArray[np.float32] = edited(APPLY, logits, *edits, mask, buffers.arrays)
         return row
 
     def accept(self, token: int) -> None:

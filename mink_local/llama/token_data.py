@@ -105,12 +105,9 @@ def _apply(apply, chain, n, array):
 
 
 @helper
-def _edited(apply, logits, bans, penalties, tokens, buffers):
-    """Return a row without some tokens, and with the penalties for others, of which some may be equal."""
-    _, row, seen, records, array = buffers
-    if bans.size + tokens.size == 0:
-        return logits
-    row[:] = logits
+def _edit(apply, row, bans, penalties, tokens, buffers):
+    """Ban some tokens of a row, and apply the penalties to others, of which some may be equal."""
+    _, _, seen, records, array = buffers
     for token in bans:
         if not np.isnan(row[token]):  # a ban must not hide that a model is broken
             row[token] = -np.inf
@@ -125,20 +122,20 @@ def _edited(apply, logits, bans, penalties, tokens, buffers):
     for i in range(n):
         row[records["id"][i]] = records["logit"][i]
         seen[records["id"][i]] = False
-    return row
 
 
 @compiled
-def edit(apply, logits, bans, penalties, tokens, mask, buffers):
+def edited(apply, logits, bans, penalties, tokens, mask, buffers):
     """Return a row of logits as the cuts see it; see `sample_rows`.
 
     A row with a NaN is not masked: a ban must not hide that a model is broken.
     """
-    row = _edited(apply, logits, bans, penalties, tokens, buffers)
-    if mask.size == 0 or has_nan(row):
-        return row
-    masked(row, mask, buffers[1])
-    return buffers[1]
+    row = buffers[1]
+    row[:] = logits
+    _edit(apply, row, bans, penalties, tokens, buffers)
+    if mask.size > 0 and not has_nan(row):
+        masked(row, mask, row)
+    return row
 
 
 @compiled
@@ -156,7 +153,7 @@ def sample_rows(apply, logits, tasks, cuts, edits, masks, buffers):
 
     Args:
         apply: APPLY.
-        logits: float32 (rows, V).
+        logits: float32 (rows, V), edited meanwhile: no other thread may use a row of the tasks.
         tasks: Of type TASK; the results are written to them.
         cuts: Of type CUT.
         edits: Token ids, int32.
@@ -165,11 +162,15 @@ def sample_rows(apply, logits, tasks, cuts, edits, masks, buffers):
     """
     for i in range(tasks.size):
         task = tasks[i]
-        bans, tokens = edits[task.ban : task.change], edits[task.change : task.change_end]
-        row = _edited(apply, logits[task.row], bans, task.penalties, tokens, buffers)
+        row, tokens = logits[task.row], edits[task.ban : task.change_end]
+        n_bans = task.change - task.ban
+        before = row[tokens]
+        _edit(apply, row, tokens[:n_bans], task.penalties, tokens[n_bans:], buffers)
         mask = masks[task.mask] if task.mask >= 0 else masks[0, :0]
         own = cuts[task.cut : task.cut_end]
         k, n_cuts = select(row, mask, task.n_allowed, own, buffers[0], buffers[1])
         tasks["k"][i], tasks["n_cuts"][i] = k, n_cuts
         if k > 0:
             tasks["token"][i], tasks["k"][i] = choose(apply, task.chain, row, k, buffers)
+        for j in range(tokens.size):
+            row[tokens[j]] = before[j]

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
+from operator import is_
 from random import Random
 from typing import Any, cast
 
@@ -159,7 +160,7 @@ class RowSampler:
         """Sample a token for each of `samplers`, which have a `program`.
 
         Args:
-            logits: Raw logits, float32 (n, V).
+            logits: Raw logits, float32 (n, V); not changed in the end.
             rows: The row of each sampler.
 
         Returns:
@@ -174,7 +175,8 @@ class RowSampler:
             self._edit()
         for i in self._random:
             self._cuts["is_off"][tasks["cut"][i] : tasks["cut_end"][i]] = samplers[i].draw()
-        self._run(logits)
+        is_shared = len(self._edited) > 0 and len(set(rows)) < len(rows)  # rows are edited in place
+        self._run(logits, 1 if is_shared else self._n_threads)
         for i in self._random:
             samplers[i].use_up(int(tasks["n_cuts"][i]))
         return tasks["token"].tolist(), tasks["k"].tolist()
@@ -190,6 +192,7 @@ class RowSampler:
         tasks["cut_end"] = np.cumsum([len(program.cuts) for program in programs])
         tasks["cut"][1:] = tasks["cut_end"][:-1]
         self._cuts = np.concatenate([program.cuts for program in programs])
+        self._parts: list[NDArray[np.int32]] = []  # of `_edits`
         self._edited = [
             i for i, sampler in enumerate(samplers) if sampler.constrainer.is_on or sampler.banned.size
         ]
@@ -201,6 +204,9 @@ class RowSampler:
         """Tell the tasks about their samplers' bans, penalties and masks."""
         tasks, samplers = self._tasks, [self._samplers[i] for i in self._edited]
         parts = [part for each in samplers for part in (each.banned, each.constrainer.changed)]
+        if self._parts and not self._guided and all(map(is_, parts, self._parts)):
+            return
+        self._parts = parts
         ends = np.cumsum([0, *(part.size for part in parts)])
         tasks["ban"][self._edited], tasks["change"][self._edited] = ends[:-1:2], ends[1::2]
         tasks["change_end"][self._edited] = ends[2::2]
@@ -209,8 +215,8 @@ class RowSampler:
         tasks["n_allowed"][self._edited] = self._n_allowed[masks]
         self._edits = np.concatenate(parts)
 
-    def _run(self, logits: NDArray[np.float32]) -> None:
-        n = min(self._n_threads, max(1, len(self._tasks) * self._n_vocab // _WORTHWHILE))
+    def _run(self, logits: NDArray[np.float32], n_threads: int) -> None:
+        n = min(n_threads, max(1, len(self._tasks) * self._n_vocab // _WORTHWHILE))
         while len(self._buffers) < n:
             self._buffers.append(SamplingBuffers(self._n_vocab))
         running = [self._pool.submit(self._sample, logits, i, n) for i in range(1, n)]

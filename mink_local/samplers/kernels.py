@@ -8,7 +8,7 @@ A kernel is a function `(logits, options, work, ids) -> k` of one row of raw log
     ids: int32 (V,), receives the candidates' token ids, in any order. Where only some of several equal logits
         are candidates, they are those with the lowest token ids.
 
-It returns k, the number of candidates, or NO_FINITE_LOGIT or HAS_NAN, and allocates nothing. A threshold
+It returns k, the number of candidates, or NO_FINITE_LOGIT or HAS_NAN. A threshold
 method needs little more than `survey` and `keep_from`.
 
 Candidates are consecutive when sorted by logit: most kernels keep the first k, while typical and xtc may drop
@@ -17,7 +17,7 @@ some before them.
 No kernel sorts the row. Min-k (arXiv 2604.11012, section 3) looks for the largest weighted drop from one
 sorted logit to the next, and only the largest few dozen logits can matter. One vectorised pass finds the
 maximum of every block and the minimum of the row; the logits above a threshold taken from the block maxima
-go into a heap; `_walk` pops them until no smaller logit can matter. If the heap runs out first, the threshold
+are sorted; `_walk` takes them in turn until no smaller logit can matter. If they run out first, the threshold
 is lowered. Top-k, top-p and typical find the end of a prefix by quickselect. The other methods keep every
 logit above a threshold derived from the maximum and a sum or two over the row.
 """
@@ -46,7 +46,7 @@ _BLOCK = 256  # logits per stored maximum; at 256 the first pass costs as much a
 _STRIP = 64  # logits of a block searched at once
 _FIRST_LOOK = 32  # logits wanted at first; Min-k needs a median of 12 to 34, and at most 478 were seen
 _MORE = 4  # times as many logits are looked at next, at most
-_FEW = 64  # up to this many entries, a heap is faster than quickselect
+_FEW = 64  # up to this many entries, sorting is as fast as quickselect
 _EPSILON = 1e-8  # keeps a row of equal logits (range 0) from dividing by zero
 
 
@@ -126,55 +126,15 @@ def survey(logits, work):
 
 
 @helper
-def _sift_down(heap, i, size):
-    """Restore the order of a min-heap below entry i."""
-    entry = heap[i]
-    while True:
-        child = 2 * i + 1
-        if child >= size:
-            break
-        if child + 1 < size and heap[child + 1] < heap[child]:
-            child += 1
-        if heap[child] >= entry:
-            break
-        heap[i] = heap[child]
-        i = child
-    heap[i] = entry
-
-
-@helper
-def _heapify(heap, size):
-    for i in range(size // 2 - 1, -1, -1):
-        _sift_down(heap, i, size)
-
-
-@helper
-def _pop(heap, size):
-    """Remove and return the smallest of a heap's `size` entries."""
-    entry = heap[0]
-    heap[0] = heap[size - 1]
-    _sift_down(heap, 0, size - 1)
-    return entry
-
-
-@helper
-def _threshold_of_largest(wanted, block_max, heap):
+def _threshold_of_largest(wanted, block_max):
     """Return a float32 reached by at least `wanted` finite logits, or by all if there are fewer.
 
-    It is the `wanted`-th largest block maximum; `heap`, uint64 (number of blocks,), is scratch.
+    It is the `wanted`-th largest block maximum.
     """
     if wanted > block_max.size:
         return -_LARGEST
-    wanted = np.int64(wanted)
-    for b in range(wanted):
-        heap[b] = np.uint64(np.int64(block_max[b]) + 0x80000000)
-    _heapify(heap, wanted)
-    for b in range(wanted, block_max.size):
-        entry = np.uint64(np.int64(block_max[b]) + 0x80000000)
-        if entry > heap[0]:
-            heap[0] = entry
-            _sift_down(heap, 0, wanted)
-    return min(max(_logit(np.int32(np.int64(heap[0]) - 0x80000000)), -_LARGEST), _LARGEST)
+    place = np.int64(block_max.size - wanted)
+    return min(max(_logit(np.partition(block_max, place)[place]), -_LARGEST), _LARGEST)
 
 
 @helper
@@ -274,8 +234,8 @@ def _decay(i, alpha, logarithmic):
 
 
 @helper
-def _walk(heap, m, smallest, spread, k_fallback, alpha, logarithmic, ids):
-    """Find the cliff among the m largest logits, whose entries are in a heap; write their ids in order.
+def _walk(entries, m, smallest, spread, k_fallback, alpha, logarithmic, ids):
+    """Find the cliff among the m largest logits, whose entries are sorted; write their ids in order.
 
     Returns the cliff's position k, and how many of the largest logits it takes to be sure of it; if these are
     more than m, at most _MORE times as many.
@@ -284,9 +244,8 @@ def _walk(heap, m, smallest, spread, k_fallback, alpha, logarithmic, ids):
     heaviest = -1.0
     previous = 0.0
     for i in range(m):
-        entry = _pop(heap, m - i)
-        ids[i] = _token(entry)
-        logit = _entry_logit(entry)
+        ids[i] = _token(entries[i])
+        logit = _entry_logit(entries[i])
         if i > 0:
             weight = (previous - logit) / spread / _decay(i, alpha, logarithmic)
             if weight > heaviest:
@@ -323,10 +282,10 @@ def min_k(logits, options, work, ids):
     entries, block_max = _parts(work, logits.size)
     wanted = max(_FIRST_LOOK, k_fallback)
     while True:
-        m = _collect(logits, _threshold_of_largest(wanted, block_max, entries), block_max, entries)
-        _heapify(entries, m)
+        m = _collect(logits, _threshold_of_largest(wanted, block_max), block_max, entries)
+        entries[:m].sort()
         k_cliff, needed = _walk(entries, m, smallest, spread, k_fallback, alpha, logarithmic, ids)
-        if needed <= m or wanted > block_max.size:  # all finite logits were in the heap
+        if needed <= m or wanted > block_max.size:  # all finite logits were taken
             break
         wanted = needed if wanted == block_max.size else min(needed, block_max.size)
     k = max(k_cliff, min(k_fallback, m))
@@ -448,14 +407,12 @@ def _shortest_prefix(wanted, logits, entries, m, largest, scale, ids):
         else:
             start, mass = middle, mass_before
     _write_ids(entries, start, ids)
-    last = entries[start:stop]
-    _heapify(last, last.size)
-    for i in range(last.size):
-        entry = _pop(last, last.size - i)
-        ids[start + i] = _token(entry)
-        mass += _weight(logits, entry, largest, scale)
+    entries[start:stop].sort()
+    for i in range(start, stop):
+        ids[i] = _token(entries[i])
+        mass += _weight(logits, entries[i], largest, scale)
         if mass >= wanted:
-            return start + i + 1, True
+            return i + 1, True
     return stop, False
 
 
@@ -466,7 +423,7 @@ def top_k(logits, options, work, ids):
     if n <= 0:
         return n
     entries, block_max = _parts(work, logits.size)
-    m = _collect(logits, _threshold_of_largest(options[0], block_max, entries), block_max, entries)
+    m = _collect(logits, _threshold_of_largest(options[0], block_max), block_max, entries)
     # With scale 0, every weight is 1.
     return _shortest_prefix(options[0], logits, entries, m, largest, 0.0, ids)[0]
 
@@ -486,7 +443,7 @@ def top_p(logits, options, work, ids):
     scale = _scale(temperature)
     total, _, _ = _exp_sums(logits, largest, scale)
     entries, block_max = _parts(work, logits.size)
-    first = _threshold_of_largest(_FIRST_LOOK, block_max, entries)
+    first = _threshold_of_largest(_FIRST_LOOK, block_max)
     # All tokens below this cut together make up less than 1 - p.
     cut = largest + temperature * math.log((1.0 - p) * total / logits.size)
     k = 0
@@ -665,7 +622,7 @@ def diff_sampling(logits, options, work, ids):
     entries, block_max = _parts(work, logits.size)
     wanted = _FIRST_LOOK
     while True:
-        m = _collect(logits, _threshold_of_largest(wanted, block_max, entries), block_max, entries)
+        m = _collect(logits, _threshold_of_largest(wanted, block_max), block_max, entries)
         entries[:m].sort()
         steepest = -1.0
         k = 0
@@ -701,7 +658,7 @@ def p_step(logits, options, work, ids):
     entries, block_max = _parts(work, logits.size)
     k = m = 0
     for wanted in (_FIRST_LOOK, logits.size):  # rows without a step among the largest are sorted whole
-        m = _collect(logits, _threshold_of_largest(wanted, block_max, entries), block_max, entries)
+        m = _collect(logits, _threshold_of_largest(wanted, block_max), block_max, entries)
         entries[:m].sort()
         k = 1
         while k < m and _entry_logit(entries[k - 1]) - _entry_logit(entries[k]) <= gap:

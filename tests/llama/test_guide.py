@@ -26,7 +26,7 @@ from mink_local.errors import ConstraintError, GenerationError, ModelError, NoTo
 from mink_local.llama import guide
 from mink_local.llama.guide import Guide
 from mink_local.llama.json_schema import closed, kept_schema
-from mink_local.llama.token_data import APPLY, SamplingBuffers, edit
+from mink_local.llama.token_data import APPLY, SamplingBuffers, edited
 from mink_local.llama.weights import Weights
 from tests.support.schemas import PATTERNS, STAND_IN, suite
 
@@ -429,7 +429,7 @@ def masked(row: NDArray[np.float32], bits: NDArray[np.bool_]) -> NDArray[np.floa
     words = np.packbits(bits, bitorder="little")
     mask = np.frombuffer(words.tobytes().ljust(-(-row.size // 32) * 4, b"\0"), np.uint32)
     none = np.empty(0, np.int32)
-    return edit(APPLY, row, none, 0, none, mask, SamplingBuffers(row.size).arrays)  # type: ignore[no-any-return]
+    return edited(APPLY, row, none, 0, none, mask, SamplingBuffers(row.size).arrays)  # type: ignore[no-any-return]
 
 
 @given(st.integers(1, 200), st.integers(0, 2**32), st.sampled_from([(), (INF,), (-INF, NAN), (NAN,)]))

@@ -1,14 +1,16 @@
 """The steps of a stored answer, recomputed with the settings it was sampled with."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mink_local.chat.conversation.session import Session, as_messages, prompt_digest
 from mink_local.chat.conversation.store import SamplingInfo, StoredMessage
 from mink_local.errors import MinkError
-from mink_local.generation.sampling_step import ConstrainedRows, SamplingStep, sampling_step
+from mink_local.generation.sampling_step import SamplingStep, constrained_row, sampling_step
 from mink_local.generation.text import ReasoningState, token_name
 from mink_local.llama.constraints import Constraints
 from mink_local.samplers import AdaptiveP, DynamicTemperature, parse
@@ -41,7 +43,7 @@ class AnswerSteps:
         self.k = [*known, *[0] * len(self.tokens)][: len(self.tokens)]
         self.texts = [self.text(token) for token in self.tokens]
         self.forks = [at for at, k in enumerate(self.k) if k > 1]
-        self._prompts: dict[int, tuple[list[int], ConstrainedRows | None]] = {}
+        self._prompts: dict[int, tuple[list[int], Callable[..., NDArray[np.float32]] | None]] = {}
 
     def text(self, token: int) -> str:
         """Return the text of any token of the vocabulary, as in `texts`."""
@@ -64,7 +66,7 @@ class AnswerSteps:
             raise MinkError(f"the answer needs a context of more than {self.model.n_ctx} tokens: /set ctx N")
         token, logits = self.tokens[at], self.model.logits(prompt, self.tokens[:at])
         if constrained:
-            logits = constrained.row(logits, at)
+            logits = constrained(logits, self.tokens[:at])
         if not np.isfinite(logits[token]):
             raise MinkError(f"token {at + 1} cannot be sampled with the stored settings")
         return sampling_step(
@@ -88,8 +90,8 @@ class AnswerSteps:
             remarks.append(f"What {step.sampler.members[-1].name} does to their probabilities is not shown.")
         return remarks
 
-    def _prompt(self, part: SamplingInfo) -> tuple[list[int], ConstrainedRows | None]:
-        """Return the prompt of a part of the answer, and its rows under constraints if it has any."""
+    def _prompt(self, part: SamplingInfo) -> tuple[list[int], Callable[..., NDArray[np.float32]] | None]:
+        """Return the prompt of a part of the answer, and what applies its constraints, if it has any."""
         if part.first_token not in self._prompts:
             self._require_model(part, "this part of the answer")
             messages = as_messages(part.system, self._branch[part.first_message :])
@@ -105,8 +107,8 @@ class AnswerSteps:
                 opens = self.model.opens_reasoning(messages, part.reasoning)
                 state: ReasoningState = "reasoning" if opens else "start" if may_reason else "text"
                 constraints = _constraints(part.constraints)
-                rows = ConstrainedRows(
-                    constraints, self.model.weights, prompt, self.tokens, part.first_token, state
+                rows = partial(
+                    constrained_row, constraints, self.model.weights, prompt, part.first_token, state
                 )
             self._prompts[part.first_token] = prompt, rows
         return self._prompts[part.first_token]
