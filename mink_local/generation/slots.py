@@ -225,13 +225,10 @@ def decode(
     # llama.cpp runs the model once for each length of the sequences in a batch: they go on in step.
     in_step = min([room // max(1, len(growing)), *(len(slot.pending) for slot in growing)])
     parts = [(slot, slot.next_segment(in_step)) for slot in growing]
-    if len(growing) < len(busy):
+    if n_prompt and len(growing) < len(busy):
         reading = [slot for slot in busy if not (starts and slot.is_growing)]
         n_tokens = min(n_prompt, room - in_step * len(growing))
         parts += _of_prompts(reading, n_tokens, context.n_outputs - len(growing), starts=starts)
-        if n_prompt and starts and len(parts) < len(busy):
-            n_outputs = context.n_outputs - sum(segment.n_outputs for _, segment in parts)
-            parts += _between(reading, [slot.seq_id for slot, _ in parts], n_outputs)
         parts.sort(key=lambda part: part[1].seq_id)
     done = False
     try:
@@ -256,30 +253,16 @@ def decode(
 def _of_prompts(
     reading: Iterable[Slot[Job]], n_tokens: int, n_outputs: int, *, starts: bool
 ) -> list[tuple[Slot[Job], Segment]]:
-    """Return the next tokens of prompts, in the order of their deadlines."""
-    parts = []
-    for slot in sorted(reading, key=lambda slot: slot.deadline):
-        most = len(slot.pending) if starts else len(slot.pending) - 1
-        segment = slot.next_segment(min(n_tokens, most), n_outputs)
-        if segment.tokens:
-            parts.append((slot, segment))
-            n_tokens -= len(segment.tokens)
-            n_outputs -= segment.n_outputs
-    return parts
-
-
-def _between(
-    busy: Sequence[Slot[Job]], seq_ids: Sequence[int], n_outputs: int
-) -> list[tuple[Slot[Job], Segment]]:
-    """Return the next token of each slot that is in a gap between `seq_ids`.
+    """Return the next tokens of prompts, in the order of their deadlines, and at least one of each.
 
     llama.cpp evaluates only adjacent sequences together. A gap costs more than these tokens.
     """
     parts = []
-    for slot in busy:
-        if min(seq_ids) < slot.seq_id < max(seq_ids) and slot.seq_id not in seq_ids:
-            segment = slot.next_segment(1, n_outputs)
-            if segment.tokens:
-                parts.append((slot, segment))
-                n_outputs -= segment.n_outputs
+    for slot in sorted(reading, key=lambda slot: slot.deadline):
+        most = len(slot.pending) if starts else len(slot.pending) - 1
+        segment = slot.next_segment(min(max(1, n_tokens), most), n_outputs)
+        if segment.tokens:
+            parts.append((slot, segment))
+            n_tokens -= len(segment.tokens)
+            n_outputs -= segment.n_outputs
     return parts

@@ -15,6 +15,8 @@ from mink_local.samplers.compile import call_by_address, helper, is_compiling
 from mink_local.samplers.kernels import HAS_NAN, NO_FINITE_LOGIT, every_finite, narrow, take
 
 _SPARSE = 8  # with at most one allowed token in so many, copying those is faster than masking the row
+_DENSE = 16  # with at most one banned token in so many, banning them in place is
+_ALL_BITS = 0xFFFFFFFF
 _BITS = np.left_shift(1, np.arange(32, dtype=np.uint32), dtype=np.uint32)
 # As the bits of a float32
 _MAGNITUDE, _INFINITY, _NEGATIVE_INFINITY = np.int32(0x7FFFFFFF), np.int32(0x7F800000), np.int32(-0x800000)
@@ -49,17 +51,21 @@ def has_nan(logits):
 
 
 @helper
-def _allowed(mask, n_vocab, ids):
-    """Write the tokens whose bit is set in `mask`, uint32 (V / 32,), to `ids`; return how many."""
+def _tokens(mask, flips, n_vocab, ids):
+    """Write the tokens whose bit is set in a mask, uint32 (V / 32,), to `ids`; return how many.
+
+    The bits in `flips` are flipped in every word.
+    """
     k = 0
     for w in range(mask.size):
-        word = mask[w]
-        if word == np.uint32(0):
-            continue
-        for j in range(32):
-            if (word >> np.uint32(j)) & np.uint32(1) and 32 * w + j < n_vocab:
-                ids[k] = 32 * w + j
+        word = np.int64(mask[w]) ^ flips
+        while word != 0:
+            lowest = word & -word
+            token = 32 * w + (np.float32(lowest).view(np.int32) >> np.int32(23)) - 127  # its exponent
+            if token < n_vocab:
+                ids[k] = token
                 k += 1
+            word ^= lowest
     return k
 
 
@@ -90,28 +96,39 @@ def select(logits, mask, n_allowed, cuts, scratch, row):
     """Find a row's candidates, those that all cuts keep: their ids are in `scratch[0]`.
 
     Args:
+        logits: Float32 (V,), changed meanwhile.
         mask: Bits of the allowed tokens, uint32 (V / 32,); empty if all are.
         n_allowed: The number of bits that are set.
         cuts: Of type CUT; each sees what those before it have left.
         scratch: The `arrays` of a `Workspace`.
-        row: Float32 (V,), may be overwritten; it may be `logits`.
+        row: Float32 (V,), may be overwritten.
 
     Returns:
         k, or a kernel's error; and the number of cuts that were needed.
     """
     ids, places, work, part_work, left = scratch
-    k, n_done = np.int64(logits.size), 0
-    if mask.size > 0:
-        is_sparse = n_allowed * _SPARSE <= logits.size
-        # A NaN of a banned token too: a ban must not hide that a model is broken.
-        if has_nan(logits) if is_sparse else masked(logits, mask, row):
-            return np.int64(HAS_NAN), n_done
-        if is_sparse:
-            k = _allowed(mask, logits.size, ids)
-        else:
-            logits = row
-    if k == logits.size:
+    n_vocab, n_done, is_broken = logits.size, 0, False
+    k = np.int64(n_vocab)
+    banned, before = places[:0], left[:0]
+    # A NaN of a banned token counts too: a ban must not hide that a model is broken.
+    if mask.size > 0 and n_allowed * _SPARSE <= n_vocab:
+        is_broken = has_nan(logits)
+        k = _tokens(mask, 0, n_vocab, ids)
+    elif mask.size > 0 and (n_vocab - n_allowed) * _DENSE <= n_vocab:
+        banned = places[: _tokens(mask, _ALL_BITS, n_vocab, places)]
+        before = logits[banned]
+        is_broken = has_nan(before)
+        for token in banned:
+            logits[token] = -np.inf
+    elif mask.size > 0:
+        is_broken = masked(logits, mask, row)
+        logits = row
+    if k == n_vocab:
         k, n_done = _run(cuts[0], logits, work, ids), 1
+    for i in range(banned.size):
+        logits[banned[i]] = before[i]
+    if is_broken:
+        return np.int64(HAS_NAN), 0
     if k > 1 or n_done == 0:
         take(logits, ids, k, left)
     while n_done < cuts.size and (k > 1 or n_done == 0):
