@@ -4,9 +4,6 @@ import gc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
@@ -103,30 +100,6 @@ def test_candidates_of_what_another_sampler_left(rows: Row) -> None:
         top = np.argsort(-row, kind="stable")[:5]
         rest[top] = row[top]
         assert records["id"].tolist() == sorted(MinK(tau=0.0).candidates(rest)[0].tolist())
-
-
-@given(
-    row=hnp.arrays(
-        np.float32,
-        st.integers(1, 600),
-        elements=st.one_of(
-            st.floats(-40, 40, width=32), st.sampled_from([0.0, -0.0, INF, -INF, NAN, HUGE, -HUGE])
-        ),
-    ),
-    sampler=st.builds(MinK, st.sampled_from([0.0, 3.0, 100.0]), st.sampled_from([0.0, 1.0, 30.0, HUGE])),
-)
-@settings(max_examples=150)
-def test_hostile_rows(row: Row, sampler: MinK) -> None:
-    chain = SamplerChain(native := native_sampler(sampler, row.size))
-    records, _ = chain.apply(np.arange(row.size), row)
-    if np.isnan(row).any() or not (row > -INF).any():
-        assert np.array_equal(records["logit"], row, equal_nan=True)  # left as it was
-        with pytest.raises(GenerationError, match="NaN" if np.isnan(row).any() else "finite"):
-            check(native, 1)
-    else:
-        assert records["id"].tolist() == sorted(sampler.candidates(row)[0].tolist())
-        assert np.isfinite(records["logit"]).all()
-        assert check(native, 1) == len(records)
 
 
 def test_an_error_stays_until_reset() -> None:

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
-from mink_local import MinK
 from mink_local.errors import ConstraintError, GenerationError, ModelError, NoTokenLeftError
 from mink_local.llama import guide
 from mink_local.llama.guide import Guide
@@ -443,17 +442,6 @@ def test_masked_logits(n_vocab: int, seed: int, special: Sequence[float]) -> Non
     found = masked(row, bits).astype(np.float64)
     expected = row.astype(np.float64)
     np.testing.assert_array_equal(found, expected if np.isnan(row).any() else np.where(bits, expected, -INF))
-
-
-def test_the_cut_sees_allowed_tokens_only(weights: Weights) -> None:
-    """R is theirs: the range of the logits of allowed tokens."""
-    rng = np.random.default_rng(1)
-    row = rng.normal(0, 3, weights.n_vocab).astype(np.float32)
-    found = Guide("regex", "[a-e]", weights)
-    bits = np.zeros(weights.n_vocab, np.bool_)
-    bits[allowed(found)] = True
-    row[~bits] = 1e6
-    assert MinK().cutoff(masked(row, bits)) == MinK().cutoff(row[bits])
 
 
 def test_weights_are_closed_while_their_tokenizer_is_made(smollm2_path: Path) -> None:

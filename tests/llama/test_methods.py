@@ -1,12 +1,9 @@
 """The methods beside llama.cpp's own samplers, and as logits processors of llama-cpp-python."""
 
-from pathlib import Path
 from typing import Any
 
-import llama_cpp
 import numpy as np
 import pytest
-from llama_cpp import LogitsProcessorList
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
@@ -14,7 +11,6 @@ from mink_local.bench.timing import LLAMA_CPP
 from mink_local.samplers import (
     Chain,
     LlamaDefault,
-    MinK,
     MinP,
     Order,
     Sampler,
@@ -128,26 +124,3 @@ def test_chains_keep_what_llamacpps_keep(logits: Row, sampler: Sampler) -> None:
         theirs = kept_by_llamacpp(row, *(LLAMA_CPP[type(cut)](cut) for cut in sampler.members))
         _, ours = sampler.candidates(row)
         np.testing.assert_array_equal(np.sort(row[theirs])[::-1], ours)
-
-
-def test_logits_processor_in_llama_cpp_python(smollm2_path: Path) -> None:
-    """The one line that your own program needs: every token sampled at T = 5 was a candidate."""
-    llama = llama_cpp.Llama(str(smollm2_path), n_ctx=256, verbose=False, seed=1)
-    masked: list[list[int]] = []
-
-    class Watched(MinK):
-        def __call__(self, input_ids: object, scores: Row) -> Row:
-            kept = super().__call__(input_ids, scores)
-            masked.append(np.flatnonzero(kept > -INF).tolist())
-            return kept
-
-    answer = llama.create_chat_completion(
-        [{"role": "user", "content": "Tell me a long story about a dragon."}],
-        logits_processor=LogitsProcessorList([Watched()]),
-        temperature=5.0, top_k=0, top_p=1.0, min_p=0.0, max_tokens=24, seed=1,
-    )  # fmt: skip
-    sampled = llama.input_ids[answer["usage"]["prompt_tokens"] : llama.n_tokens].tolist()
-    assert len(sampled) >= 20
-    assert any(len(ids) > 1 for ids in masked)
-    assert all(token in ids for token, ids in zip(sampled, masked, strict=False))
-    llama.close()
