@@ -258,10 +258,8 @@ def _walk(entries, m, smallest, spread, k_fallback, alpha, logarithmic, ids):
         bound = (logit - smallest) / spread / _decay(i + 1, alpha, logarithmic)
         if heaviest >= bound and i + 1 >= k_fallback:
             return k_cliff, i + 1
-    needed = m
-    while needed < _MORE * m and heaviest < (previous - smallest) / spread / _decay(
-        needed + 1, alpha, logarithmic
-    ):
+    needed, span = m, (previous - smallest) / spread
+    while needed < _MORE * m and heaviest < span / _decay(needed, alpha, logarithmic):
         needed += 1
     return k_cliff, needed
 
@@ -287,7 +285,7 @@ def min_k(logits, options, work, ids):
         k_cliff, needed = _walk(entries, m, smallest, spread, k_fallback, alpha, logarithmic, ids)
         if needed <= m or wanted > block_max.size:  # all finite logits were taken
             break
-        wanted = needed if wanted == block_max.size else min(needed, block_max.size)
+        wanted = max(wanted + 1, min(needed * wanted // m, block_max.size))
     k = max(k_cliff, min(k_fallback, m))
     if floor > 0.0:
         # Both sets are prefixes of the sorted row: if this one is smaller, it only reorders ids already
