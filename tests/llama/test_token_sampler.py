@@ -214,8 +214,10 @@ def test_real_rows(weights: Weights, rows: Row, n_threads: int) -> None:
     for step in range(10):
         numbers = [(i + step) % len(rows) for i in range(len(one))]
         of_step = rows[numbers]
-        shared = (rows.copy(), numbers) if step % 2 else (of_step, range(len(one)))
-        found = together(sample, *shared, many)
+        if step % 2:
+            found = together(sample, rows.copy(), numbers, many)
+        else:
+            found = together(sample, of_step, range(len(one)), many)
         assert found == [alone(each, row) for each, row in zip(one, of_step, strict=True)]
         going = [
             i for i, each in enumerate(found) if not isinstance(each, str) and not one[i].constrainer.is_over
