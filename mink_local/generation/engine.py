@@ -215,8 +215,8 @@ class Engine:
         if not busy:
             return
         self._began = time.perf_counter()
-        growing = (decoding for slot in busy if slot.is_growing for decoding in slot.job or ())
-        guided = [each.sampler for each in growing if not each.is_plain and each.is_compiled]
+        begun = (decoding for slot in busy for decoding in slot.job or () if decoding.is_compiled)
+        guided = [decoding.sampler for decoding in begun if not decoding.is_plain]
         self._rows.fill_masks(guided)
         is_burst = self._is_burst(busy)
         try:

@@ -189,6 +189,7 @@ class _Exchange:
         except StopAsyncIteration:
             builder.end(*self._numbers())
         except ApiError as error:
+            request_log.note(error=str(error))
             builder.fail(error)
         yield builder.take()
 

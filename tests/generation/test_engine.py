@@ -1,6 +1,7 @@
 """Many answers at a time: each follows its own prompt, whatever is generated beside it."""
 
 import random
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -502,6 +503,16 @@ def test_a_prompt_is_evaluated_in_parts_while_answers_are_generated(model: Model
         assert running.answer.n_tokens == n_steps + 1
     assert late.tokens
     check_past(model, late)
+
+
+def test_an_answer_that_waits_for_a_slot_keeps_to_its_constraint(engine: Engine) -> None:
+    """When it gets one, the text that was forced after its first token is evaluated before it goes on."""
+    pattern = "[0-9] apples and pears, [a-z]{9}"
+    params = SamplingParams(sampler=TopP(), temperature=5.0, constraints=Constraints(regex=pattern))
+    answers = [submit(engine, Request(LONG[:150], params)) for _ in range(6)]  # in a slot until they diverge
+    while any(answer.finish_reason is None for answer in answers):
+        engine.step()
+    assert all(re.fullmatch(pattern, answer.text) for answer in answers)
 
 
 def test_short_prompts_do_not_wait_for_part_of_a_long_one(engine: Engine) -> None:
