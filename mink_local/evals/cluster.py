@@ -5,7 +5,7 @@ import os
 import socket
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from mink_local.errors import MinkError, RunError
 from mink_local.evals.answering import Answered, FileAnswerer, ModelSession
@@ -15,32 +15,20 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray sends usa
 os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # otherwise Ray writes to our standard output
 import ray  # it reads them when it is imported
 
-_LOSSES = 3  # this many workers lost with no answer in between end the run
 _CONNECT_SECONDS = 10.0
 _POLL_SECONDS = 0.2  # how long Ctrl-C may go unnoticed
 
 log = logging.getLogger("mink_local")
 
 
-class _Share(NamedTuple):
-    """A worker, and the numbers of the requests that it was given and has left."""
-
-    worker: Any
-    given: Sequence[int]
-    left: set[int]
-
-
 @dataclass(eq=False)
 class ClusterAnswerer(FileAnswerer):
     """A GGUF model on all machines of a cluster; Ray decides where the workers run.
 
-    Each worker gets its share of the requests, and streams its answers to this process. When a worker is
-    lost, another one gets what it has not answered.
+    Each worker gets its share of the requests, and streams its answers to this process.
     """
 
-    _busy: dict[Any, _Share] = field(default_factory=dict, init=False)  # by Ray's iterator over answers
-    _idle: list[Any] = field(default_factory=list, init=False)  # workers that have answered all they got
-    _losses: int = field(default=0, init=False)
+    _workers: list[Any] = field(default_factory=list, init=False)
 
     def answers(
         self, requests: Sequence[Request], room: Iterable[Request]
@@ -49,63 +37,53 @@ class ClusterAnswerer(FileAnswerer):
 
         Raises:
             MinkError: A worker raised it.
-            RunError: Too many workers were lost.
+            RunError: A worker was lost; it is raised after the answers of the others.
         """
-        n_workers, resources = _shares()
-        actor: Any = ray.remote(FileAnswerer).options(**resources)
-        sha256, longest = self.facts["sha256"], ray.put(list(room))
-
-        def start(numbers: Sequence[int]) -> None:
-            new = (self.file, self.ctx, self.n_parallel, sha256, self.placement)
-            worker = self._idle.pop() if self._idle else actor.remote(*new)
-            given = [requests[number] for number in numbers]
-            answers = worker.answers.options(num_returns="streaming").remote(given, longest)
-            self._busy[answers] = _Share(worker, numbers, set(numbers))
-
-        for first in range(min(n_workers, len(requests))):
-            start(range(first, len(requests), n_workers))
-        while self._busy and not self.interrupted:
-            for answers in ray.wait(list(self._busy), timeout=_POLL_SECONDS)[0]:
-                share = self._busy.pop(answers)
+        self._workers = self._workers or self._started()
+        n, longest = len(self._workers), ray.put(list(room))
+        shares = {
+            worker.answers.options(num_returns="streaming").remote(requests[first::n], longest): first
+            for first, worker in enumerate(self._workers[: len(requests)])
+        }
+        lost = ""
+        while shares and not self.interrupted:
+            for answers in ray.wait(list(shares), timeout=_POLL_SECONDS)[0]:
+                first = shares.pop(answers)
                 try:
-                    found = self._next(answers, share)
+                    found = _next(answers)
                 except ray.exceptions.RayError as error:
-                    self._count_loss(error)
-                    start(sorted(share.left))
+                    lost = _first_line(error)
+                    log.warning("a worker was lost: %s", lost)
                     continue
                 if found is None:
-                    self._idle.append(share.worker)
                     continue
-                self._busy[answers] = share  # behind the others, which come first
-                yield found
+                shares[answers] = first  # behind the others, which come first
+                yield replace(found, index=first + n * found.index) if isinstance(found, Answered) else found
+        if lost:
+            raise RunError(f"a worker was lost, whose answers are missing: {lost}")
 
-    def _next(self, answers: Any, share: _Share) -> Answered | ModelSession | None:
-        """Return a worker's next item; None after its last one. Raises RayError if it is lost."""
-        try:
-            reference = next(answers, None)
-            found: Any = None if reference is None else ray.get(reference)
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, MinkError):
-                raise error.cause from None
-            raise RunError(f"a worker failed: {error.cause!r}") from None
-        if not isinstance(found, Answered):
-            return found  # type: ignore[no-any-return]
-        number = share.given[found.index]
-        share.left.remove(number)
-        self._losses = 0
-        return replace(found, index=number)
-
-    def _count_loss(self, error: Exception) -> None:
-        self._losses += 1
-        if self._losses == _LOSSES:
-            raise RunError(f"{_LOSSES} workers were lost in a row: {_first_line(error)}") from None
-        log.warning("a worker was lost, starting another: %s", _first_line(error))
+    def _started(self) -> list[Any]:
+        n_workers, resources = _shares()
+        actor: Any = ray.remote(FileAnswerer).options(**resources)
+        new = (self.file, self.ctx, self.n_parallel, self.facts["sha256"], self.placement)
+        return [actor.remote(*new) for _ in range(n_workers)]
 
     def close(self) -> None:
         """Stop the workers."""
-        for worker in (*self._idle, *(share.worker for share in self._busy.values())):
+        for worker in self._workers:
             ray.kill(worker)
-        self._busy, self._idle = {}, []
+        self._workers = []
+
+
+def _next(answers: Any) -> Answered | ModelSession | None:
+    """Return a worker's next item; None after its last one. Raises RayError if it is lost."""
+    try:
+        reference = next(answers, None)
+        return None if reference is None else ray.get(reference)  # type: ignore[no-any-return]
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, MinkError):
+            raise error.cause from None
+        raise RunError(f"a worker failed: {error.cause!r}") from None
 
 
 def _shares() -> tuple[int, dict[str, Any]]:
