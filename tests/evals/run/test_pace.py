@@ -1,31 +1,13 @@
 """How long a run will take: expected tokens, against simulated runs whose lengths are known."""
 
-import itertools
-
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from mink_local.evals.run.pace import Pace, survival, tokens_left
-
-LENGTHS = st.lists(st.integers(0, 50), min_size=1, max_size=30)
+from mink_local.evals.run.pace import Pace, expected_lengths
 
 
-@given(LENGTHS)
-def test_without_unfinished_responses_it_is_the_plain_mean(finished: list[int]) -> None:
-    assert tokens_left(finished, [], 7, 50) == pytest.approx(7 * np.mean(finished), abs=1e-9)
-
-
-@given(LENGTHS, st.lists(st.integers(0, 60), max_size=10), st.integers(0, 9))
-def test_it_is_never_negative_nor_more_than_the_limit_allows(
-    finished: list[int], unfinished: list[int], n_waiting: int
-) -> None:
-    left = tokens_left(finished, unfinished, n_waiting, 60)
-    assert 0 <= left <= 60 * n_waiting + sum(60 - n for n in unfinished) + 1e-6
-    lengths, share = survival(finished, unfinished)
-    assert lengths == sorted(set(lengths) | {0}) or lengths[:2] == [0, 0]
-    assert all(one >= other >= 0 for one, other in itertools.pairwise(share))
+def test_a_response_is_expected_to_be_as_those_that_are_longer() -> None:
+    assert expected_lengths([10, 20, 40], [0, 10, 25, 40], 60) == [70 / 3, 30, 40, 50]
 
 
 @pytest.mark.parametrize("of", ["alike", "geometric", "two kinds", "cut off"])
@@ -49,7 +31,9 @@ def test_after_a_tenth_the_rest_is_known_to_a_third(of: str) -> None:
         slots = [slot for slot in slots if slot[1] < slot[0]]
         if 40 <= len(finished) <= 300:
             truth = sum(waiting) + sum(length - n for length, n in slots)
-            errors.append(tokens_left(finished, [n for _, n in slots], len(waiting), 512) / truth)
+            ends = expected_lengths(finished, [n for _, n in slots], 512)
+            left = sum(ends) - sum(n for _, n in slots)
+            errors.append((left + len(waiting) * np.mean([*finished, *ends])) / truth)
     assert 2 / 3 < min(errors) <= max(errors) < 4 / 3
 
 
