@@ -85,20 +85,7 @@ temperatures_option = temp_option.replace("temperatures", multiple=True, default
 limit_option = click.option(
     "--limit", type=POSITIVE, metavar="N", help="Use only the first N questions of each task, or prompts."
 )
-texts_limit_option = click.option(
-    "--limit",
-    type=POSITIVE,
-    default=100,
-    metavar="N",
-    help="Maximum number of texts, chosen at random; a larger N adds to them.",
-)
 folder_argument = click.argument("folder", metavar="DIR", type=FOLDER)
-data_option = click.option(
-    "--data",
-    multiple=True,
-    metavar="[TASK=]FILE",
-    help="File with a task's questions, used instead of a download.",
-)
 template_option = chat_template_option.replace(
     "chat_template", help="Use the Jinja chat template in FILE in place of the models' own."
 )
@@ -186,19 +173,14 @@ def _model_files(names: Sequence[str]) -> "list[ModelFile]":
 
 def _files(option: str, texts: Sequence[str], names: Sequence[str]) -> dict[str, Path]:
     """Return files by task, given as TASK=FILE, or as FILE if there is a single task."""
-    from mink_local.evals.tasks import TASKS
-
     files: dict[str, Path] = {}
     for text in texts:
         name, equals, file = text.partition("=")
-        if not equals or name not in {*TASKS, *names}:
-            if not names:
-                raise click.UsageError(f"{option} {text} is for a built-in task: leave it out.")
-            if len(names) > 1:
-                raise click.UsageError(f"{option} {text} does not name its task: write TASK={text}.")
+        if not equals or name not in names:
+            if len(names) != 1:
+                which = " or ".join(names) or "a built-in task"
+                raise click.UsageError(f"{option} {text} must be for {which} of this run: write TASK=FILE.")
             name, file = names[0], text
-        if name not in names:
-            raise click.UsageError(f"{option} {text} is for a task that is not in this run.")
         if name in files:
             raise click.UsageError(f"{option} is given twice for {name}.")
         files[name] = user_path(file)
@@ -337,7 +319,12 @@ def _carry_out(measurement: "Measurement[Any]", out: Path, quiet: bool) -> None:
 @click.option(
     "--system", default="", metavar="TEXT", callback=_line_breaks, help="System message before every prompt."
 )
-@data_option
+@click.option(
+    "--data",
+    multiple=True,
+    metavar="[TASK=]FILE",
+    help="File with a task's questions, used instead of a download.",
+)
 @click.option(
     "--scorer",
     metavar="NAME",
@@ -502,15 +489,6 @@ def _stateless(_: click.Context, __: click.Parameter, samplers: "Sequence[Sample
     return samplers
 
 
-def _chains(
-    context: click.Context, option: click.Parameter, samplers: "Sequence[Sampler]"
-) -> "Sequence[Sampler]":
-    for sampler in samplers:
-        if len(sampler.members) == 1:
-            raise click.BadParameter(f"{sampler.name} is always measured: give a chain, such as top-k+min-k.")
-    return _stateless(context, option, samplers)
-
-
 @cli.command("frontier")
 @model_option.replace(required=True, show_default=False)
 @click.option(
@@ -532,12 +510,18 @@ def _chains(
     metavar="FILE",
     help="File whose paragraphs, separated by blank lines, serve as texts.",
 )
-@texts_limit_option
+@click.option(
+    "--limit",
+    type=POSITIVE,
+    default=100,
+    metavar="N",
+    help="Maximum number of texts, chosen at random; a larger N adds to them.",
+)
 @samplers_option.replace(
     default=None,
     show_default=False,
-    callback=_chains,
-    help="Chain to measure as well, such as top-k:k=40+min-k; repeatable.",
+    callback=_stateless,
+    help="Sampler or chain to measure as well, such as top-k:k=40+min-k; repeatable.",
 )
 @temperatures_option.replace(
     type=Temperature(),

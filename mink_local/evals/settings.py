@@ -60,8 +60,8 @@ class SamplerSetting(NamedTuple):
 
     @property
     def is_default(self) -> bool:
-        """True if every option but the order has its default, and for chains, which are not swept."""
-        return self.sampler in default_samplers() or len(self.sampler.members) > 1
+        """True if every option but the order has its default."""
+        return self.sampler in default_samplers()
 
 
 def described(file: ModelFile) -> dict[str, Any]:

@@ -135,7 +135,7 @@ class Frontier(SettingsMeasurement[TextSums, MeasuredText]):
         texts: A folder of `mink-eval run` with answers by the reference; None if `text` is given.
         text: A file whose paragraphs, separated by blank lines, are the texts.
         limit: Maximum number of texts, chosen at random; a larger number adds to them.
-        samplers: Chains to measure in addition to the sweep; must not be stateful.
+        samplers: Samplers and chains to measure in addition to the sweep; must not be stateful.
         temperatures: Temperatures for every sampler.
         wanted: Levels of tail mass at which to compare samplers, in percentage points above greedy's.
         placement: Options of `load_model`, for both models.

@@ -58,7 +58,7 @@ class FrontierResults:
         ReportError: There is no such text.
 
     Attributes:
-        settings: The settings; within a curve, from few candidates to many.
+        settings: The settings, first those of the sweep; within a curve, from few candidates to many.
         figures: The FIGURES for every setting, with intervals, and its `curve`, `sampler` and `temperature`.
         n_left_out: Number of texts that lack a setting.
     """
@@ -75,7 +75,7 @@ class FrontierResults:
         swept = [one for one in sweep(self.temperatures) if one.key in measured]
         others = measured - {one.key for one in swept}
         more = [SamplerSetting(parse(sampler), temperature) for sampler, temperature in sorted(others)]
-        self.settings = swept + more
+        self.settings, self._n_swept = swept + more, len(swept)
         positions = texts["positions"].iloc[:, 0].to_numpy(np.int64)
         self.n_positions = int(positions.sum())
         sums = np.array(texts["sums"][[one.key for one in self.settings]].to_numpy().tolist())
@@ -83,7 +83,11 @@ class FrontierResults:
         # (1 + resamples, settings, FIGURES): means over the texts themselves, then over the resamples.
         self._means: Floats = np.concatenate([[sums.sum(axis=0) / self.n_positions], resampled])
         self.figures = pd.DataFrame(
-            {"curve": one.curve, "sampler": str(one.sampler), "temperature": one.temperature}
+            {
+                "curve": one.curve if i < self._n_swept else label(str(one.sampler)),
+                "sampler": str(one.sampler),
+                "temperature": one.temperature,
+            }
             | {
                 column: value
                 for j, figure in enumerate(FIGURES)
@@ -112,7 +116,7 @@ class FrontierResults:
         curves = [
             curve
             for (t, curve), (first, *_) in self._numbers.items()
-            if t == temperature and self.settings[first].option
+            if t == temperature and first < self._n_swept and self.settings[first].option
         ]
         found = {curve: self._most_entropy(temperature, curve, bound) for curve in curves}
         ranked = sorted(found, key=lambda curve: -found[curve][0][0])
@@ -128,7 +132,7 @@ class FrontierResults:
         )
 
     def defaults(self, temperature: float) -> pd.DataFrame:
-        """Return the `figures` of every sampler's default at a temperature, with its `gain`.
+        """Return the `figures` of every default, and of what is not swept, at a temperature, with its `gain`.
 
         The gain is its entropy minus that of the yardstick's curve at the same tail mass, in nats. The curve
         starts at greedy, even if the default has less. The gain is None for greedy itself, and where
@@ -138,7 +142,7 @@ class FrontierResults:
         most = max(self._of(i)[0][0] for i in greedy + self._numbers[temperature, YARDSTICK])
         gains: dict[int, Interval | None] = {}
         for i, setting in enumerate(self.settings):
-            if setting.temperature == temperature and setting.is_default:
+            if setting.temperature == temperature and (setting.is_default or i >= self._n_swept):
                 tail, entropy = self._of(i)
                 best, _ = self._most_entropy(temperature, YARDSTICK, tail)
                 has_gain = i not in greedy and tail[0] <= min(most, MOST_TAIL_MASS)

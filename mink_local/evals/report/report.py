@@ -2,13 +2,14 @@
 
 import base64
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from jinja2 import Environment, FileSystemLoader
+from jinja2 import Environment, FileSystemLoader, Template, select_autoescape
 from markupsafe import Markup
 from rich.console import Console
 
@@ -18,6 +19,7 @@ from mink_local.evals.store import write_file
 from mink_local.evals.tables import Table, escape_markdown, to_csv, to_json
 
 Part = Table | Picture | str
+_FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -115,33 +117,19 @@ def printed(report: Report, path: Path) -> str:
 
 def markdown(report: Report) -> str:
     """Return a report as Markdown, with links to the figures' SVG files."""
-    return "\n\n".join(filter(None, _markdown_parts(report))) + "\n"
+    text = _template("page.md").render(report=report)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def _markdown_parts(report: Report) -> Iterator[str]:
-    yield from (f"# {escape_markdown(report.title)}", *map(escape_markdown, report.notes))
-    opening = [section for section in report.sections if section.lead or section.findings]
-    if opening or report.findings:
-        yield "## Findings"
-    for section in opening:
-        lead = [_markdown(section.lead)] if section.lead else []
-        yield from (f"### {escape_markdown(section.title)}", *lead, _bullets(section.findings))
-    yield _bullets(report.findings)
-    for section in report.sections:
-        yield f"## {escape_markdown(section.title)}"
-        yield from map(_markdown, (*section.parts, *section.more))
-
-
-def _markdown(part: Part) -> str:
-    if isinstance(part, Picture):
-        return f"![{escape_markdown(part.description)}]({part.stem}.svg)"
-    if isinstance(part, str):
-        return escape_markdown(part)
-    return f"### {escape_markdown(part.title)}\n\n{part.markdown()}"
-
-
-def _bullets(sentences: Sequence[str]) -> str:
-    return "\n".join(f"- {escape_markdown(sentence)}" for sentence in sentences)
+def _template(name: str) -> Template:
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=select_autoescape(["html"]),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["escaped"] = escape_markdown
+    return environment.get_template(name)
 
 
 def page(report: Report) -> str:
@@ -151,12 +139,8 @@ def page(report: Report) -> str:
     values are escaped, the page's Content-Security-Policy allows only its own style and script, and embedded
     images, and responses are packed data that the script displays as text nodes.
     """
-    folder = Path(__file__).parent
-    style, script = ((folder / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
-    environment = Environment(
-        loader=FileSystemLoader(folder), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template("page.html").render(
+    style, script = ((_FOLDER / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+    return _template("page.html").render(
         style=Markup(style),
         script=Markup(script),
         policy=f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; "

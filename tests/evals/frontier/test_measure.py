@@ -42,7 +42,9 @@ def frontier(finished: Callable[..., Finished], tmp_path: Path) -> Frontier:
 
 
 def test_the_report(frontier: Frontier, tmp_path: Path) -> None:
-    measured = frontier("--temp", 5, "--sampler", "top-k:k=5+min-k", "--tail-mass", 3)
+    """With a chain, a setting of the sweep, which is measured once, and one that is none."""
+    samplers = ["-s", "top-k:k=5+min-k", "-s", "min-k:tau=10", "-s", "min-k:tau=10.5"]
+    measured = frontier("--temp", 5, *samplers, "--tail-mass", 3)
     assert len({row["text"] for row in measured}) == 3
     out = tmp_path / "out"
     assert (out / "frontier.svg").read_text().startswith("<?xml")
@@ -51,9 +53,12 @@ def test_the_report(frontier: Frontier, tmp_path: Path) -> None:
     markdown = (out / "frontier.md").read_text()
     assert "+3 points" in markdown
     assert str(tmp_path) not in markdown + json.dumps(found)  # it is for others too
-    assert {row["sampler"] for row in found["defaults"]} >= {"greedy", "top-k:k=5+min-k:tau=3"}
+    defaults = [row["sampler"] for row in found["defaults"]]
+    assert {"greedy", "top-k:k=5+min-k:tau=3", "min-k:tau=10.5"} <= {*defaults}
+    assert "min-k:tau=10" not in defaults
+    assert len({row["curve"] for row in found["at_tail_mass"]}) == len(found["at_tail_mass"])
     rows = pd.read_csv(out / "frontier.csv")
-    assert len(rows) == len(found["settings"]) == len(sweep([5.0])) + 1
+    assert len(rows) == len(found["settings"]) == len(sweep([5.0])) + 2
     assert (rows["entropy_low"] <= rows["entropy"] + 1e-6).all()
     assert (rows["entropy"] <= rows["entropy_high"] + 1e-6).all()
 
@@ -133,7 +138,6 @@ def test_a_padded_vocabulary_is_taken(tiny_path: Path, tiny: Callable[..., Path]
         (["--text", "file.txt"], "\n \n\n", "file.txt", 1),
         (["--text", "file.txt"], "word " * 3000, "paragraph 1", 1),
         (["--text", "file.txt", "-t", 1, "-q"], "a", "two tokens", 1),
-        (["--text", "file.txt", "-s", "top-p"], "a", "top-p", 2),
         (["--text", "file.txt", "-s", "top-k+xtc"], "a", "xtc", 2),
     ],
 )
