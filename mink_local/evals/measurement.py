@@ -105,7 +105,7 @@ class Measurement(ABC, Generic[R]):
     Attributes:
         measures: Name of the command, recorded in the manifest.
         noun: What rows are called, in the plural.
-        row_type: Type of a row: a dataclass or msgspec struct with a `key`.
+        row_type: Type of a row: a dataclass with a `key`.
         file: Name of the file that holds the rows.
         revision: Incremented when a version computes different numbers, which must not mix with old ones.
         settings: What the rows depend on; see `store`.
@@ -291,19 +291,11 @@ def duration(seconds: float) -> str:
 
 
 def frame(rows: Iterable[Any]) -> Any:
-    """Return rows as a pandas frame with Python strings, which may contain lone surrogates."""
+    """Return dataclasses as a pandas frame with Python strings, which may contain lone surrogates."""
     import pandas as pd
 
     found = list(rows)
-
-    def column(name: str) -> Any:
-        values = [getattr(row, name) for row in found]
-        is_number = all(isinstance(value, int | float) for value in values)
-        return pd.Series(values, dtype=None if is_number else object)
-
-    return pd.DataFrame({name: column(name) for name in _field_names(found[0])} if found else {})
-
-
-def _field_names(row: Any) -> Sequence[str]:
-    """Return a row's fields, including those that earlier versions did not write."""
-    return getattr(row, "__struct_fields__", None) or [field.name for field in dataclasses.fields(row)]
+    names = [field.name for field in dataclasses.fields(found[0])] if found else []
+    values = [[getattr(row, name) for name in names] for row in found]  # an old row's __dict__ lacks new ones
+    with pd.option_context("future.infer_string", False):
+        return pd.DataFrame(values, columns=names)

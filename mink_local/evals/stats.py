@@ -17,7 +17,6 @@ What the simulations in tests/evals/test_stats.py measure, where a 95% interval 
 - `paired_test`: 93% or more, and errors of 5% or less, from 6 clusters on.
 - `mean` and `Interval.of`: with 8 clusters, 92% if they differ by a third of their mean (standard deviation),
   89% if by two thirds, and 84% if by as much as their mean; with 60 clusters, 94%, 93% and 90%.
-- The bootstrap of the frontier's gain: 88% with 6 clusters, 91% with 20.
 """
 
 import math

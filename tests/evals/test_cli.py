@@ -33,7 +33,7 @@ from tests.support.python import output_of
         (["run", "gsm8k", "--parallel", "many"], 2, "'many'"),
         (["run", "gsm8k", "--data", "no/such"], 1, "no/such"),
         (["run", "gsm8k", "aqua", "--data", __file__], 2, "TASK="),
-        (["run", "gsm8k", "--data", f"aqua={__file__}"], 2, "aqua="),
+        (["run", "gsm8k", "--data", f"aqua={__file__}"], 1, "aqua="),
         (["run", "gsm8k", "--data", __file__, "--data", __file__], 2, "twice for gsm8k"),
         (["run", "gsm8k", "--rpc", "pc2"], 2, "'pc2'"),
         (["run", "gsm8k", "--rpc", "pc2:1", "--ray", "local"], 2, "--rpc"),

@@ -9,9 +9,9 @@ import signal
 import time
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import pandas as pd
 import pytest
 
@@ -32,7 +32,8 @@ from mink_local.samplers import SAMPLERS
 from tests.support.http import until
 
 
-class Square(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Square:
     number: int
     square: int
 

@@ -9,16 +9,13 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy.stats import binom, binomtest, multinomial, norm, permutation_test, ttest_1samp
+from scipy.stats import binom, binomtest, multinomial, norm, ttest_1samp
 from statsmodels.stats.contingency_tables import mcnemar
 
-from mink_local.evals.frontier.report import FrontierResults
-from mink_local.evals.frontier.sums import FIGURES
 from mink_local.evals.stats import (
     ALPHA,
     FEW,
@@ -146,17 +143,6 @@ def test_the_paired_test_keeps_its_level_with_several_responses(n: int, repeats:
             assert (test.p <= ALPHA) == (test.difference.low > 0 or test.difference.high < 0)
 
 
-def test_holm_keeps_the_level_of_a_family_with_the_same_baseline() -> None:
-    rng = np.random.default_rng(2)
-    errs = 0
-    for _ in range(300):
-        right = rng.random((7, 40)) < rng.random(40)
-        ps = [paired_test(np.subtract(one, right[0], dtype=int).tolist()).p for one in right[1:]]
-        errs += len(ps) * min(ps) <= ALPHA  # if Holm's first step finds nothing, there is no other
-    assert errs / 300 <= ALPHA
-    assert min(holm(ps)) == pytest.approx(min(1.0, len(ps) * min(ps)))
-
-
 def clusters(n: int, spread: float, rounds: int) -> Iterator[NDArray[np.float64]]:
     """Yield the sums and sizes of clusters of different sizes, whose means are 1 on average."""
     rng = np.random.default_rng(3)
@@ -184,42 +170,6 @@ def test_intervals_of_few_clusters_hold_unless_they_differ_much(
 ) -> None:
     found = [interval(one) for one in clusters(n, spread, 200)]
     assert coverage(found, 1.0) > least
-
-
-def test_percentiles_alone_are_too_narrow_for_few_clusters() -> None:
-    covered = []
-    for one in clusters(8, 0.3, 200):
-        sums = resample(one)
-        low, high = np.quantile(sums[:, 0] / sums[:, 1], (0.025, 0.975))
-        covered.append(low <= 1 <= high)
-    assert np.mean(covered) < 0.9
-
-
-def texts_on_a_line(rng: np.random.Generator, n: int) -> pd.DataFrame:
-    """Return the rows of a frontier whose settings all lie on one line of entropy over tail mass."""
-    places = {"greedy": 0.0, "min-k:tau=3": 1.5}
-    places |= {f"min-p:p={p},order=temperature-last": i for i, p in enumerate((0.5, 0.35, 0.2, 0.1), start=1)}
-    rows = []
-    for text in range(n):
-        positions, level = rng.integers(20, 300), rng.lognormal(-0.08, 0.4)
-        for sampler, place in places.items():
-            noise = rng.lognormal(-0.02, 0.2, 2)
-            found = dict.fromkeys(FIGURES, 0.0)
-            found["tail_mass"] = (0.01 + 0.02 * place) * level * (noise[0] if place else 1)
-            found["entropy"] = 0.1 * place * level * noise[1]
-            sums = [float(positions * one) for one in found.values()]
-            rows.append((str(text), sampler, "5", int(positions), sums))
-    return pd.DataFrame(rows, columns=["text", "sampler", "temperature", "positions", "sums"])
-
-
-@pytest.mark.parametrize("n", [8, 20, pytest.param(60, marks=pytest.mark.slow)])
-def test_a_sampler_on_the_yardsticks_curve_gains_nothing(n: int) -> None:
-    rng = np.random.default_rng(5)
-    gains = []
-    for _ in range(100):
-        found = FrontierResults(texts_on_a_line(rng, n)).defaults(5.0).set_index("sampler")
-        gains.append(Interval(*found.loc["min-k:tau=3", ["gain", "gain_low", "gain_high"]]))
-    assert coverage(gains, 0.0) > 0.86
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=60))
@@ -280,13 +230,6 @@ def test_p_is_that_of_all_flips_of_signs_or_of_the_interval(clusters: list[tuple
     assert found.difference.value == pytest.approx(shares.mean())
 
 
-@given(st.lists(st.integers(-3, 3), min_size=2, max_size=9))
-def test_p_is_that_of_scipys_permutations_or_of_the_interval(gains: list[int]) -> None:
-    scipy = permutation_test((np.array(gains),), np.sum, permutation_type="samples", n_resamples=10**4)
-    expected = max(scipy.pvalue, interval_p(np.divide(gains, 3)))
-    assert paired_test(gains, 3).p == pytest.approx(expected)
-
-
 def test_clusters_of_many_sizes_are_tested_in_time() -> None:
     """Their gains have hundreds of values: the time grew with the square of their number."""
     rng = np.random.default_rng(7)
@@ -306,12 +249,6 @@ def test_one_outcome_a_cluster_has_bonett_and_prices_interval(won: int, lost: in
     if found.p > ALPHA:
         low, high = min(low, 0), max(high, 0)
     assert found.difference[1:] == pytest.approx((low, high), abs=1e-6)
-
-
-def test_the_interval_is_the_means_if_there_are_many_clusters() -> None:
-    gains = np.random.default_rng(4).integers(-3, 4, 2000)
-    interval = ttest_1samp(gains / 3, 0).confidence_interval()
-    assert paired_test(gains.tolist(), 3).difference[1:] == pytest.approx(tuple(interval), abs=2e-4)
 
 
 @pytest.mark.parametrize("n_repeats", [1, 3])

@@ -180,13 +180,12 @@ class Judging(Measurement[Row], Generic[AnyUnit, Row]):
         return list(self._wanted)
 
     def measure(self, keys: Sequence[Key], store: Store[Row]) -> Generator[Row, None, None]:
-        alike: dict[str, list[tuple[AnyUnit, Row]]] = {}  # the judge is asked once about the same prompt
+        waiting: list[tuple[AnyUnit, Row]] = []
         for unit, row in (self._wanted[key] for key in keys):
             if getattr(row, self.verdict) is None:
-                alike.setdefault(row.prompt_sha256, []).append((unit, row))
+                waiting.append((unit, row))
             else:
                 yield row
-        waiting = [members[0] for members in alike.values()]
         room = list(starmap(_request, waiting))
         with closing(self._judge):
             while waiting and not self.interrupted:
@@ -199,7 +198,7 @@ class Judging(Measurement[Row], Generic[AnyUnit, Row]):
                         unit, last = waiting[answer.index]
                         row, is_last = self._updated(unit, last, answer)
                         if is_last:
-                            yield from (self._like(row, twin) for _, twin in alike[row.prompt_sha256])
+                            yield row
                         else:
                             again.append((unit, row))
                 waiting = again
@@ -214,11 +213,6 @@ class Judging(Measurement[Row], Generic[AnyUnit, Row]):
         found = unit.prompt(last.characters).read(raw)
         row: Row = replace(last, raw=raw, attempts=attempts, **{self.verdict: found})
         return row, found is not None or attempts == ATTEMPTS
-
-    def _like(self, row: Row, twin: Row) -> Row:
-        given = ("raw", "attempts", "characters", "is_cut", self.verdict)
-        changed: Row = replace(twin, **{name: getattr(row, name) for name in given})
-        return changed
 
     def interrupt(self) -> None:
         super().interrupt()

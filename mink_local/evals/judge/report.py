@@ -230,9 +230,6 @@ def _findings(judgements: pd.DataFrame, pairs: pd.DataFrame) -> list[str]:
             protocol == BOTH_ORDERS
         )
         found.append(f"Position: {position}{also}.")
-        if not first.low <= 0.5 <= first.high:
-            place = "first" if first.value > 0.5 else "second"
-            found.append(f"It prefers whichever answer is shown {place}.")
         if disagree.value >= 0.5:
             found.append("The orders disagree for most pairs: this judge says little about these samplers.")
     if missing := int(pairs.outcome.isna().sum()):

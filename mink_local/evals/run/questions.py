@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from platformdirs import user_cache_path
 
 from mink_local.errors import DataError
+from mink_local.evals.tables import count
 from mink_local.evals.tasks.base import OnDisk, OwnCopy, Published, Question, Task
 from mink_local.files import sha256_of, write_atomic
 
@@ -87,7 +88,8 @@ def ask(
     pool = task.read(shots_from, seed) if shots_from else questions
     examples = pool[:shots]
     if len(examples) < shots:
-        raise DataError(f"{shots_from or file} has only {len(pool)} questions: {shots} --shots need more")
+        there = count(len(pool), "question")
+        raise DataError(f"{shots_from or file} has only {there}: {shots} --shots need more")
     for example in examples:
         if not example.worked:
             raise DataError(

@@ -368,17 +368,14 @@ def _family(found: pd.DataFrame, against: str) -> str:
 
 
 def settings_table(manifest: Mapping[str, Any]) -> Table:
-    """Return a measurement's settings, a row each, and a row for all starts in one environment."""
+    """Return a measurement's settings, a row each, and a row for each environment that it was started in."""
     hidden = ("format", "revision", "measures", "sessions")
     rows = list(_flat({key: value for key, value in manifest.items() if key not in hidden}))
-    starts: dict[str, list[str]] = {}  # by environment; a run may be resumed many times
     for session in manifest.get("sessions", []):
         environment = {key: value for key, value in session.items() if key != "started"}
-        starts.setdefault(_in_words(environment), []).append(session.get("started", "?"))
-    for words, times in starts.items():
-        span = " to ".join(dict.fromkeys((times[0], times[-1])))
-        rows.append((f"started {count(len(times), 'time')}", f"{span}: {words}"))
-    return Table("Settings of the run", pd.DataFrame(rows, columns=["setting", "value"]), numbers=False)
+        rows.append(("started with", _in_words(environment)))
+    frame = pd.DataFrame(list(dict.fromkeys(rows)), columns=["setting", "value"])
+    return Table("Settings of the run", frame, numbers=False)
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
@@ -391,11 +388,8 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _in_words(value: Any) -> str:
-    if isinstance(value, dict):
-        return "; ".join(f"{str(key).replace('_', ' ')} {_in_words(part)}" for key, part in value.items())
-    if isinstance(value, list):
-        return ", ".join(map(_in_words, value)) or "none"
-    return "not given" if value is None else command_line_text(str(value))  # paths may not be UTF-8
+    """Return a setting as text, which is UTF-8 even if a path is not."""
+    return command_line_text(value if isinstance(value, str) else json.dumps(value))
 
 
 def _packed(verdict: Verdict | None) -> tuple[str | None, int | None]:

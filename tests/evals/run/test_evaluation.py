@@ -198,22 +198,6 @@ def test_questions_are_added_to_a_file_and_changed_ones_are_named(
     assert len(responses(out)) == 6
 
 
-@pytest.mark.parametrize(
-    "option", [["--reasoning-budget", 0], ["--stop", "x"], ["--shots", 1], ["--ctx", 512]]
-)
-def test_an_option_given_later_or_left_out_is_refused(
-    tmp_path: Path, here: list[object], mink_eval: MinkEval, option: list[object]
-) -> None:
-    def command(*more: object, out: str) -> list[object]:
-        return [*here, "-n", 2, "--limit", 1, *more, "-o", tmp_path / out]
-
-    for first, then in ([], option), (option, []):
-        out = "later" if then else "left out"
-        mink_eval.run(*command(*first, out=out))
-        mink_eval("run", "gsm8k", *command(*then, out=out)).refused(1, "not given")
-        mink_eval.run(*command(*first, out=out))
-
-
 def test_another_question_or_template_is_refused(
     tmp_path: Path, questions: list[object], tiny: Callable[..., Path], mink_eval: MinkEval
 ) -> None:
