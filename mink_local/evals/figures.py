@@ -156,7 +156,8 @@ def accuracy_figure(cells: pd.DataFrame, baseline: str | None) -> Figure:
             axis.set_xscale("log")
         axis.set_xticks(temperatures, [f"{t:g}" for t in temperatures])
         axis.xaxis.set_minor_locator(NullLocator())
-    figure.axes[0].set_ylim(0, 100 * min(1.0, 1.08 * cells["accuracy_high"].max()))
+    top = 100 * min(1.0, 1.08 * cells["accuracy_high"].max())
+    figure.axes[0].set_ylim(-top / 40, top)  # markers at 0 are whole
     figure.suptitle("Bands: 95% intervals.", **NOTE)
     return figure
 

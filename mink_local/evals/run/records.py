@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from mink_local.errors import ReportError
-from mink_local.evals.store import MANIFEST, Rows, public, read_manifest, to_line
+from mink_local.evals.store import Rows, public, read_manifest, to_line
 from mink_local.evals.tables import count, listed
 from mink_local.evals.tasks import recorded_task
 from mink_local.evals.tasks.base import SCORER, Name, Question, ScorerError, Task, Verdict, score
@@ -114,16 +114,12 @@ class Response(OfResponse):
         return ResponseKey(*(getattr(self, name) for name in ResponseKey._fields))
 
 
-class _TaskSettings(msgspec.Struct):
-    max_tokens: int
-
-
 class RunManifest(msgspec.Struct):
-    """The parts of a run's manifest that a response is checked against, or a report relies on."""
+    """The parts of a run's manifest that are relied on."""
 
     seed: int
     models: dict[str, dict[str, Any]]
-    tasks: dict[str, _TaskSettings]
+    tasks: dict[str, dict[str, Any]]
     sessions: list[dict[str, Any]] = []
 
 
@@ -149,18 +145,10 @@ def misfit(
         return f"question {response.question_id} of {response.task} is not in {QUESTIONS}"
     if response.prompt_sha256 not in ("", prompt):
         return f"question {response.question_id} of {response.task} has a different prompt in {QUESTIONS}"
-    if manifest is None:
-        return None
-    if response.model not in manifest.models:
-        return f"model {response.model} is not in {MANIFEST}"
-    if response.task not in manifest.tasks:
-        return f"task {response.task} is not in {MANIFEST}"
-    wanted = seed_of(manifest.seed, response.task, response.question_id, response.repeat)
-    if response.seed and response.seed != wanted:  # records need not have a seed
-        return f"seed differs from that of the run's --seed ({manifest.seed})"
-    limit = manifest.tasks[response.task].max_tokens
-    if response.n_tokens > limit:
-        return f"longer than the run's --max-tokens ({limit})"
+    if manifest and response.seed:  # records need not have one
+        wanted = seed_of(manifest.seed, response.task, response.question_id, response.repeat)
+        if response.seed != wanted:
+            return f"seed differs from that of the run's --seed ({manifest.seed})"
     return None
 
 
@@ -230,9 +218,8 @@ def read_questions(folder: Path) -> Rows[Question]:
 def read_responses(folder: Path, manifest: Mapping[str, Any]) -> Rows[Response]:
     """Return the responses in a folder, without lines that are unusable.
 
-    A line is unusable if it cannot be parsed, or if its prompt, seed, model or length shows that it belongs
-    to another run. If two responses have the same key, the first counts. Raises RunError if a file cannot be
-    read.
+    A line is unusable if it cannot be parsed, or if its prompt or seed shows that it belongs to another run.
+    If two responses have the same key, the first counts. Raises RunError if a file cannot be read.
     """
     questions = read_questions(folder)
     found = Rows[Response](problems=questions.problems)

@@ -355,11 +355,11 @@ def _family(found: pd.DataFrame, against: str) -> str:
     """Return a sentence about comparisons of one kind."""
     other, alike = _KINDS[found["kind"].iloc[0]]
     n_undecided = int((~(found["better"] | found["worse"]).astype(bool)).sum())
-    compared = f"with {against} {alike}, the other {other}"
+    compared = f"with {against} {alike}: the other {other}"
     if against == EVERY:
-        compared = f"of two samplers {alike}, the first"
+        compared = f"of two samplers {alike}: the first"
     sentence = (
-        f"Of {count(len(found), 'comparison')} {compared} is significantly better in {found['better'].sum()} "
+        f"{count(len(found), 'comparison')} {compared} is significantly better in {found['better'].sum()} "
         f"and significantly worse in {found['worse'].sum()}"
     )
     if not n_undecided:

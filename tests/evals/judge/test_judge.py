@@ -1,26 +1,21 @@
 """`mink-eval judge`: a server that misbehaves, both orders, what is kept, what is reported."""
 
-import hashlib
 import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mink_local.errors import MinkError
 from mink_local.evals import addresses, answering
 from mink_local.evals.addresses import AddressAnswerer
-from mink_local.evals.answering import Answered, FileAnswerer, ModelSession
 from mink_local.evals.judge.asking import Prompt
 from mink_local.evals.judge.methods import ORDERS, WINNERS, Pair
 from mink_local.evals.judge.report import COHERENT
 from mink_local.evals.run.records import ResponseKey
-from mink_local.models.catalog import ModelFile
 from tests.support.judge_server import Body, JudgeServer, Said, fails, judge_server, says, shown_answers
 from tests.support.made_run import change, write_run
 from tests.support.mink_eval import MinkEval
@@ -450,31 +445,6 @@ def test_a_local_judge(
     assert len(judge["sha256"]) == 64
     monkeypatch.delattr(answering, "load_model")
     mink_eval(*command).succeeded()
-
-
-def test_closing_a_local_judge_frees_its_model(tiny_path: Path) -> None:
-    template = "Judge!{% for message in messages %}{{ message.content }}{% endfor %}"
-    placement = {"n_threads": 1, "chat_template": template}
-    judge = FileAnswerer(ModelFile("tiny", tiny_path), placement=placement)
-    requests = [Prompt(b"A or B?", "winner", WINNERS).request(0)]
-    judge.close()  # there is no model yet, nor does it load one
-    with closing(judge):
-        session, answered = judge.answers(requests, requests)
-        model = judge.model
-    assert isinstance(session, ModelSession)
-    assert session.template_sha256 == hashlib.sha256(template.encode()).hexdigest()
-    assert isinstance(answered, Answered)
-    assert json.loads(answered.text).keys() == {"winner"}
-    with pytest.raises(MinkError):
-        model.tokenize("A")
-
-
-@pytest.mark.slow
-def test_a_local_judge_with_a_short_context(mink_eval: MinkEval, run: Path, tiny_path: Path) -> None:
-    """Responses of any length are judged, and cut until they fit."""
-    change(run, lambda line: line.update(response=line["response"] + 9000 * " no") or is_few(line))
-    mink_eval("judge", run, "--judge", tiny_path, "--threads", 1, "--max-chars", 27000).succeeded()
-    assert [line["characters"] < 27000 for line in lines(run)] == [True] * 4
 
 
 @pytest.mark.slow

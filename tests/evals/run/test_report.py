@@ -357,16 +357,6 @@ def test_what_is_not_in_the_run_cannot_be_compared_with(
     mink_eval("report", write_run(tmp_path, **ONE_T), "--against", against).refused(status, named)
 
 
-def test_every_pair_has_files_of_its_own(tmp_path: Path, mink_eval: MinkEval) -> None:
-    write_run(tmp_path, **ONE_T)
-    mink_eval("report", tmp_path).succeeded()
-    before = {path.name: path.read_bytes() for path in (tmp_path / "report").iterdir()}
-    assert "1 comparison of two samplers" in printed(mink_eval("report", tmp_path, "--against", "all"))
-    assert {path.name: path.read_bytes() for path in (tmp_path / "report").iterdir()} == before
-    with (tmp_path / "report-against-every-sampler" / "comparisons.csv").open(encoding="utf-8") as stream:
-        assert [(row["sampler"], row["against"]) for row in csv.DictReader(stream)] == [(SIGMA, MIN_K)]
-
-
 def test_wrong_use_is_refused_in_a_sentence(tmp_path: Path, mink_eval: MinkEval) -> None:
     run = write_run(tmp_path / "run", **ONE_T)
     mink_eval("report", tmp_path / "nothing").refused(2, "nothing")

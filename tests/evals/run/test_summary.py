@@ -87,13 +87,6 @@ def test_greedy_is_repeated_at_every_temperature(tmp_path: Path) -> None:
     assert alone["temperature"].unique().tolist() == [0.0]
 
 
-def test_temperature_0_is_a_baseline_like_any_other(tmp_path: Path) -> None:
-    make(tmp_path, samplers=("greedy",))
-    summary = summary_of(change(tmp_path, lambda r: r["sampler"] == "greedy"), "temperature", 0.0)
-    assert str(summary.baselines[0]) == "T = 0"
-    assert summary.comparisons.empty
-
-
 def test_the_correction_is_over_a_task_and_model(tmp_path: Path) -> None:
     """Six questions won of six lost none is p = 0.03: significant alone, not among three samplers.
 
