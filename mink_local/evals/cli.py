@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from mink_local.cli import AutoOrInt, FiniteFloat, Temperature, WholeNumber, run
 from mink_local.errors import ModelError, ReportError
 from mink_local.files import user_path
-from mink_local.llama.constants import KV_TYPES, N_SEQ_MAX
+from mink_local.llama.constants import N_SEQ_MAX
 from mink_local.models.catalog import default_model
 from mink_local.models.options import (
     MODEL_HELP,
@@ -59,7 +59,7 @@ Examples:
   mink-eval coverage --model ./mine.gguf
   mink-eval frontier --model ./small.gguf --reference ./large.gguf --text a.txt
   mink-eval quants ./mine-Q8_0.gguf ./mine-Q5_K_M.gguf ./mine-Q4_K_M.gguf
-  mink-eval quants ./mine-Q8_0.gguf --kv-type f16 q8_0 q4_0
+  mink-eval quants ./mine-Q8_0.gguf --kv-type f16 --kv-type q8_0
 
 Run the same command again to resume a measurement, however it ended. Add samplers, temperatures, models,
 tasks, questions or repeats, and only what is new is measured.
@@ -627,20 +627,6 @@ def _limits(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> dict
     return limits
 
 
-class KvTypesCommand(EvalCommand):
-    """A command whose --kv-type takes several types at once."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        expanded: list[str] = []
-        is_type = False  # whether the argument before is --kv-type or one of its types
-        for argument in args:
-            if is_type and argument in KV_TYPES and expanded[-1] in KV_TYPES:
-                expanded.append("--kv-type")
-            expanded.append(argument)
-            is_type = argument == "--kv-type" or (is_type and argument in KV_TYPES)
-        return super().parse_args(ctx, expanded)
-
-
 def _quantizations(_: click.Context, __: click.Parameter, names: Sequence[str]) -> "list[ModelFile]":
     """Return the models' files; of a folder, all of its models, the largest first."""
     paths: list[str] = []
@@ -665,7 +651,7 @@ def _models_in(folder: Path) -> list[str]:
     return sorted(sizes, key=lambda path: -sizes[path])
 
 
-@cli.command("quants", cls=KvTypesCommand)
+@cli.command("quants")
 @click.argument(
     "models",
     nargs=-1,
@@ -720,8 +706,7 @@ def _models_in(folder: Path) -> list[str]:
     "kv_types",
     multiple=True,
     default=["f16"],
-    metavar="TYPE…",
-    help="Types of BASE's KV cache: the first one is compared with the others, and used for all files.",
+    help="Type of BASE's KV cache; repeatable. The others are compared with the first, which all files use.",
 )
 @out_option.replace(default="mink-eval-quants")
 @placement_options
@@ -809,13 +794,11 @@ def judge_command(
     """
     from mink_local.evals.judge.methods import judging_of
     from mink_local.evals.run.records import read_run
-    from mink_local.evals.tables import count
 
     [answerer] = _answerers([judge], is_strict=False, **options)
     run_ = read_run(folder)
-    if run_.problems:
-        lines = count(len(run_.problems), "line")
-        log.warning("%s of %s skipped: mink-eval report lists them", lines, folder)
+    for note in run_.notes:
+        log.warning("%s: %s", folder, note)
     judging = judging_of(run_, answerer, method, str(against), limit, characters)
     _carry_out(judging, folder / judging.measures, quiet)
 

@@ -280,8 +280,8 @@ def _card(manifest: Mapping[str, Any], figures: pd.DataFrame, size: Picture) -> 
     options = ["--chunk", str(manifest["chunk"]), "--positions", str(figures["positions"].iloc[0])]
     if manifest["text"]["source"] != "bundled":
         options += ["--text", manifest["text"]["source"]]
-    if kv_types:
-        options += ["--kv-type", base.get("kv_type", "f16"), *kv_types]
+    for kv_type in (base.get("kv_type", "f16"), *kv_types) if kv_types else ():
+        options += ["--kv-type", kv_type]
     return "\n\n".join(
         [
             f"## Loss by quantization, against {_base_in_words(manifest)}",

@@ -197,14 +197,12 @@ class RecordedRun:
     Attributes:
         questions: Questions by task and id.
         manifest: Settings of the run, without this machine's folders; empty if damaged.
-        problems: A sentence for every line that was skipped, with its file and number.
         notes: Caveats to read before the numbers.
     """
 
     questions: dict[tuple[str, str], Question]
     responses: list[Response]
     manifest: dict[str, Any]
-    problems: list[str]
     notes: list[str]
 
 
@@ -248,7 +246,7 @@ def read_run(folder: Path) -> RecordedRun:
             f"Answered by a server: {listed(served)}. Its file and k are not recorded, nor, unless it is "
             "mink-serve, whether top-p cuts before or after temperature."
         )
-    return RecordedRun(dict(questions), list(found.by_key.values()), described, found.problems, notes)
+    return RecordedRun(dict(questions), list(found.by_key.values()), described, notes)
 
 
 def mark_of(question: Question, response: Response) -> str:

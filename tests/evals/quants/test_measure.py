@@ -229,19 +229,23 @@ def test_only_what_is_added_is_measured(
     assert loaded == ["base", "Q2_K"]  # what is damaged is kept again
 
 
+def kv_types(*names: str) -> list[str]:
+    return [word for name in names for word in ("--kv-type", name)]
+
+
 @pytest.mark.slow
 def test_types_of_the_kv_cache_are_compared(quants: Quants, files: dict[str, Path], tmp_path: Path) -> None:
     """In any order of the arguments; the same type loses no more than another batch split does."""
-    quants(files["base"], "--kv-type", "f16", "q8_0", "q4_0").succeeded()
+    quants(files["base"], *kv_types("f16", "q8_0", "q4_0")).succeeded()
     found = found_in(tmp_path / "out")
     losses = [one["kld_mean"] for one in found["files"]]
     assert [one["file"] for one in found["files"]] == ["base with q8_0 KV", "base with q4_0 KV"]
     assert found["self_noise"]["kld_mean"] < losses[0] < losses[1]
-    quants("--kv-type", "f16", "q4_0", files["base"], files["Q2_K"]).succeeded()
+    quants(*kv_types("f16", "q4_0"), files["base"], files["Q2_K"]).succeeded()
     added = {one["file"]: one["kld_mean"] for one in found_in(tmp_path / "out")["files"]}
     assert added.keys() == {"base with q8_0 KV", "base with q4_0 KV", "Q2_K"}
     assert added["base with q4_0 KV"] == losses[1]
-    quants(files["base"], "--kv-type", "q8_0", "q4_0").refused(1, "kv_type")
+    quants(files["base"], *kv_types("q8_0", "q4_0")).refused(1, "kv_type")
     quants(files["base"], "--kv-type", "q8_0").refused(2, "--kv-type")
     quants(files["base"], "--kv-type", "q9").refused(2, "q9")
 
