@@ -22,7 +22,6 @@ from mink_local.generation.request import Request, SamplingParams
 from mink_local.llama.constraints import Constraints
 
 ATTEMPTS = 3  # at getting a readable answer
-SHORTEST = 200  # characters of a response; one that does not fit even so is left out
 MOST_MISSING = 0.1  # share of what a judge was shown without a readable answer above which it is useless
 _MAX_TOKENS = 64  # of a verdict
 _RETRY_TEMPERATURE = 0.7  # the first attempt is at 0
@@ -81,7 +80,7 @@ class Judged(OfResponse):
     """A judge's answer about a response: a line of `judgements.jsonl`.
 
     Attributes:
-        prompt_sha256: SHA-256 of the prompt, before responses that do not fit are cut further.
+        prompt_sha256: SHA-256 of the prompt.
         raw: The judge's answer.
         attempts: Number of answers it took; 0 for what the judge need not see, and `ATTEMPTS` for what does
             not fit into its context.
@@ -140,7 +139,7 @@ class Judging(Measurement[Row], Generic[AnyUnit, Row]):
     """Base class of what a judge is asked.
 
     After an unreadable answer, it is asked up to twice more; then there is no verdict: it is never guessed.
-    Responses that do not fit into its context are cut shorter.
+    Nor is there one if the responses do not fit into its context.
 
     Args:
         judge: Answers the prompts.
@@ -208,7 +207,9 @@ class Judging(Measurement[Row], Generic[AnyUnit, Row]):
         if answer.finish_reason == "error":
             raise GenerationError(f"the judge {self._judge.name}: {answer.error}")
         if answer.finish_reason == "overflow":
-            return _shorter(unit, last)
+            of = (last.question_id, last.task)
+            log.warning("question %s of %s does not fit into the judge's context: see --max-chars", *of)
+            return replace(last, attempts=ATTEMPTS), True
         raw, attempts = answer.text or answer.error, last.attempts + 1
         found = unit.prompt(last.characters).read(raw)
         row: Row = replace(last, raw=raw, attempts=attempts, **{self.verdict: found})
@@ -232,15 +233,6 @@ class Judging(Measurement[Row], Generic[AnyUnit, Row]):
 
 def _request(unit: Unit, row: Judged) -> Request:
     return unit.prompt(row.characters).request(row.attempts)
-
-
-def _shorter(unit: Unit, last: Row) -> tuple[Row, bool]:
-    """Return a row that shows less of its responses, and whether they cannot be cut any further."""
-    characters = min(last.characters, unit.longest) // 2
-    if characters >= SHORTEST:
-        return replace(last, characters=characters, is_cut=True), False
-    log.warning("question %s of %s does not fit into the judge's context", last.question_id, last.task)
-    return replace(last, attempts=ATTEMPTS), True
 
 
 def mark_of(question: str, texts: Sequence[str]) -> str:

@@ -299,10 +299,9 @@ class Run(Measurement[Response]):
             raise KeyboardInterrupt
         n_left = len(wanted) - len(self._pace.finished)
         seconds = self._pace.seconds_left(self._lost, n_left, self._most)
-        if seconds is not None:
-            return f"about {duration(time.monotonic() - self._began + seconds)}"
-        speed = self._pace.speed(self._lost)
-        return f"at most {duration(len(wanted) * self._most / speed)}" if speed else "no token in 20 seconds"
+        if seconds is None:
+            return "no token in 20 seconds"
+        return f"about {duration(time.monotonic() - self._began + seconds)}"
 
     def _warn(self, model: str, session: ModelSession) -> None:
         """Warn once about a model that may not end its responses."""

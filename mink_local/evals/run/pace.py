@@ -44,13 +44,13 @@ class Pace:
         return n_tokens / max(1e-3, seconds)
 
     def seconds_left(self, unfinished: Sequence[int], n_left: int, most: int) -> float | None:
-        """Return the expected time for `n_left` responses; None before the first one is complete.
+        """Return the expected time for `n_left` responses; None before the first token.
 
         When no response is waiting, slots fall idle: some devices then serve the others faster, and some do
         not, so that the longest response decides. The truth lies between these, and so does the estimate.
         """
         seconds, n_tokens, slot_seconds = self._lately(unfinished)
-        if not (self.finished and n_tokens):
+        if not n_tokens:
             return None
         ends = expected_lengths(self.finished, unfinished, most)
         ahead = [end - n for end, n in zip(ends, unfinished, strict=True)]

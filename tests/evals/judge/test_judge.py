@@ -294,13 +294,9 @@ def test_presets_are_not_models(
     assert {body["model"] for body in server.bodies} == ({chosen} if chosen else set())
 
 
-def test_responses_that_do_not_fit_are_cut_shorter(judge: Judge, run: Path, server: JudgeServer) -> None:
-    server.answer = lambda body: (
-        TOO_LONG if len(body["messages"][0]["content"]) > 4000 else prefers_minimal(body)
-    )
+def test_long_responses_are_cut(judge: Judge, run: Path, server: JudgeServer) -> None:
     change(run, lambda line: line.update(response=line["response"] + 9000 * "."))
-    result = judge("--max-chars", 5000, "--judge", f"{server.url}#tiny-model").succeeded()
-    assert {line["characters"] for line in lines(run)} == {1250}
+    result = judge("--max-chars", 1250, "--judge", f"{server.url}#tiny-model").succeeded()
     assert "In 16 pairs" in result.stdout
     assert "wrote some of the responses itself" in result.stdout.replace("\n", " ")
     assert "its first 1,250 of 9,0" in server.bodies[-1]["messages"][0]["content"]
