@@ -34,6 +34,7 @@ RETRIES = 6  # of a failed request, with pauses of up to 8 s, or as long as the 
 _PROBE_SECONDS = 30.0
 _POLL_SECONDS = 0.25  # between checks for Ctrl-C
 _FOR_REASONING = 2048  # tokens beyond the limit for models whose reasoning cannot be switched off
+_NO_ACCOUNT = {"OpenAI-Organization": Omit(), "OpenAI-Project": Omit()}  # OPENAI_ORG_ID is not for others
 _MINK = "mink-local"  # who owns the models of mink-serve, by its own list
 
 
@@ -58,8 +59,8 @@ class AddressAnswerer(Answerer):
     Args:
         url: The base URL, such as http://127.0.0.1:8080/v1, and the model's id after a # unless the server
             has only one.
-        key_variable: Environment variable with the API key for this server; None for no key, or for OpenAI's
-            own server OPENAI_API_KEY. A key is only sent to the server, never shown or written.
+        key_variable: Environment variable with the API key for this server; None for no key. A key is only
+            sent to the server, never shown or written.
         parallel: Number of requests at a time.
         seconds: Time limit per answer.
         is_strict: Whether a temperature or seed that the model refuses is an error; else it is left out.
@@ -114,8 +115,6 @@ class AddressAnswerer(Answerer):
             raise ServerError(f"{self._base} is not mink-serve: leave out --reasoning-budget")
 
     def _client(self, seconds: float, retries: int) -> AsyncOpenAI:
-        # the account of OPENAI_ORG_ID is not for other servers
-        headers = {} if _is_openai(self._base) else {"OpenAI-Organization": Omit(), "OpenAI-Project": Omit()}
         try:
             client = DefaultAsyncHttpxClient(follow_redirects=False)
         except (ImportError, OSError, ValueError) as error:
@@ -128,7 +127,7 @@ class AddressAnswerer(Answerer):
             api_key=self._key or "none",
             timeout=seconds,
             max_retries=retries,
-            default_headers=headers,  # type: ignore[arg-type]  # that of a request may be omitted, too
+            default_headers=_NO_ACCOUNT,  # type: ignore[arg-type]  # that of a request may be omitted, too
             http_client=client,
         )
 
@@ -283,21 +282,16 @@ def _base_url(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path or '/v1'}"
 
 
-def _is_openai(base: str) -> bool:
-    """Return whether a base URL is that of OpenAI's own server, encrypted."""
-    return base.startswith(("https://api.openai.com/", "https://api.openai.com:443/"))
-
-
 def _key_for(base: str, variable: str | None) -> str:
-    """Return the API key that is meant for a server; empty if none is. Raises ServerError."""
-    if variable is None and not _is_openai(base):
+    """Return the API key in an environment variable; empty without one. Raises ServerError."""
+    if variable is None:
         return ""
-    key = os.environ.get(variable or "OPENAI_API_KEY", "").strip()
-    if variable and not key:
+    key = os.environ.get(variable, "").strip()
+    if not key:
         raise ServerError(f"{variable} is empty: set it to the API key, or leave out --key-env")
     if not (key.isascii() and key.isprintable()):
         raise ServerError("the API key contains an invalid character: see --key-env")
     parts = urlsplit(base)
-    if key and parts.scheme == "http" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
+    if parts.scheme == "http" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
         log.warning("the API key is sent to %s unencrypted: use https:// if the server has it", base)
     return key

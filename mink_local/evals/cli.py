@@ -210,8 +210,8 @@ key_option = SharedOption(
     "--key-env",
     "key_variable",
     metavar="NAME",
-    help="Environment variable with the API key for a model's server; it is sent only there. Without this "
-    "option, no key is sent, except OPENAI_API_KEY to https://api.openai.com.",
+    help="Environment variable with the API key for a model's server, such as OPENAI_API_KEY; it is sent "
+    "only there. Without this option, no key is sent.",
 )
 timeout_option = SharedOption(
     "--timeout",

@@ -95,8 +95,7 @@ class Pair(Unit):
         pairs = [replace(self, order=order, protocol=protocol) for order in ORDERS]
         if protocol == BOTH_ORDERS:
             return pairs
-        key = ", ".join(f"{name}={getattr(self.key, name)!r}" for name in _DRAWN_BY)
-        digest = hashlib.sha256(f"(PairKey({key}), {(self.key.sampler, self.against)!r})".encode()).digest()
+        digest = hashlib.sha256(repr((*self.key, self.against)).encode()).digest()
         return [pairs[digest[0] % 2]]
 
     def prompt(self, characters: int) -> Prompt:
@@ -120,9 +119,6 @@ class Pair(Unit):
     def blank(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in ("against", "order", "protocol")}
         return own | {"winner": "tie" if self.texts[0] == self.texts[1] else None}
-
-
-_DRAWN_BY = ("model", "task", "temperature", "repeat", "question_id")  # as version 0.2.0 drew the orders
 
 
 def _cut(text: str, characters: int) -> str:

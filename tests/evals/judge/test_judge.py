@@ -213,11 +213,8 @@ def test_the_key_is_not_shown_and_not_written(
 @pytest.mark.parametrize(
     ("url", "variable", "sent"),
     [
-        ("https://api.openai.com/v1", None, KEY),
-        ("https://api.openai.com:443/v1/", None, KEY),
-        ("http://api.openai.com/v1", None, ""),
-        ("https://api.openai.com.evil.example/v1", None, ""),
-        ("https://evil.example/api.openai.com/v1", None, ""),
+        ("https://api.openai.com/v1", None, ""),
+        ("https://api.openai.com/v1", "OPENAI_API_KEY", KEY),
         ("http://127.0.0.1:8080/v1", None, ""),
         ("http://127.0.0.1:8080/v1", "OPENAI_API_KEY", KEY),
         ("http://gpu-box:8080/v1", "OPENAI_API_KEY", KEY),
