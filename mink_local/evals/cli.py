@@ -391,11 +391,12 @@ def run_command(
 ) -> None:
     """Run models on tasks with every sampler and temperature.
 
-    TASK is a name listed by mink-eval tasks, or your own file: JSON Lines, a list in JSON, or CSV, with
-    "question" and optionally "answer" (a number, a formula or a text), "choices" (or columns A, B, …; the
-    answer is then a letter, a text, or an index from 0) and "id". The names in files of lm-eval and Hugging
-    Face work too. Responses to questions without an answer are recorded but not scored. --model, --sampler
-    and --temp are repeatable.
+    TASK is gsm8k, aqua or math500, which are downloaded once, gpqa, of which you need a copy (--data),
+    sample-math or sample-choice, which are part of this package, or your own file: JSON Lines, a list in
+    JSON, or CSV, with "question" and optionally "answer" (a number, a formula or a text), "choices" (or
+    columns A, B, …; the answer is then a letter, a text, or an index from 0) and "id". The names in files of
+    lm-eval and Hugging Face work too. Responses to questions without an answer are recorded but not scored.
+    --model, --sampler and --temp are repeatable.
 
     Each response is written to DIR/records.jsonl as soon as it is complete. After Ctrl-C or a crash, run the
     same command again to resume.
@@ -801,16 +802,6 @@ def judge_command(
         log.warning("%s: %s", folder, note)
     judging = judging_of(run_, answerer, method, str(against), limit, characters)
     _carry_out(judging, folder / judging.measures, quiet)
-
-
-@cli.command("tasks")
-def tasks_command() -> None:
-    """List the tasks."""
-    from mink_local.evals.tasks import TASKS
-
-    for task in TASKS.values():
-        click.echo(f"{task.name:15}{task.title}, {task.n_questions:,} questions; {task.source.how}")
-    click.echo(f"{'FILE':15}Your own questions: see mink-eval run --help")
 
 
 def main() -> None:

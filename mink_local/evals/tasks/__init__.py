@@ -19,62 +19,50 @@ _SAMPLES = Path(__file__).parents[1] / "samples"
 _ALL = (
     PublishedTask(
         "gsm8k",
-        "GSM8K",
         Published(
             f"{_GITHUB}/openai/grade-school-math/3101c7d5072418e28b9008a6636bde82a006892c"
             "/grade_school_math/data/test.jsonl",
             sha256="3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14",
             size=749_738,
         ),
-        1319,
         scorer_name="number",
     ),
     Aqua(
         "aqua",
-        "AQuA",
         Published(
             f"{_GITHUB}/google-deepmind/AQuA/26b64ed1f22208c6742f47df547dfd65088ec30d/test.json",
             sha256="de41581881ef95c5588c44ddc701c77fd480839241dd422a0d181262af24520c",
             size=130_192,
         ),
-        254,
         scorer_name="letter",
     ),
     Gpqa(
         "gpqa",
-        "GPQA-main",
         OwnCopy(
             "its authors ask that the questions not be put online in plain text: get gpqa_main.csv from "
             "https://huggingface.co/datasets/Idavidrein/gpqa or https://github.com/idavidrein/gpqa"
         ),
-        448,
         max_tokens=2048,
     ),
     PublishedTask(
         "math500",
-        "MATH500",
         Published(
             f"{_GITHUB_LFS}/openai/prm800k/00811d6de065642a6967b9017d4cee59550c0ef4"
             "/prm800k/math_splits/test.jsonl",
             sha256="35dc41080a3680858b27fa7e0533d2d547825316fc5dafe5d316f4ccc5a06132",
             size=446_564,
         ),
-        500,
         max_tokens=2048,
         scorer_name="math",
     ),
     PublishedTask(
         "sample-math",
-        "Sample of word problems",
         OnDisk(_SAMPLES / "sample-math.jsonl"),
-        44,
         scorer_name="number",
     ),
     Aqua(
         "sample-choice",
-        "Sample of multiple choice",
         OnDisk(_SAMPLES / "sample-choice.jsonl"),
-        42,
         scorer_name="letter",
     ),
 )
@@ -117,4 +105,4 @@ def recorded_task(name: str, rule: str | None) -> Task | None:
             chosen_scorer(scorer)
         except DataError:
             return None
-    return OwnTask(name, name, OnDisk(Path()), open_ended=rule == "open", scorer_name=scorer)
+    return OwnTask(name, OnDisk(Path()), open_ended=rule == "open", scorer_name=scorer)

@@ -41,7 +41,6 @@ class Published:
     url: str
     sha256: str
     size: int
-    how: ClassVar[str] = "downloaded once"
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,6 @@ class OnDisk:
     """A data set on disk: a sample in this package, or the user's own file."""
 
     path: Path
-    how: ClassVar[str] = "part of this package"
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,6 @@ class OwnCopy:
     """A data set that users have to get themselves. `advice` says why and where."""
 
     advice: str
-    how: ClassVar[str] = "needs your own copy: --data FILE"
 
 
 class Question(msgspec.Struct, frozen=True, omit_defaults=True, rename={"id": "question_id"}):
@@ -159,9 +156,7 @@ class Task(ABC):
 
     Attributes:
         name: Name in commands and records.
-        title: Name in reports.
         source: Where the questions come from.
-        n_questions: Number of questions in the source; None for the user's own file.
         max_tokens: Default response limit in tokens (the paper gives none).
         instruction: The end of every prompt (the paper's appendix, "Reasoning Datasets").
         scorer: Scores the responses, unless it depends on the question.
@@ -171,9 +166,7 @@ class Task(ABC):
     """
 
     name: str
-    title: str
     source: Published | OnDisk | OwnCopy
-    n_questions: int | None = None
     max_tokens: int = 1024
     open_ended: bool = False
     given_instruction: str | None = None

@@ -217,7 +217,6 @@ def own_task(path: Path, scorer: str = "") -> OwnTask:
         remarks.append(f"{path}: left out {left_out} without an answer.")
     return OwnTask(
         path.stem,
-        path.stem,
         OnDisk(path),
         open_ended=not n_answered,
         scorer_name=scorer,

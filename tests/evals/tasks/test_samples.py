@@ -37,7 +37,6 @@ def rows(name: str) -> list[dict[str, str]]:
 @pytest.mark.parametrize("name", ["sample-math", "sample-choice"])
 def test_every_answer_is_recomputed(name: str) -> None:
     questions = TASKS[name].read(locate(TASKS[name]), seed=0)
-    assert len(questions) == TASKS[name].n_questions
     for row, question in zip(rows(name), questions, strict=True):
         solution = row["rationale"] if question.choices else row["answer"]
         right = worked(solution)
