@@ -117,11 +117,6 @@ class Unit(ABC):
     question: str
     texts: tuple[str, ...]
 
-    @property
-    def longest(self) -> int:
-        """Characters of the longest response."""
-        return max(map(len, self.texts))
-
     @abstractmethod
     def prompt(self, characters: int) -> Prompt:
         """Return what the judge is asked, with `characters` characters of each response."""
@@ -166,7 +161,7 @@ class Judging(Measurement[Row], Generic[AnyUnit, Row]):
             judge=self._judge.name,
             prompt_sha256=unit.prompt(characters).sha256,
             characters=characters,
-            is_cut=unit.longest > characters,
+            is_cut=max(map(len, unit.texts)) > characters,
             **unit.key._asdict(),
             **unit.blank(),
         )
