@@ -79,7 +79,7 @@ def _next(answers: Any) -> Answered | ModelSession | None:
     """Return a worker's next item; None after its last one. Raises RayError if it is lost."""
     try:
         reference = next(answers, None)
-        return None if reference is None else ray.get(reference)  # type: ignore[no-any-return]
+        return None if reference is None else ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, MinkError):
             raise error.cause from None
