@@ -295,7 +295,11 @@ def frame(rows: Iterable[Any]) -> Any:
     import pandas as pd
 
     found = list(rows)
+
+    def column(name: str) -> Any:
+        values = [getattr(row, name) for row in found]  # an old row's __dict__ lacks new fields
+        is_number = all(isinstance(value, int | float) for value in values)
+        return pd.Series(values, dtype=None if is_number else object)
+
     names = [field.name for field in dataclasses.fields(found[0])] if found else []
-    values = [[getattr(row, name) for name in names] for row in found]  # an old row's __dict__ lacks new ones
-    with pd.option_context("future.infer_string", False):
-        return pd.DataFrame(values, columns=names)
+    return pd.DataFrame({name: column(name) for name in names})

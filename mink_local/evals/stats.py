@@ -239,11 +239,11 @@ def what_can_be_found(n: int, n_comparisons: int = 1, discordant: Sequence[float
     if n_comparisons > 1:
         size += f" and {n_comparisons} comparisons"
     found = {share: detectable_difference(n, n_comparisons, share) for share in discordant}
-    parts = [
+    parts = dict.fromkeys(  # a few questions need more than all shares
         f"of {100 * least:.1f} points if methods disagree on {100 * max(share, least):.0f}%"
         for share, least in found.items()
         if least is not None
-    ]
+    )
     if not parts:
         return f"With {size}, no difference can be significant."
     return (
