@@ -314,7 +314,8 @@ def _carry_out(measurement: "Measurement[Any]", out: Path, quiet: bool) -> None:
     metavar="TEXT",
     callback=_line_breaks,
     help="End every prompt with TEXT instead of the task's own instruction; '' for none. Where TEXT has "
-    "{question}, and perhaps {choices}, it is the whole prompt. (\\n is a line break.)",
+    "{question}, and perhaps {choices}, it is the whole prompt. (\\n is a line break.) Answers are found "
+    'where they are stated, as in "The answer is 5"; see --scorer.',
 )
 @click.option(
     "--system", default="", metavar="TEXT", callback=_line_breaks, help="System message before every prompt."

@@ -304,6 +304,14 @@ def _findings(run: RecordedRun, part: Summary) -> Iterator[str]:
             "responses, which count as wrong: raise --max-tokens, or use --stop and --shots if the model, "
             "like most base models, does not end its answers."
         )
+    complete = coldest[coldest["finish_reason"] == "stop"]
+    unread = 1 - complete["answered"].mean()
+    if unread > 0.5:
+        yield (
+            f"At T = {temperature_name(temperatures[0])}, no answer was found in {percent(unread)}% of the "
+            'complete responses, which count as wrong: ask for one that is stated, as in "The answer is 5", '
+            "or use --scorer."
+        )
     if n_repeats == 1:
         yield "Diversity needs several responses per question: use --repeats 2 or more."
     n_incomplete = (~cells["complete"]).sum()

@@ -119,6 +119,7 @@ def test_models_are_side_by_side_with_their_difference(tmp_path: Path) -> None:
         ({"repeats": 1}, "True", "--repeats 2"),
         ({"tasks": ("aqua",)}, "True", "Guessing gets 20.0%"),
         ({"tasks": ("essay",)}, "True", "Open-ended"),
+        ({}, "flexible.update(answer=None) or True", "no answer was found in 100.0%"),
         ({"samplers": (SIGMA, LAST)}, "True", "no Min-k"),
         ({"n_questions": 6}, "int(question_id) < 4", "2 questions of the run"),
         ({"n_questions": 10}, "sampler[:3] != 'top' or int(question_id) < 4", "2 of 4 cells, marked *"),
