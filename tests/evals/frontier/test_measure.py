@@ -43,7 +43,7 @@ def frontier(finished: Callable[..., Finished], tmp_path: Path) -> Frontier:
 
 def test_the_report(frontier: Frontier, tmp_path: Path) -> None:
     """With a chain, a setting of the sweep, which is measured once, and one that is none."""
-    samplers = ["-s", "top-k:k=5+min-k", "-s", "min-k:tau=10", "-s", "min-k:tau=10.5"]
+    samplers = ["-s", "top-k:k=5+min-k", "-s", "min-k:floor=0.3", "-s", "min-k:tau=10"]
     measured = frontier("--temp", 5, *samplers, "--tail-mass", 3)
     assert len({row["text"] for row in measured}) == 3
     out = tmp_path / "out"
@@ -54,8 +54,8 @@ def test_the_report(frontier: Frontier, tmp_path: Path) -> None:
     assert "+3 points" in markdown
     assert str(tmp_path) not in markdown + json.dumps(found)  # it is for others too
     defaults = [row["sampler"] for row in found["defaults"]]
-    assert {"greedy", "top-k:k=5+min-k:tau=3", "min-k:tau=10.5"} <= {*defaults}
-    assert "min-k:tau=10" not in defaults
+    assert {"greedy", "top-k:k=5+min-k:tau=3", "min-k:tau=10"} <= {*defaults}
+    assert "min-k:tau=3,floor=0.3" not in defaults
     assert len({row["curve"] for row in found["at_tail_mass"]}) == len(found["at_tail_mass"])
     rows = pd.read_csv(out / "frontier.csv")
     assert len(rows) == len(found["settings"]) == len(sweep([5.0])) + 2

@@ -176,7 +176,6 @@ def test_data_that_cannot_be_shown_is_refused(tmp_path: Path) -> None:
     for task, file, shots, source, named in (
         ("gsm8k", data, 4, None, "3 questions"),
         ("gsm8k", data, 3, None, "--shots"),
-        ("gsm8k", data, 1, bare, "bare.jsonl"),
         (str(talk), talk, 1, None, "question 0"),
         (str(talk), talk, 1, bare, "bare.jsonl"),
     ):
