@@ -48,17 +48,17 @@ class Outcome:
     seconds: float = 1.0  # of an answer, a moving average
 
 
-def body_of(mark: str) -> Json:
-    """Return a request to any endpoint whose grammar makes the answer begin with a mark of its own."""
+def body_of(path: str, mark: str) -> Json:
+    """Return a request to an endpoint whose grammar makes the answer begin with a mark."""
     asked = [{"role": "user", "content": "Tell me about trees."}]
-    options = {"grammar": f'root ::= "{mark}" [a-z ]+', "temperature": 5.0, "max_tokens": N_TOKENS}
-    return {"messages": asked, "input": asked, "prompt": "Trees", **options}
+    body: Json = {"prompt": "Trees"} if path == "/v1/completions" else {"messages": asked, "input": asked}
+    return body | {"grammar": f'root ::= "{mark}" [a-z ]+', "temperature": 5.0, "max_tokens": N_TOKENS}
 
 
 async def ask(client: httpx.AsyncClient, path: str, mark: str, outcome: Outcome, is_stream: bool) -> None:
     """Have a mark written, and check that it is, and no other."""
     began = time.monotonic()
-    response = await client.post(path, json=body_of(mark) | {"stream": is_stream})
+    response = await client.post(path, json=body_of(path, mark) | {"stream": is_stream})
     if response.status_code == 429:
         outcome.counts["queue full"] += 1
         await asyncio.sleep(min(1.0, float(response.headers["retry-after"])))
