@@ -70,7 +70,7 @@ class ChildStartError(MinkError):
 class Child:
     """A child process that answers questions, one at a time, from any thread: the parent's side of it.
 
-    The child starts with `start` or the first question. After an error or an interrupt it is killed, and the
+    The child starts with the first question. After an error or an interrupt it is killed, and the
     next question starts a new one.
 
     Args:
@@ -81,17 +81,11 @@ class Child:
     """
 
     def __init__(self, module: str, *, memory: int, first: Any = None, start_seconds: float = 120) -> None:
-        self.first = first
+        self._first = first
         self._module, self._memory, self._start_seconds = module, memory, start_seconds
         self._child: subprocess.Popen[bytes] | None = None
-        self._has_first = False
         self._end: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
-
-    def start(self) -> None:
-        """Start the child now so that it gets ready in the background; `first` may be set later."""
-        with self._lock, contextlib.suppress(ChildStartError):  # the first question raises it
-            self._start()
 
     def ask(self, question: Any, seconds: float) -> Any:
         """Return the child's answer; question and answer are JSON values.
@@ -120,7 +114,7 @@ class Child:
 
     def _discard(self) -> None:
         self._end()
-        self._child, self._has_first = None, False
+        self._child = None
 
     def _start(self) -> None:
         self._discard()
@@ -145,12 +139,10 @@ class Child:
         """Make sure that a child is running and has received `first`."""
         if self._child is None or self._child.poll() is not None:
             self._start()
-        if not self._has_first:
             try:
-                self._exchange(self.first, self._start_seconds)
+                self._exchange(self._first, self._start_seconds)
             except SandboxError as error:
                 raise self._start_error(error) from None
-            self._has_first = True
 
     def _start_error(self, error: Exception) -> ChildStartError:
         return ChildStartError(

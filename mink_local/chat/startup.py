@@ -176,9 +176,6 @@ class Startup:
             message = f"{error} (the conversation's model; --model names another)"
             raise ModelNotFoundError(message) from None
         self.screen.progress(f"loading {name} …")
-        from mink_local.generation.rendering import start_child
-
-        start_child()  # before the imports that loading takes
         try:
             with interrupt_ends_program(terminal.restore):
                 model = self.settings.load_model()

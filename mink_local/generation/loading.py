@@ -11,9 +11,9 @@ from os import PathLike, fsdecode
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from mink_local.checks import Range, check_types, require_known, spelled_out
+from mink_local.checks import Range, check_types, spelled_out
 from mink_local.errors import MinkError, ModelError
-from mink_local.generation.rendering import check_template, start_child
+from mink_local.generation.rendering import check_template
 from mink_local.llama.constants import ALL_LAYERS, N_BATCH, N_SEQ_MAX, check_template_kwargs
 from mink_local.llama.context import Context
 from mink_local.llama.devices import gpu_missing, gpu_pointers, gpus_in_words, n_cores
@@ -104,7 +104,6 @@ def load_model(
     check_template_kwargs(template_kwargs or {})
     if chat_template is not None:
         check_template(chat_template)
-    require_known(options, _OPTIONS)
     asked = replace(placement or PlacementOptions(), **options)
     file = resolve(fsdecode(model))
     if asked.rpc:
@@ -136,8 +135,6 @@ def load_model(
             )
         return weights, allocate(weights, plan.n_ctx, n_parallel)
 
-    if not trust:
-        start_child()
     # Importing Numba takes longer than loading a small model: start now.
     Thread(target=MinK().cutoff, args=([0.0, 1.0],)).start()
     # In other threads: a Ctrl-C inside llama.cpp's log callback would be lost, and one while this thread
@@ -163,9 +160,6 @@ def load_model(
         placed,
         ChatTemplate(weights, date, template_kwargs),
     )
-
-
-_OPTIONS = load_model.__signature__.parameters  # type: ignore[attr-defined]
 
 
 def make_context(
@@ -198,20 +192,9 @@ def make_context(
     else:
         wanted = _N_PARALLEL.check("n_parallel", n_parallel)
         possible = max(1, min(wanted, fitting))
-    while True:
-        try:
-            context = Context(
-                weights, n_ctx, n_threads, possible, n_outputs, kv_type=kv_type, flash_attn=flash_attn
-            )
-        except ModelError:
-            if possible == 1:
-                raise
-            possible //= 2
-        else:
-            break
     if possible < wanted:
         log.warning("low memory: generating %d answers at a time instead of %d", possible, wanted)
-    return context
+    return Context(weights, n_ctx, n_threads, possible, n_outputs, kv_type=kv_type, flash_attn=flash_attn)
 
 
 def _gpu_shares(asked: PlacementOptions) -> tuple[float, ...]:

@@ -8,9 +8,7 @@ renders all of a model's prompts.
 
 import codecs
 import json
-from bisect import bisect_left
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date as Date
 from datetime import datetime
 from functools import lru_cache, partial
@@ -27,20 +25,7 @@ from mink_local.sandbox import GIB, Child, SandboxError, in_a_line, serve
 
 SECONDS = 5  # an honest template takes less than a millisecond
 _MOST_CHARACTERS = 1 << 26
-_started: deque[Child] = deque()  # for the next renderer
 codecs.lookup("unicode_escape")  # Jinja's lexer imports it while Numba is imported: see `load_model`
-
-
-def start_child() -> None:
-    """Start the child process of the next `Renderer`, to get ready while the model loads."""
-    if not _started:
-        child = _child()
-        child.start()
-        _started.append(child)
-
-
-def _child() -> Child:
-    return Child(__name__, memory=GIB)
 
 
 def check_template(source: str) -> None:
@@ -54,7 +39,7 @@ def check_template(source: str) -> None:
 
 
 class Renderer:
-    """Renders a chat template in a child process, which starts with the first prompt at the latest.
+    """Renders a chat template in a child process, which starts with the first prompt.
 
     Args:
         template: Jinja source.
@@ -73,15 +58,9 @@ class Renderer:
         in_process: bool = False,
     ) -> None:
         constants = [template, date and date.isoformat(), bos_token, eos_token]
-        try:
-            child = _started.popleft()
-        except IndexError:
-            child = _child()
         self._is_closed = False
-        self._child = None if in_process else child  # an unused one ends when nothing refers to it
+        self._child = None if in_process else Child(__name__, memory=GIB, first=constants)
         self._render = _begin(constants)
-        if self._child is not None:
-            self._child.first = constants
 
     def close(self) -> None:
         """End the child process, if there is one; nothing is rendered any more."""
@@ -122,42 +101,23 @@ def _answer(
         template = _compiled(source)
     except Exception as error:
         return {"error": f"is broken: {in_a_line(str(error))}"}
-    render = partial(
-        template.render,
-        bos_token=bos_token,
-        eos_token=eos_token,
-        add_generation_prompt=True,
-        raise_exception=_refuse,
-        strftime_now=today.strftime,
-        **names,
-    )
     try:
-        text = render(messages=messages)
+        text = template.render(
+            messages=messages,
+            bos_token=bos_token,
+            eos_token=eos_token,
+            add_generation_prompt=True,
+            raise_exception=_refuse,
+            strftime_now=today.strftime,
+            **names,
+        )
     except MemoryError:
         raise
     except Exception as error:
-        place = _refused(render, messages, str(error))
-        return {"error": f"refuses {place}: {in_a_line(str(error))}"}
+        return {"error": f"refuses this conversation: {in_a_line(str(error))}"}
     if len(text) > _MOST_CHARACTERS:
         return {"error": f"was stopped: it wrote {len(text):,} characters"}
     return {"text": text}
-
-
-def _refused(render: Callable[..., str], messages: Sequence[Any], complaint: str) -> str:
-    """Return the place of the message without which a template would not complain so."""
-
-    def complains(n: int) -> bool:
-        try:
-            render(messages=messages[:n])
-        except MemoryError:
-            raise
-        except Exception as error:
-            # The words of a RecursionError depend on where it happens.
-            return str(error) == complaint or isinstance(error, RecursionError)
-        return False
-
-    n = bisect_left(range(len(messages)), True, key=complains)
-    return f"messages.{n - 1}" if n else "this conversation"
 
 
 def _refuse(message: str) -> None:

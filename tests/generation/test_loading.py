@@ -1,7 +1,6 @@
 """Loading a model: how much of it goes where, and what happens if memory is short."""
 
 import json
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ from mink_local.llama.devices import gpus_in_words
 from mink_local.llama.weights import Weights
 from mink_local.models.gguf import Metadata
 from mink_local.models.memory import Budget
-from tests.support.python import output_of, run_python
+from tests.support.python import output_of
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -96,24 +95,6 @@ def test_so_many_layers_on_a_gpu(smollm2_path: Path, layers: int) -> None:
         assert describe_layers(layers, on_cpu.n_layers, gpus_in_words()) in model.placement.where
         assert np.corrcoef(logits(model.weights), logits(on_cpu))[0, 1] > 0.995
         assert model.chat(HELLO, max_tokens=2).read()
-
-
-SMALL_ALLOCATIONS = """
-from mink_local import load_model
-with load_model("smollm2-135m", n_ctx=8192, n_gpu_layers=-1) as model:
-    print(model.placement)
-    print(len(next(model.generate(["Hello"], temperature=0, max_tokens=3)).tokens))
-"""
-
-
-@pytest.mark.skipif(os.environ.get("BACKEND") != "vulkan", reason="is about a limit of Vulkan's")
-def test_fewer_layers_where_vulkan_refuses_memory() -> None:
-    """A layer's KV cache takes 3 MB and an allocation may have 1 MB, so no layer fits."""
-    env = {**os.environ, "GGML_VK_FORCE_MAX_BUFFER_SIZE": "1000000"}
-    child = run_python("-c", SMALL_ALLOCATIONS, env=env)
-    assert re.fullmatch(r"on the CPU, .* 8192 .*\n3\n", child.stdout), child.stderr
-    said = re.findall(r"^(\d+) layers do not fit on the GPU .*: trying (\d+)$", child.stderr, re.MULTILINE)
-    assert said == [("31", "23"), ("23", "15"), ("15", "7"), ("7", "0")]
 
 
 def test_the_choice_is_shown_and_can_be_overridden(
@@ -208,32 +189,6 @@ def test_no_more_answers_at_a_time_than_memory_allows(
     assert context.n_seq == possible
     warned = [f"low memory: generating {possible} answers at a time instead of {wanted}"]
     assert caplog.messages == (warned if possible != wanted and wanted != "auto" else [])
-
-
-HUNGRY = """
-import resource, sys
-from mink_local import load_model
-from mink_local.generation import loading
-model = load_model("smollm2-135m", n_ctx=256)
-list(model.generate([[{"role": "user", "content": "Hello"}]], max_tokens=2))
-loading.caches_that_fit = lambda *_: 1 << 60  # a wrong estimate
-used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), resource.RLIM_INFINITY))
-model.reserve(2048, 64)
-print(model.n_parallel, len(list(model.generate(["Hello"] * 3, max_tokens=2))))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.linux
-@pytest.mark.cpu  # a device in software lives in this address space too, and Mesa's crashes there
-def test_half_as_many_answers_are_tried_when_memory_is_short() -> None:
-    """With 1 GiB of address space left, 64 answers of 92 MiB each fail inside llama.cpp."""
-    result = run_python("-c", HUNGRY).succeeded()
-    possible, answered = map(int, result.stdout.split())
-    assert 1 <= possible < 64
-    assert answered == 3
-    assert f"{possible} answers at a time" in result.stderr
 
 
 def test_a_context_that_fails_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,18 +210,6 @@ def test_nesting_without_an_end_is_refused(with_tools: Weights) -> None:
         ChatTemplate(with_tools).tokens(TURNS, tools=[{"parameters": nested}])
 
 
-def test_a_template_without_tools_has_them_and_calls_as_text(smollm2: Model) -> None:
-    assert not smollm2.supports_tools
-    prompt = smollm2.chat_template and ChatTemplate(smollm2.weights).text(CALLED, tools=[SEARCH])
-    assert prompt is not None
-    assert json.dumps(SEARCH) in prompt
-    for text in (
-        '<tool_call>\n{"name": "search", "arguments": {"query": "rain é"}}\n</tool_call>',
-        "It falls.",
-    ):
-        assert text in prompt
-
-
 def test_no_more_of_messages_is_tokenized_than_overflows_every_context(tmp_path: Path) -> None:
     """All of a million characters would take minutes. A raw text is tokenized whole."""
     template = "{% for i in range(1000) %}{% for j in range(1000) %}é{% endfor %}{% endfor %}"
@@ -368,22 +356,6 @@ def test_a_template_and_variables_of_ones_own(
             model.prompt_tokens(HELLO, template_kwargs={"who": "me"})
     with pytest.raises(ValueError, match="tools"):
         load_model(tiny(), template_kwargs={"tools": []})
-
-
-def test_a_template_that_fails(tiny: Callable[..., Path]) -> None:
-    path = tiny(template="{{ raise_exception('no system prompt, please') }}")
-    with load_model(path) as model, pytest.raises(MinkError, match="no system prompt, please") as refusal:
-        model.chat(TURNS)
-    assert str(path.parent) not in str(refusal.value), "clients of a server read this"
-
-
-def test_a_message_that_a_template_refuses_is_named(tiny: Callable[..., Path]) -> None:
-    items = "{% for m in messages %}{% for name in m.wrong | items %}{{ name }}{% endfor %}{% endfor %}"
-    with load_model(tiny(template=items)) as model:
-        messages = [{"role": "user", "content": "x", "wrong": {}} for _ in range(7)]
-        messages[4]["wrong"] = "no mapping"
-        with pytest.raises(MinkError, match=r"messages\.4: Can only get item pairs from a mapping"):
-            model.prompt_tokens(messages)
 
 
 @pytest.mark.parametrize(
