@@ -6,9 +6,8 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import llm
@@ -41,12 +40,6 @@ class PromptOptions(llm.Model.Options):
         None, ge=0, allow_inf_nan=False, description="Temperature; 0 is greedy. There is no upper bound."
     )
     sampler: str | None = Field(None, description="Sampler, such as min-k:tau=3 or top-p:p=0.9.")
-    tau: float | None = Field(
-        None, ge=0, allow_inf_nan=False, description="Min-k keeps at least tau / (range of the logits)."
-    )
-    floor: float | None = Field(
-        None, ge=0, allow_inf_nan=False, description="Min-k also keeps logits within floor of the largest."
-    )
     max_tokens: int | None = Field(None, ge=1, description="Maximum length of the answer in tokens.")
     seed: int | None = Field(None, ge=0, description="Seed; the same seed gives the same answer.")
     stop: str | list[str] | None = Field(None, description="A string that ends the answer, or several.")
@@ -59,22 +52,14 @@ class PromptOptions(llm.Model.Options):
         return self
 
     def parsed_sampler(self) -> "Sampler | None":
-        """Return the sampler of the options `sampler`, `tau` and `floor`, or None.
+        """Return the sampler of the option `sampler`, or None.
 
         Raises:
-            ValueError: There is no such sampler, or it does not have the option.
+            ValueError: There is no such sampler.
         """
-        given: dict[str, Any] = self.model_dump(include={"tau", "floor"}, exclude_none=True)
-        if self.sampler is None and not given:
-            return None
-        from mink_local.samplers import MinK, parse  # takes a third of a second
+        from mink_local.samplers import parse  # takes a third of a second
 
-        parsed = parse(self.sampler or MinK.name, "temperature-last")
-        if not given:
-            return parsed
-        if not isinstance(parsed, MinK):
-            raise ValueError(f"{next(iter(given))} is an option of min-k, not of {parsed.name}")
-        return replace(parsed, **given)
+        return None if self.sampler is None else parse(self.sampler, "temperature-last")
 
 
 class PromptError(llm.ModelError, click.ClickException):
