@@ -1,11 +1,9 @@
 """The model's thread: clients of many threads at once, jobs between answers, waiting, Ctrl-C, the end."""
 
 import _thread
-import asyncio
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -46,23 +44,6 @@ def test_an_error_while_waiting_is_raised() -> None:
         News().get(lambda: next(iter(arrived), None), waiting)
     arrived.append("first")
     assert News().get(lambda: next(iter(arrived), None), waiting) == "first"
-
-
-def test_a_task_is_woken_by_another_thread() -> None:
-    arrived: deque[int] = deque()
-    news = News()
-
-    def put(i: int) -> None:
-        arrived.append(i)
-        news.tell()
-
-    async def read() -> list[int]:
-        return [await news.wait(lambda: arrived.popleft() if arrived else None) for _ in range(1000)]
-
-    with ThreadPoolExecutor(1) as other:
-        putting = [other.submit(put, i) for i in range(1000)]
-        assert asyncio.run(read()) == list(range(1000))
-    assert all(put.exception() is None for put in putting)
 
 
 def test_ctrl_c_ends_an_answer_as_the_program_wants(model: Model) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mink_local import load_model
-from mink_local.errors import ContextOverflowError, GenerationError, ModelError
+from mink_local.errors import ContextOverflowError, GenerationError
 from mink_local.generation.answer import Answer
 from mink_local.generation.model import Model, read_rows
 from mink_local.generation.request import Request, SamplingParams
@@ -116,17 +116,6 @@ def test_rows_are_those_of_one_sequence_at_a_time(tiny_model: Model) -> None:
         for i, (tokens, n_rows) in enumerate(batch):
             alone = logits_alone(tiny_model, tokens, max(0, len(tokens) - n_rows))
             assert found[i] == pytest.approx(np.stack(alone), abs=1e-2)
-
-
-@pytest.mark.parametrize("n_read", [0, 1, 2])
-def test_rows_of_a_model_that_is_closed_meanwhile(tiny_path: Path, n_read: int) -> None:
-    """They end with an error; those that were read stay."""
-    with load_model(tiny_path, n_ctx=64, trust=True) as model:
-        rows = read_rows(model, [([1, 2, 3], 2)] * 40)
-        read = [next(rows)[1] for _ in range(n_read)]
-    with pytest.raises((GenerationError, ModelError)):
-        list(rows)
-    assert [one.shape for one in read] == [(2, model.weights.n_vocab)] * n_read
 
 
 def test_interrupted_rows_are_not_taken_for_all(tiny_model: Model) -> None:
