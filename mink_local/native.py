@@ -123,14 +123,14 @@ def native_sampler(sampler: Sampler, n_vocab: int, temperature: float = 1.0, see
     owned by the caller, or by the chain it is added to.
 
     Args:
-        sampler: Any sampler or chain, including your own, that does not end with one of llama.cpp's own:
+        sampler: Any sampler or chain, including your own, that does not end with a llama.cpp built-in:
             mirostat, adaptive-p, dynatemp.
         n_vocab: Number of tokens in the vocabulary.
         temperature: The temperature of `temp`; only samplers with order "temperature-first" depend on it.
         seed: Seed for samplers that cut at random, such as xtc, at least 0; None picks one at random.
 
     Raises:
-        TypeError: The sampler ends with one of llama.cpp's own.
+        TypeError: The sampler ends with a llama.cpp built-in.
         ValueError: The seed is negative.
     """
     if sampler.comes_last:

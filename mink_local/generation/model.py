@@ -330,13 +330,14 @@ class Model(Unique):
         """Answer many requests, `n_parallel` at a time, in order of completion or, if `ordered`, of requests.
 
         Requests are taken from the iterable as slots become free, in the thread that reads the answers: at
-        most 1 + 2 * n_parallel of them, or 1 + 16 * n_parallel if `ordered`, before their answers are read. A
-        beginning shared by successive requests is evaluated once. A prompt that does not fit into the context
-        yields an answer with finish_reason "overflow", a malformed or failed one with "error", and the others
-        continue. An error of the iterable is raised after the answers that are under way. After `interrupt`,
-        all answers end, and of a list, also those never begun are told. A text may differ from what `chat`
-        gives for the same seed, or from what it is beside other requests: rounding in llama.cpp depends on
-        which tokens share a batch.
+        most 1 + 2 * n_parallel of them, or 1 + 16 * n_parallel if `ordered`, before their answers are read.
+        The iterable may read answers itself, to ask what follows from them. A beginning shared by successive
+        requests is evaluated once. A prompt that does not fit into the context yields an answer with
+        finish_reason "overflow", a malformed or failed one with "error", and the others continue. An error of
+        the iterable is raised after the answers that are under way. After `interrupt`, all answers end, and
+        of a list, also those never begun are told. A text may differ from what `chat` gives for the same
+        seed, or from what it is beside other requests: rounding in llama.cpp depends on which tokens share a
+        batch.
 
         Args:
             requests: The requests.

@@ -46,7 +46,7 @@ class Constraints:
         logit_bias: Added to the logits of tokens, by token id; -inf bans a token.
         repeat_penalty: Above 0. Divides positive and multiplies negative logits of tokens that occur in the
             last `penalty_last_n`, including the prompt (as in llama.cpp's server).
-        frequency_penalty: Subtracted from the logits of these tokens once per occurrence.
+        frequency_penalty: Subtracted from the logits of these tokens for each occurrence.
         presence_penalty: Subtracted once from the logit of each token seen in the last `penalty_last_n`.
         penalty_last_n: Number of tokens to look back; -1 for all.
         dry_multiplier: At least 0. DRY subtracts `multiplier * base ** (length - allowed_length)` from the
@@ -58,8 +58,8 @@ class Constraints:
         json_schema: A JSON schema that the answer conforms to: a dict, its JSON text, or a Pydantic class.
         regex: A regular expression that the whole answer matches.
         choice: The possible answers.
-        grammar: GBNF with the start rule `root`, or Lark with the start rule `start`. Trust a Lark grammar
-            that you use: one such as `start: /x+/ /x+/` keeps llguidance busy for ever.
+        grammar: GBNF with the start rule `root`, or Lark with the start rule `start`. Use only Lark
+            grammars that you trust: some, such as `start: /x+/ /x+/`, never finish compiling.
 
     Give at most one of the last four. It applies after any reasoning, and ends the answer once satisfied.
 
@@ -132,8 +132,7 @@ class Constrainer:
     Args:
         constraints: By default none, so that nothing else is needed.
         prompt: Tokens before the answer, for the penalties.
-        prefix: Tokens that the answer begins with. What it conforms to comes after them if they do not
-            conform themselves.
+        prefix: Tokens that the answer begins with. If they do not match the constraint, it starts after them.
         before: What the guide allows before the answer; see `Guide`.
 
     Attributes:

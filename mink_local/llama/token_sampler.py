@@ -33,7 +33,7 @@ class TokenSampler:
     """Samples tokens from rows of logits: constraints, the sampler's cut, temperature, `dist`.
 
     The kernel reads the logits in llama.cpp's memory; only the candidates are copied, for llama.cpp's own
-    `temp` and `dist`, or for their replacement if the sampler has one. With constraints, the
+    `temp` and `dist`, or the sampler that replaces them. With constraints, the
     kernel reads their result instead.
 
     Args:

@@ -15,7 +15,7 @@ class Chain(Sampler):
     """Applies cuts in turn: each sees only what the previous one left, renormalized, as in llama.cpp.
 
     Only the first cut reads the whole row, so a chain costs little more than its first cut, unless that one
-    keeps most of the vocabulary. Min-k after other cuts takes its range R from the candidates they leave.
+    keeps most of the vocabulary. After other cuts, Min-k computes its range R from the remaining candidates.
 
     Args:
         cuts: At least one. Chains among them are flattened. Mirostat, adaptive-p and dynatemp can only come

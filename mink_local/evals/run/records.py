@@ -79,7 +79,7 @@ class Response(OfResponse):
         thoughts_cut: Whether the reasoning was ended by its budget.
         scored: What the verdicts are of; see `mark_of`. Empty if version 0.2.0 or another program wrote them.
         prompt_sha256: SHA-256 of the user's message, as UTF-8.
-        seconds: Time from getting a slot to the end.
+        seconds: Seconds from when generation started (not queued) to the end.
     """
 
     order: str | None
