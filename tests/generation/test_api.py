@@ -189,9 +189,6 @@ def test_a_model_is_closed(tiny: Callable[..., Path]) -> None:
     assert set(psutil.Process().children()) <= before
     with pytest.raises((GenerationError, ModelError)):
         list(reply)
-    for use in (lambda: model.chat(FRANCE), lambda: model.forget(), lambda: list(model.generate(["x"]))):
-        with pytest.raises(ModelError, match="closed"):
-            use()
     model.close()
 
 

@@ -195,18 +195,6 @@ def test_stop_strings_and_constraints_are_each_answers_own(real: Model) -> None:
 # The engine itself: enqueue, cancel, step
 
 
-def test_a_cancelled_slot_is_free_at_the_next_step(model: Model) -> None:
-    engine = forget(model).core.engine
-    answers = [submit(engine, greedy(text, 200)) for text in QUESTIONS[:5]]
-    run(engine, 3)
-    assert engine.n_waiting == 1
-    engine.cancel([answers[0]])
-    assert answers[4] in [answer for answer, _ in engine.step() + engine.step()]
-    assert engine.n_waiting == 0
-    engine.cancel()
-    assert engine.idle
-
-
 @pytest.mark.parametrize(("most", "order"), [(None, "cac"), (2, "cca")])
 def test_clients_take_turns(
     model: Model, monkeypatch: pytest.MonkeyPatch, most: int | None, order: str
@@ -384,18 +372,6 @@ def test_64_answers_at_a_time_are_those_of_one(tiny_path: Path) -> None:
 
 
 # Requests prepared in other threads than the engine's, while it generates
-
-
-def test_a_finished_answer_is_not_taken(real: Model) -> None:
-    """One whose prompt does not fit, or whose client disconnected before it was enqueued."""
-    engine = real.core.engine
-    too_long, left = engine.prepare(Request("word " * 2000)), engine.prepare(Request("Hello"))
-    left.end("interrupted")
-    assert too_long.answer.finish_reason == "overflow"
-    for decoding in (too_long, left):
-        engine.enqueue(decoding)
-        assert engine.idle
-        engine.cancel([decoding.answer])
 
 
 LONG = list(range(300, 700))

@@ -80,12 +80,6 @@ def test_a_job_waits_for_the_answers_before_it_and_not_for_those_after(
         assert after.read()
 
 
-def test_an_interrupt_of_nothing_is_not_for_a_later_job(model: Model) -> None:
-    for _ in range(20):
-        model.interrupt()
-        assert model.logits("Hi").shape == (model.weights.n_vocab,)
-
-
 def test_a_job_that_fails_is_only_its_callers_problem(model: Model) -> None:
     reply = model.chat("Hi", max_tokens=20, **GREEDY)
     with pytest.raises(ZeroDivisionError):

@@ -126,16 +126,6 @@ def test_interrupted_rows_are_not_taken_for_all(tiny_model: Model) -> None:
         list(rows)
 
 
-def test_a_prefix_of_an_earlier_call_is_not_evaluated_again(
-    tiny_model: Model, decoded: list[tuple[Segment, ...]]
-) -> None:
-    prompt = list(range(1, 30))
-    forget(tiny_model).reserve(64, 4)
-    list(read_rows(tiny_model, [(prompt, 1)]))
-    list(read_rows(tiny_model, (((*prompt, token), 1) for token in (3, 4, 5, 6))))
-    assert n_tokens(decoded) == len(prompt) + 4
-
-
 def test_what_cannot_be_evaluated(tiny_model: Model) -> None:
     with pytest.raises(ContextOverflowError):
         list(read_rows(tiny_model, [([1, 2], 1), ([1] * 300, 1)]))

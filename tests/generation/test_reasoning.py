@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mink_local import Constraints, SamplingParams, load_model
 from mink_local.generation.model import Model
@@ -40,14 +38,6 @@ def split(pieces: list[str], state: ReasoningState = "start") -> tuple[str, str]
 def test_split(text: str, state: ReasoningState, reasoning: str, answer: str) -> None:
     assert split([text], state) == (reasoning, answer)
     assert split(list(text), state) == (reasoning, answer)
-
-
-@given(st.lists(st.sampled_from(["<think>", "</think>", "<", "think>", "/", "a", " ", "\n"])), st.randoms())
-def test_pieces_do_not_matter(parts: list[str], random: object) -> None:
-    text = "".join(parts)
-    cuts = sorted(random.randint(0, len(text)) for _ in range(4))  # type: ignore[attr-defined]
-    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert split(pieces) == split([text])
 
 
 def test_nothing_certain_is_held_back() -> None:
