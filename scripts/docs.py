@@ -161,7 +161,10 @@ def dataclass_options(node: ast.ClassDef, thing: Any) -> Iterator[str]:
         for line in node.body
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
     }
+    first_by_name = next((field for field in dataclasses.fields(thing) if field.kw_only), None)
     for field in dataclasses.fields(thing):
+        if field is first_by_name:
+            yield "*"
         default = "" if field.default is dataclasses.MISSING else f" = {field.default!r}"
         if dataclasses.is_dataclass(field.default):
             default = f" = {type(field.default).__name__}()"

@@ -4,7 +4,7 @@ They are registered in the order in which a request's fields apply: Min-k first,
 llama.cpp.
 """
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -42,6 +42,7 @@ class MinK(Sampler):
 
     tau: float = number(3.0, low=0)
     floor: float = number(0.0, low=0, variant=True)
+    _: KW_ONLY
     alpha: float = number(1.0, low=0, variant=True)
     decay: Decay = choice("power", "log", variant=True)
     normalize: bool = choice(True, False, variant=True)

@@ -1,5 +1,7 @@
 """The texts that name samplers: `parse`, `str` and `label`."""
 
+from inspect import signature
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -26,6 +28,11 @@ from tests.support.methods import ANY_CHAIN, ANY_SAMPLER
 @given(ANY_SAMPLER | ANY_CHAIN)
 def test_parse_is_the_inverse_of_str(sampler: Sampler) -> None:
     assert parse(str(sampler)) == sampler
+
+
+def test_options_for_ablations_are_given_by_name() -> None:
+    by_name = [one.name for one in signature(MinK).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    assert by_name == ["alpha", "decay", "normalize"]
 
 
 @pytest.mark.parametrize(
