@@ -154,16 +154,6 @@ def test_a_gap_is_closed(
     assert {len(parts) for parts in decoded} == {1, 2, 3, 4}
 
 
-def test_a_common_beginning_is_evaluated_once(model: Model) -> None:
-    examples = "Q: How much is 2 + 3? A: 5. " * 12
-    forget(model)
-    answers = list(model.generate([ask(examples + text) for text in QUESTIONS[:5]], max_tokens=4, seed=1))
-    shared = model.count_tokens(ask(examples)) - 8
-    whole = [answer for answer in answers if answer.evaluated_tokens == answer.prompt_tokens]
-    assert len(whole) == 1
-    assert all(a.prompt_tokens - a.evaluated_tokens > shared for a in answers if a not in whole)
-
-
 def test_conversations_that_take_turns_are_evaluated_once(model: Model) -> None:
     conversations = [ask(f"{i}. {QUESTIONS[3]}" * 5) for i in range(3)]
     for turn in range(3):

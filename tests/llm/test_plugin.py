@@ -40,12 +40,6 @@ def test_models_that_are_here_are_listed(scripted: str) -> None:
     assert lines == [f"mink-local: {scripted}", f"mink-local: {MODEL}"]
 
 
-def test_options_are_listed() -> None:
-    text = ask("models", "--options", "-m", MODEL)
-    names = ["temperature", "sampler", "max_tokens", "seed", "stop", "think", "n_ctx"]
-    assert [name for name in names if f"\n    {name}: " not in text] == []
-
-
 def test_stop(scripted: str) -> None:
     assert ask("-m", scripted, "Well?") == "Plainly yes!\n"
     assert ask("-m", scripted, "-o", "stop", " yes", "Well?") == "Plainly\n"
