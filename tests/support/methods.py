@@ -68,7 +68,7 @@ _floors = st.sampled_from([0.0, 1.0, 1e30]) | st.floats(0, 30) | st.floats(0, LA
 _min_ks = (
     st.builds(MinK, _taus)
     | st.builds(MinK, _taus, _floors)
-    | st.builds(MinK, _taus, _floors, _alphas, normalize=st.booleans())
+    | st.builds(MinK, _taus, _floors, alpha=_alphas, normalize=st.booleans())
     | st.builds(MinK, _taus, _floors, decay=st.just("log"), normalize=st.booleans())
 )
 _variants = (
