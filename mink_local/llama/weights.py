@@ -223,13 +223,19 @@ class Weights:
     @cached_property
     def longest_token(self) -> int:
         """Length of the longest token text in characters."""
-        return max(len(self.token_text(token)) for token in range(self.n_vocab))
+        return max(map(len, self.token_texts()))
 
     @cached_property
     def end_tokens(self) -> frozenset[int]:
         """Ids of the tokens that end generation."""
         with self.in_use() as vocab:
             return frozenset(token for token in range(self.n_vocab) if C.llama_vocab_is_eog(vocab, token))
+
+    def token_texts(self) -> list[str]:
+        """Return all tokens as spelled in the vocabulary."""
+        with self.in_use() as vocab:
+            texts = [C.llama_vocab_get_text(vocab, token) or b"" for token in range(self.n_vocab)]
+        return [text.decode("utf-8", "replace") for text in texts]
 
     def token_text(self, token: int) -> str:
         """Return a token as spelled in the vocabulary; empty for -1, llama.cpp's "no token"."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -214,10 +214,8 @@ def common_vocabulary(model: Weights, reference: Weights) -> int:
     Raises:
         ModelError: The vocabularies differ; the message names the first difference.
     """
-    for token in range(max(model.n_vocab, reference.n_vocab)):
-        ours, theirs = (
-            one.token_text(token) if token < one.n_vocab else f"[PAD{token}]" for one in (model, reference)
-        )
+    for token, texts in enumerate(zip_longest(model.token_texts(), reference.token_texts())):
+        ours, theirs = (f"[PAD{token}]" if text is None else text for text in texts)
         if ours != theirs:
             raise ModelError(
                 f"{reference.path} and {model.path} have different vocabularies: token {token} is "

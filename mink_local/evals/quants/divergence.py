@@ -42,19 +42,19 @@ class Position(NamedTuple):
         n_most: Number of the most probable ones.
         rest: Probability of all others together.
         logprob: Log-probability of the token that follows.
-        sets: For each sampler, a digest of its candidates, and 1 if there is a single one.
+        digests: For each sampler, a digest of its candidates.
     """
 
     tokens: Tokens
     n_most: int
     rest: float
     logprob: float
-    sets: Sequence[Sequence[int]]
+    digests: Sequence[int]
 
 
 def write_positions(path: Path, positions: Sequence[Position]) -> None:
     """Keep the positions of a chunk in a file. Raises RunError if it cannot be written."""
-    tokens, n_most, rest, logprob, sets = map(list, zip(*positions, strict=True))
+    tokens, n_most, rest, logprob, digests = map(list, zip(*positions, strict=True))
     buffer = io.BytesIO()
     np.savez(
         buffer,
@@ -63,7 +63,7 @@ def write_positions(path: Path, positions: Sequence[Position]) -> None:
         n_most=n_most,
         rest=rest,
         logprob=logprob,
-        sets=np.array(sets, np.uint64),
+        digests=np.array(digests, np.uint64),
     )
     write_file(path, buffer.getvalue())
 
@@ -86,13 +86,11 @@ def position_of(row: Logits, follows: int, candidates: "CandidateSets") -> Posit
     row = np.ascontiguousarray(row)
     total = _log_total(row)
     p = np.exp(row - total)
-    ids = np.argpartition(row, -MOST)[-MOST:] if len(row) > MOST else np.arange(len(row))
-    ids = ids[np.lexsort((ids, -row[ids]))]
-    cumulative = np.cumsum(p[ids], dtype=np.float64)
-    most = ids[: int(np.searchsorted(cumulative, MASS)) + 1]
-    others = p.astype(np.float64)
-    others[most] = 0
-    up_to = np.cumsum(others)
+    ids = np.flatnonzero(p > (1 - MASS) / len(p))  # all others together have less than the rest may have
+    ids = ids[np.argsort(-row[ids], kind="stable")][:MOST]
+    most = ids[: int(np.searchsorted(np.cumsum(p[ids], dtype=np.float64), MASS)) + 1]
+    p[most] = 0
+    up_to = np.cumsum(p, dtype=np.float64)
     rest = float(up_to[-1])
     drawn = np.searchsorted(up_to, (np.arange(SAMPLED if rest else 0) + 0.5) * (rest / SAMPLED))
     tokens = np.empty(len(most) + len(drawn), TOKEN)
@@ -119,7 +117,6 @@ class Divergence:
         logprob: Log-probability of the following token under the file.
         same_top: 1 where both have the same most probable token.
         same_set: By sampler, 1 where it keeps the same candidates.
-        k_is_1: By sampler, 1 where it keeps a single candidate, for the base and for the file.
     """
 
     kld: list[float]
@@ -127,7 +124,6 @@ class Divergence:
     logprob: list[float]
     same_top: list[int]
     same_set: dict[str, list[int]]
-    k_is_1: dict[str, list[tuple[int, int]]]
 
 
 def compare(
@@ -144,16 +140,15 @@ def compare(
     Raises:
         GenerationError: A logit is NaN, or none is finite.
     """
-    found = Divergence([], [one.logprob for one in base], [], [], {}, {})
+    found = Divergence([], [one.logprob for one in base], [], [], {})
     for position, row, token in zip(base, rows, follows, strict=True):
         row = np.ascontiguousarray(row[: candidates.n_vocab])
         total = _log_total(row)
         found.kld.append(_kld(position, row, total))
         found.logprob.append(float(row[token] - total))
         found.same_top.append(int(position.tokens["id"][0] == row.argmax()))
-        for name, own, of_base in zip(candidates.names, candidates(row), position.sets, strict=True):
-            found.same_set.setdefault(name, []).append(int(own[0] == of_base[0]))
-            found.k_is_1.setdefault(name, []).append((of_base[1], own[1]))
+        for name, own, of_base in zip(candidates.names, candidates(row), position.digests, strict=True):
+            found.same_set.setdefault(name, []).append(int(own == of_base))
     return found
 
 
@@ -188,10 +183,10 @@ class CandidateSets:
         self._workspace = Workspace(n_vocab)
         self._selectors = [one.selector(1.0, self._workspace) for one in samplers]
 
-    def __call__(self, row: Logits) -> list[list[int]]:
-        """Return for each sampler a digest of a row's candidates, and 1 if there is a single one."""
+    def __call__(self, row: Logits) -> list[int]:
+        """Return for each sampler a digest of a row's candidates."""
         return [self._digest(select(row)) for select in self._selectors]
 
-    def _digest(self, k: int) -> list[int]:
+    def _digest(self, k: int) -> int:
         ids = np.sort(self._workspace.ids[:k]).tobytes() if k < self.n_vocab else b"all"
-        return [int.from_bytes(hashlib.blake2b(ids, digest_size=8).digest(), "little"), int(k == 1)]
+        return int.from_bytes(hashlib.blake2b(ids, digest_size=8).digest(), "little")

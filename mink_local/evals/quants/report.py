@@ -23,7 +23,6 @@ from mink_local.evals.stats import Interval, few_clusters, mean
 from mink_local.evals.store import public
 from mink_local.evals.tables import (
     ENDS,
-    Cell,
     Format,
     Table,
     columns_of,
@@ -46,7 +45,7 @@ _QUANTILES = {
     "kld_99_9": 0.999,
     "kld_max": 1.0,
 }
-_SAME_SET, _SINGLE = "set_same ", "k_is_1 "  # columns, with a sampler's name
+_SAME_SET = "set_same "  # columns, with a sampler's name
 FIGURES = ("kld_mean", *_QUANTILES, "rms_dp", "ppl", "ppl_ratio", "same_top", "bits_per_weight")
 """Figures that can be limited."""
 
@@ -106,13 +105,11 @@ def _above_noise(rows: pd.DataFrame, base: pd.DataFrame) -> Interval:
 
 
 def _of_sets(rows: pd.DataFrame) -> dict[str, float]:
-    """Return for each sampler the shares of positions with the same candidates, and with a single one."""
-    found: dict[str, float] = {}
-    for sampler in rows["divergence"].iloc[0].same_set:
-        singles = np.concatenate([one.k_is_1[sampler] for one in rows["divergence"]]).mean(axis=0)
-        found[f"{_SAME_SET}{sampler}"] = float(np.mean([one.same_set[sampler] for one in rows["divergence"]]))
-        found[f"base_k_is_1 {sampler}"], found[f"{_SINGLE}{sampler}"] = singles.tolist()
-    return found
+    """Return for each sampler the share of positions with the same candidates."""
+    return {
+        f"{_SAME_SET}{sampler}": float(np.mean([one.same_set[sampler] for one in rows["divergence"]]))
+        for sampler in rows["divergence"].iloc[0].same_set
+    }
 
 
 def verdict(figures: Mapping[str, Any]) -> str:
@@ -120,7 +117,7 @@ def verdict(figures: Mapping[str, Any]) -> str:
     n, name = count(figures["positions"], "position"), figures["file"]
     kld = f"{name}: divergence {figures['kld_mean']:.3g} nats"
     if figures["chunks"] < ENOUGH or math.isnan(figures["above_noise_low"]):
-        return f"{kld}; {count(figures['chunks'], 'chunk')}: no verdict."
+        return f"{kld}; {count(figures['chunks'], 'chunk')}: no verdict below {ENOUGH} (--positions)."
     kld += f" ({figures['kld_mean_low']:.3g}–{figures['kld_mean_high']:.3g})"
     if figures["above_noise_high"] <= 0:
         return f"{kld}, within twice the base's self-noise on {n}."
@@ -174,7 +171,7 @@ def report(results: Results) -> Report:
     return Report(
         "quants",
         f"Quantization loss against {_base_in_words(manifest)}: {count(len(rows) - 1, 'other file')}",
-        list(filter(None, [_too_few(len(rows[base]), manifest["chunk"]), results.rows.left_out])),
+        list(filter(None, [few_clusters(len(rows[base]), "chunks"), results.rows.left_out])),
         sections,
         [_in_brief(figures, _base_in_words(manifest))],
         about={**about, "base": base, "self_noise": noise.where(noise.notna(), None).to_dict()},
@@ -194,15 +191,6 @@ def _base_in_words(manifest: Mapping[str, Any]) -> str:
     )
 
 
-def _too_few(n_chunks: int, chunk: int) -> str | None:
-    if n_chunks >= ENOUGH:
-        return few_clusters(n_chunks, "chunks")
-    return (
-        f"{count(n_chunks, 'chunk')} of {chunk} tokens: too few for a verdict, which takes {ENOUGH}; compare "
-        "more --positions."
-    )
-
-
 def _rows(results: Results) -> dict[str, pd.DataFrame]:
     """Return the rows of the base and of each file, by name, on the chunks that all of them have."""
     base, names = results.manifest["base"]["name"], results.manifest["files"]
@@ -217,7 +205,7 @@ def _rows(results: Results) -> dict[str, pd.DataFrame]:
 
 def _how_to_read(results: Results, figures: pd.DataFrame) -> str:
     manifest = results.manifest
-    kept = sum(path.stat().st_size for path in results.folder.glob("base/*.npy"))
+    kept = sum(path.stat().st_size for path in results.folder.glob("base/*"))
     return (
         f"{count(figures['positions'].iloc[0], 'position')} of the text ({manifest['text']['source']}): the "
         f"second half of every {manifest['chunk']} tokens is scored. Divergence: D(base ‖ file), in nats. "
@@ -256,15 +244,8 @@ def _tables(figures: pd.DataFrame, kinds: pd.DataFrame) -> Iterator[Table]:
         )
         yield Table("Mean divergence by kind of text", by_kind.reset_index())
     yield _of("Predictions and perplexity", figures, _PREDICTIONS)
-    kept = {
-        label(sampler): [
-            Cell(percent(same), percent(single))
-            for same, single in zip(figures[_SAME_SET + sampler], figures[_SINGLE + sampler], strict=True)
-        ]
-        for sampler in _samplers(figures)
-    }
-    title = "Positions with the same candidates, % (below: with a single candidate)"
-    yield Table(title, pd.DataFrame({"file": _names(figures), **kept}))
+    kept = {label(sampler): figures[_SAME_SET + sampler].map(percent) for sampler in _samplers(figures)}
+    yield Table("Positions with the same candidates, %", pd.DataFrame({"file": _names(figures), **kept}))
 
 
 def _samplers(figures: pd.DataFrame) -> list[str]:
