@@ -1,1 +1,1 @@
-"""`mink-eval quants`: what quantizations lose: divergence from a base file, tasks, speed and size."""
+"""What quantizations lose: how far their next-token distributions are from those of a base file."""

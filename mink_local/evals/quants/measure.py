@@ -6,8 +6,8 @@ chat template, since a quantization is used through it.
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import chain, groupby, zip_longest
 from pathlib import Path
@@ -33,7 +33,6 @@ from mink_local.evals.settings import RowMeasurement, described
 from mink_local.evals.store import Store
 from mink_local.evals.tasks.base import decoded_lines
 from mink_local.generation.loading import load_model
-from mink_local.generation.model import Model
 from mink_local.generation.slots import N_OUTPUTS
 from mink_local.generation.template import ChatTemplate
 from mink_local.llama.weights import Weights
@@ -230,40 +229,34 @@ class Quants(RowMeasurement[ChunkRow]):
         for name, members in groupby(keys, lambda key: key[0]):
             n_outputs = _OTHER_SPLIT if name == self._base.name else N_OUTPUTS
             sets = CandidateSets(self._samplers, self._n_common[name])
-            with self._opened(name, n_outputs, store) as model:
-                for _, number in members:
-                    if self.interrupted:
-                        return
-                    chunk, base = self._chunks[number], read_positions(kept[number])
-                    assert base is not None
-                    divergence = compare(base, *self._evaluate(model, chunk), sets)
-                    yield ChunkRow(name, number, divergence, chunk.kind)
+            numbers = [number for _, number in members]
+            for number, rows, follows in self._evaluated(name, n_outputs, numbers, store):
+                base = read_positions(kept[number])
+                assert base is not None
+                yield ChunkRow(name, number, compare(base, rows, follows, sets), self._chunks[number].kind)
 
     def _keep_base(self, chunks: Mapping[int, Path], store: Store[ChunkRow]) -> None:
         """Evaluate chunks with the base, and keep its distributions in their files."""
         sets = CandidateSets(self._samplers, self._n_common[self._base.name])
-        with self._opened(self._base.name, N_OUTPUTS, store) as model:
-            for number, path in chunks.items():
-                rows, follows = self._evaluate(model, self._chunks[number])
-                store.save()  # the folder is this measurement's from now on
-                write_positions(path, [position_of(*one, sets) for one in zip(rows, follows, strict=True)])
+        for number, rows, follows in self._evaluated(self._base.name, N_OUTPUTS, chunks, store):
+            store.save()  # the folder is this measurement's from now on
+            positions = [position_of(*one, sets) for one in zip(rows, follows, strict=True)]
+            write_positions(chunks[number], positions)
 
-    @contextmanager
-    def _opened(self, name: str, n_outputs: int, store: Store[ChunkRow]) -> Iterator[Model]:
-        """Load a file, with room for a chunk."""
-        file = self._files[name]
+    def _evaluated(
+        self, name: str, n_outputs: int, chunks: Iterable[int], store: Store[ChunkRow]
+    ) -> Iterator[tuple[int, Logits, list[int]]]:
+        """Yield chunks' raw logits, (positions, V), before each token of their second half, and these."""
         store.begin_session(model=name)
         with ExitStack() as opened:
             options = {"kv_type": self._kv_types[name], **self._placement}
-            model = opened.enter_context(load_model(str(file.path), n_ctx=256, **options))
+            model = opened.enter_context(load_model(str(self._files[name].path), n_ctx=256, **options))
             self.reserve(opened, model, [(self._chunk, "a --chunk")], 1, n_outputs)
-            yield model
-
-    def _evaluate(self, model: Model, chunk: Chunk) -> tuple[Logits, list[int]]:
-        """Return raw logits, (positions, V), before each token of a chunk's second half, and these."""
-        n = n_scored(len(chunk.tokens))
-        ((_, rows),) = self.rows_of(model, [(chunk.tokens[:-1], n)])
-        return rows, chunk.tokens[-n:]
+            for number in chunks:
+                tokens = self._chunks[number].tokens
+                n = n_scored(len(tokens))
+                ((_, rows),) = self.rows_of(model, [(tokens[:-1], n)])
+                yield number, rows, tokens[-n:]
 
     def conclude(self, results: Results) -> None:
         files = report_on(results).frames["files"]

@@ -65,7 +65,6 @@ _COLUMNS: dict[str, tuple[str, Format]] = {
     "mean_dp": ("mean Δp, %", lambda share: f"{100 * share:+.2f}".replace("-", "−")),
     "ppl": ("PPL", "{:.2f}".format),
     "ppl_ratio": ("PPL ratio", "{:.3f}".format),
-    "same_set": ("same set, %", percent),
 }
 _DIVERGENCE = ("bytes", "bits_per_weight", "kld_mean", *_QUANTILES)
 _PREDICTIONS = ("same_top", "rms_dp", "mean_dp", "ppl", "ppl_ratio")
@@ -150,6 +149,8 @@ def report(results: Results) -> Report:
         for name, found in rows.items()
     )
     noise = figures.iloc[0]
+    has_verdicts = noise["chunks"] >= ENOUGH
+    narrow = few_clusters(noise["chunks"], "chunks") if has_verdicts else None
     kinds = pd.DataFrame(
         {"file": name, "kind": kind, **figures_of(part)}
         for name, found in rows.items()
@@ -171,9 +172,9 @@ def report(results: Results) -> Report:
     return Report(
         "quants",
         f"Quantization loss against {_base_in_words(manifest)}: {count(len(rows) - 1, 'other file')}",
-        list(filter(None, [few_clusters(len(rows[base]), "chunks"), results.rows.left_out])),
+        list(filter(None, [narrow, results.rows.left_out])),
         sections,
-        [_in_brief(figures, _base_in_words(manifest))],
+        [_of(f"Loss against {_base_in_words(manifest)}", figures, _BRIEF)],  # fits most terminals
         about={**about, "base": base, "self_noise": noise.where(noise.notna(), None).to_dict()},
         frames={"files": figures[1:], "kinds": kinds},
         csv={"quants": figures, "quants-kinds": kinds},
@@ -244,12 +245,12 @@ def _tables(figures: pd.DataFrame, kinds: pd.DataFrame) -> Iterator[Table]:
         )
         yield Table("Mean divergence by kind of text", by_kind.reset_index())
     yield _of("Predictions and perplexity", figures, _PREDICTIONS)
-    kept = {label(sampler): figures[_SAME_SET + sampler].map(percent) for sampler in _samplers(figures)}
-    yield Table("Positions with the same candidates, %", pd.DataFrame({"file": _names(figures), **kept}))
-
-
-def _samplers(figures: pd.DataFrame) -> list[str]:
-    return [name.removeprefix(_SAME_SET) for name in figures if name.startswith(_SAME_SET)]
+    sets = {
+        label(name.removeprefix(_SAME_SET)): figures[name].map(percent)
+        for name in figures
+        if name.startswith(_SAME_SET)
+    }
+    yield Table("Positions with the same candidates, %", pd.DataFrame({"file": _names(figures), **sets}))
 
 
 def _card(manifest: Mapping[str, Any], figures: pd.DataFrame, size: Picture) -> str:
@@ -285,13 +286,6 @@ def _of(title: str, figures: pd.DataFrame, names: Sequence[str]) -> Table:
     """Return the table of some figures of the files."""
     columns = {name: _COLUMNS[name] for name in ("file", *names)}
     return Table.of(title, figures.assign(file=_names(figures)), columns, 1)
-
-
-def _in_brief(figures: pd.DataFrame, base: str) -> Table:
-    """Return the table to print, which fits most terminals."""
-    sampler = _samplers(figures)[0]
-    brief = figures.assign(same_set=figures[_SAME_SET + sampler])
-    return _of(f"Loss against {base} (same set: {label(sampler)})", brief, (*_BRIEF, "same_set"))
 
 
 def _size_figure(figures: pd.DataFrame) -> Figure:
