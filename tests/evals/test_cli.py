@@ -24,7 +24,7 @@ from tests.support.python import output_of
     [
         (["run", "gsm9k"], 2, "gsm9k"),
         (["run"], 2, "TASK"),
-        (["run", "no/such.jsonl"], 1, "no/such.jsonl"),
+        (["run", "no/such.jsonl"], 2, "no/such.jsonl"),
         (["run", "gsm8k", "--sampler", "max-k"], 2, "max-k"),
         (["run", "gsm8k", "--model", "parrot"], 2, "parrot"),
         (["run", "gsm8k", "--temp", "nan"], 2, "nan"),

@@ -75,10 +75,12 @@ def find_task(name: str, scorer: str = "") -> Task:
 
     `scorer` is what `chosen_scorer` takes, for own files only.
 
-    Raises TaskNotFoundError, which lists the names, or DataError if the file is not a task.
+    Raises TaskNotFoundError, which lists the names, or DataError if a file is not a task.
     """
     if name.lower().endswith(SUFFIXES):
         path = user_path(name)
+        if not path.exists():
+            raise TaskNotFoundError(f"there is no file {path}")
         if path.stem in TASKS:
             raise DataError(
                 f"{path} has the name of a built-in task: rename it, or run {path.stem} with --data {path}"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from mink_local.errors import DataError
+from mink_local.errors import DataError, TaskNotFoundError
 from mink_local.evals.tasks import Question, Task, Verdict, find_task, recorded_task, score
 from mink_local.evals.tasks.base import ScorerError
 from tests.conftest import shared
@@ -282,9 +282,6 @@ def test_without_answers_a_task_is_open_ended(write: Write) -> None:
 def test_published_files_are_read_as_tasks() -> None:
     task, questions = read(shared("data/alpaca_eval_instructions.jsonl"))
     assert (task.name, task.open_ended, len(questions)) == ("alpaca_eval_instructions", True, 805)
-    gsm8k = shared("data/gsm8k_test.jsonl")
-    own, published = read(gsm8k)[1], find_task("gsm8k").read(gsm8k, 0)
-    assert [replace(question, task="gsm8k") for question in own] == published
 
 
 @pytest.mark.parametrize("rule", ["question", "number", "text"])  # the others are of 0.1.0
@@ -301,7 +298,7 @@ def test_a_file_with_the_name_of_another_task_is_refused(write: Write) -> None:
     path = write({"question": "Why?"}, name="aqua.jsonl")
     with pytest.raises(DataError, match=f"--data {path}"):
         find_task(str(path))
-    with pytest.raises(DataError, match="No such file"):
+    with pytest.raises(TaskNotFoundError, match=r"no file none\.jsonl"):
         find_task("none.jsonl")
 
 
