@@ -1,7 +1,6 @@
 """`mink-eval coverage`: its measures, its files, going on after a stop, and what it refuses."""
 
 import json
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 
 from mink_local.errors import ReportError
 from mink_local.evals.coverage.measure import N_SAMPLES, best, expected_distinct, means
-from mink_local.evals.coverage.tree import Distribution, walk
 from tests.support.mink_eval import MinkEval
 from tests.support.python import Finished
 
@@ -108,47 +106,6 @@ def test_a_run_writes_tables_picture_and_figures(coverage: Coverage, tmp_path: P
     assert "| greedy | 1 |" in text
     assert (out / "coverage.svg").read_text("utf-8").startswith("<?xml")
     assert len(json.loads((out / "coverage.json").read_text("utf-8"))["settings"]) == 5
-
-
-@pytest.mark.posix
-def test_ctrl_c_ends_a_walk(coverage: Coverage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    walked = []
-
-    def stopped(*arguments: Any) -> Distribution:
-        walked.append(arguments)
-        if len(walked) == 2:
-            signal.raise_signal(signal.SIGINT)
-        return walk(*arguments)
-
-    monkeypatch.setattr("mink_local.evals.coverage.measure.walk", stopped)
-    assert coverage("-t", 1).status == 130
-    assert {row["prompt"] for row in rows(tmp_path / "out")} == {"coin"}
-
-
-def test_another_walk_in_a_folder_is_refused(coverage: Coverage, tmp_path: Path) -> None:
-    assert coverage("-t", 1, "--limit", 1).status == 0
-    found = rows(tmp_path / "out")
-    for option in ("rest", "nodes"):
-        coverage("-t", 1, f"--{option}", 0.5 if option == "rest" else 7).refused(1, option, "was")
-    assert rows(tmp_path / "out") == found
-
-
-def test_prompts_may_have_another_chat_template(
-    coverage: Coverage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-
-    def noted(prompt: list[int], *arguments: Any) -> Distribution:
-        asked.append(len(prompt))
-        return walk(prompt, *arguments)
-
-    monkeypatch.setattr("mink_local.evals.coverage.measure.walk", noted)
-    for content in ("{{ messages[0].content }}", "Well, well: {{ messages[0].content }}"):
-        (tmp_path / "template.jinja").write_text(content)
-        template = ("--chat-template-file", tmp_path / "template.jinja", "--out", tmp_path / str(len(asked)))
-        coverage("-t", 1, "--limit", 1, *template).succeeded()
-    assert asked[0] < asked[1]
-    coverage("-t", 1, "--limit", 1, "--out", tmp_path / "1").refused(1, "template")  # going on without it
 
 
 @pytest.mark.parametrize(

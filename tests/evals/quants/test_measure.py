@@ -30,8 +30,6 @@ from mink_local.evals.quants.divergence import (
     Divergence,
     compare,
     position_of,
-    read_positions,
-    write_positions,
 )
 from mink_local.evals.quants.measure import KINDS, chunks_of, n_scored, text_files
 from mink_local.evals.quants.report import verdict
@@ -350,18 +348,6 @@ def test_the_sample_stands_for_the_rest(seed: int, spread: float) -> None:
     assert kept.rest == pytest.approx(1 - sum(np.exp(log_p[one]) for one in most), abs=1e-4)
     found = compare([kept], [file], [0], sets)
     assert found.kld == [pytest.approx(entropy(np.exp(log_p), np.exp(log_q)), abs=0.05)]
-
-
-def test_what_is_kept_is_read_as_it_was_written(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    sets = CandidateSets(SAMPLERS, 9000)
-    written = [position_of(row, 3, sets) for row in rng.normal(size=(4, 9000)).astype(np.float32)]
-    path = tmp_path / "base" / "2.npz"
-    assert read_positions(path) is None
-    write_positions(path, written)
-    for one, other in zip(written, read_positions(path) or [], strict=True):
-        assert np.array_equal(one.tokens, other.tokens)
-        assert one[1:] == other[1:]
 
 
 def test_padding_is_ignored() -> None:
