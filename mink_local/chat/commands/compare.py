@@ -50,7 +50,8 @@ def compare(chat: Chat, argument: str) -> None:
     common = [CommonNumbers(sampler, seed) for sampler in samplers]
     if not text:
         screen.own(session.branch[-2].typed)
-    screen.note(f"temperature {temperature:g}, seed {seed}, the same random numbers\n")
+    screen.note(f"temperature {temperature:g}, seed {seed}, the same random numbers")
+    screen.show("")
     answers: dict[int, Answer] = {}
     n_shown = 0
 
@@ -173,4 +174,5 @@ def _show(screen: Screen, model: Model, answer: Answer, samplers: Sequence[Commo
     ends = {"length": "; cut off", "interrupted": "; interrupted", "error": f"; {answer.error}"}
     end = ends.get(answer.finish_reason or "", "")
     figures = f"; {candidates(sampler.k)}" if sampler.k else ""
-    screen.show(Text(f"({counted(answer.n_tokens, 'token')}{end}{figures})\n", "dim"))
+    screen.note(f"{counted(answer.n_tokens, 'token')}{end}{figures}")
+    screen.show("")

@@ -33,6 +33,7 @@ from mink_local.models.catalog import resolve
 from mink_local.models.options import with_sampler_names
 
 _LONGEST_KEY = 22  # columns of the key of a setting, with its gap
+_ADVICE_COLUMNS = 70  # of a window that has room for the figures of the advice
 _TWO_COLUMNS = 78  # columns of a window in which two settings are beside each other
 
 # Options for kinds of text; the probability, in percent, of tokens to which a larger model gives less than
@@ -200,13 +201,15 @@ def show_models(screen: Screen) -> None:
 
 def show_advice(screen: Screen) -> None:
     """Print which settings suit prose, code and mathematics, and the figures behind them."""
+    titles = ("for", "type", "tail mass", "llama.cpp")[: 4 if screen.width >= _ADVICE_COLUMNS else 2]
     rows = []
     for kind, options, tail_mass, usual in ADVICE:
         commands = re.sub(" ?--", ", /set ", options).removeprefix(", ")
-        rows.append((kind, commands, f"{tail_mass:.1f}%", f"{usual:.1f}%"))
-    screen.table(rows, "for", "type", "tail mass", "llama.cpp")
-    screen.note(
-        "tail mass: how probable the tokens are together to which a larger model gives less than 1%, in "
-        "texts of Qwen2.5-Coder-0.5B; llama.cpp: that of its default cuts at the same temperature, for "
-        "/set temp 0 compared at temperature 1. docs/results.md has the measurements"
-    )
+        rows.append((kind, commands, f"{tail_mass:.1f}%", f"{usual:.1f}%")[: len(titles)])
+    screen.table(rows, *titles)
+    if "tail mass" in titles:
+        screen.note(
+            "tail mass: how probable the tokens are together to which a larger model gives less than 1%, in "
+            "texts of Qwen2.5-Coder-0.5B; llama.cpp: that of its default cuts at the same temperature, for "
+            "/set temp 0 compared at temperature 1. docs/results.md has the measurements"
+        )

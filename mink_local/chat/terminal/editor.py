@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,13 @@ def _output(screen: Screen) -> Output | None:
 
 
 class _History(FileHistory):
-    """Messages of earlier chats in a file, if it can be written."""
+    """Messages of earlier chats in a file, as far as it can be read and written."""
+
+    def load_history_strings(self) -> Iterable[str]:
+        try:
+            return super().load_history_strings()
+        except OSError:
+            return []
 
     def store_string(self, string: str) -> None:
         with suppress(OSError):
@@ -135,7 +141,7 @@ class _History(FileHistory):
 
     def forget(self, messages: Collection[str]) -> None:
         """Remove messages, from the file too. Raises OSError."""
-        all_texts = list(self.load_history_strings())  # the newest first
+        all_texts = list(super().load_history_strings())  # the newest first
         kept = [text for text in all_texts if unquoted_block(text).strip() not in messages]
         with replaced(Path(os.fsdecode(self.filename))) as unfinished:
             new = FileHistory(private_file(unfinished))

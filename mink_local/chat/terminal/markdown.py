@@ -16,9 +16,9 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from mink_local.chat.terminal.input import QuietTerminal
+from mink_local.chat.terminal.screen import MOST_COLUMNS
 from mink_local.cli import printable
 
-_MOST_COLUMNS = 100  # of prose: longer lines are hard to read
 _FENCE = re.compile(r"\s*(?P<fence>`{3,}|~{3,})\s*(?P<language>[\w+#.-]*)[^`]*$")
 _NEXT_BLOCK = re.compile(r" ?(#{1,6} |[-*+] |\d{1,9}[.)] )|\s*(```|~~~)")  # after any line
 _SKIN = re.compile("[\U0001f3fb-\U0001f3ff]")  # colours the emoji before it
@@ -211,7 +211,7 @@ class MarkdownWriter:
         if self._fence:
             rows = chop_cells(line, width)
         else:
-            rows = [row.plain for row in Text(line).wrap(self._console, min(width, _MOST_COLUMNS))]
+            rows = [row.plain for row in Text(line).wrap(self._console, min(width, MOST_COLUMNS))]
         at = len(self._rows) - 1
         shown, row = self._rows[at], rows[at] if rows else ""
         if not row.startswith(shown):  # its last word begins the next row
@@ -254,7 +254,7 @@ class MarkdownWriter:
 
     def _print_markdown(self, text: str) -> None:
         """Print a block, followed by as many blank lines as the text has at its end."""
-        options = self._console.options.update(width=min(self._console.width, _MOST_COLUMNS))
+        options = self._console.options.update(width=min(self._console.width, MOST_COLUMNS))
         answer = _AnswerMarkdown(text, self._style, self._code_theme)
         is_shown = any(part.content or part.type == "hr" for part in answer.parsed)
         if text.strip() and not is_shown:  # such as + or 1.

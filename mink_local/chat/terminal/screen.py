@@ -21,6 +21,7 @@ from mink_local.chat.terminal.input import QuietTerminal
 from mink_local.cli import no_blanks_at_line_ends, printable
 from mink_local.errors import MinkError
 
+MOST_COLUMNS = 100  # of prose: longer lines are hard to read
 _MOST_COPIED = 74_000  # bytes of base64; terminals that limit OSC 52 take that many
 # What is shown for our own signs in an encoding that does not have them.
 _ASCII = str.maketrans("…·–◀▸↵─│•░▁▂▃▄▅▆▇█", "~--<>$-|*._.:-=+*#")
@@ -261,7 +262,8 @@ class Screen:
         """Print something that is not part of an answer, to standard error."""
         self.progress()
         whole = Text(printable(text), "" if self.is_plain else "dim")
-        rows = wrapped_rows(whole, self._errors.width) if self._errors.is_terminal else [whole]
+        columns = min(self._errors.width, MOST_COLUMNS)
+        rows = wrapped_rows(whole, columns) if self._errors.is_terminal else [whole]
         for row in rows:
             row.rstrip()  # the blank at which it was wrapped
         self._errors.print(*rows, sep="\n", soft_wrap=True)
