@@ -39,7 +39,7 @@ def compare(chat: Chat, argument: str) -> None:
     T=5: at this temperature. SAMPLER, such as top-k:k=5: with these samplers, not the usual ones. --: what
     follows is TEXT, even if it begins with the name of a sampler.
     """
-    session, screen, model = chat.session, chat.screen, chat.session.model
+    session, screen = chat.session, chat.screen
     temperature, samplers, text = parsed(argument, session.settings["temp"], session.settings.sampler)
     if not (text or session.branch):
         raise MinkError("there is no message yet: /compare TEXT")
@@ -52,24 +52,7 @@ def compare(chat: Chat, argument: str) -> None:
         screen.own(session.branch[-2].typed)
     screen.note(f"temperature {temperature:g}, seed {seed}, the same random numbers")
     screen.show("")
-    answers: dict[int, Answer] = {}
-    n_shown = 0
-
-    def update() -> None:
-        n_tokens = sum(len(one.tokens) for one in common)
-        to_come = counted(len(common) - n_shown, "answer")
-        screen.progress(f"{to_come} to come, {counted(n_tokens, 'token')} so far")
-
-    with (
-        on_interrupt(model.interrupt),
-        closing(_answers(session, prompt, temperature, common, update)) as coming,
-    ):
-        for answer in coming:
-            answers[answer.index] = answer
-            while n_shown in answers:
-                _show(screen, model, answers[n_shown], common)
-                n_shown += 1
-    screen.progress()
+    _generate(chat, prompt, temperature, common)
 
 
 def _answers(
@@ -153,6 +136,31 @@ def _usual(own: Sampler) -> list[Sampler]:
     """Return the sampler in use, and those with an option to tune, in llama.cpp's order."""
     own, *others = compared_with(MinK() if own.is_stateful else own)
     return [own, *(other for other in others if other.sweep and other.order != "temperature-first")]
+
+
+def _generate(chat: Chat, prompt: Messages, temperature: float, samplers: Sequence[CommonNumbers]) -> None:
+    """Generate the answers; show each as soon as it and those before it are finished."""
+    screen, model = chat.screen, chat.session.model
+    answers: dict[int, Answer] = {}
+    n_shown = 0
+
+    def update() -> None:
+        n_tokens = sum(len(one.tokens) for one in samplers)
+        to_come = counted(len(samplers) - n_shown, "answer")
+        screen.progress(f"{to_come} to come, {counted(n_tokens, 'token')} so far")
+
+    with (
+        on_interrupt(model.interrupt),
+        closing(_answers(chat.session, prompt, temperature, samplers, update)) as coming,
+    ):
+        for answer in coming:
+            answers[answer.index] = answer
+            while n_shown in answers:
+                _show(screen, model, answers[n_shown], samplers)
+                n_shown += 1
+    screen.progress()
+    if not any(one.tokens or one.finish_reason != "interrupted" for one in answers.values()):
+        screen.note("interrupted")
 
 
 def _show(screen: Screen, model: Model, answer: Answer, samplers: Sequence[CommonNumbers]) -> None:

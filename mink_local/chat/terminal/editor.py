@@ -57,7 +57,6 @@ class InputLine:
             auto_suggest=None if screen.is_plain else AutoSuggestFromHistory(),
             complete_while_typing=False,
             reserve_space_for_menu=6,
-            enable_suspend=True,
             enable_open_in_editor=True,
             tempfile_suffix=".md",
             input_processors=[TabsProcessor(char1=" ", char2=" ")],
@@ -71,7 +70,7 @@ class InputLine:
 
     def _prompt_session(self, **options: Any) -> PromptSession[str]:
         with create_app_session(output=_output(self._screen)):
-            return PromptSession(**options)
+            return PromptSession(enable_suspend=True, **options)
 
     def complete_with(self, completer: Completer) -> None:
         """Have Tab complete lines."""
