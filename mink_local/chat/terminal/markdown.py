@@ -15,8 +15,8 @@ from rich.segment import ControlType, Segment, SegmentLines
 from rich.syntax import Syntax
 from rich.text import Text
 
+from mink_local.chat.terminal import MOST_COLUMNS
 from mink_local.chat.terminal.input import QuietTerminal
-from mink_local.chat.terminal.screen import MOST_COLUMNS
 from mink_local.cli import printable
 
 _FENCE = re.compile(r"\s*(?P<fence>`{3,}|~{3,})\s*(?P<language>[\w+#.-]*)[^`]*$")

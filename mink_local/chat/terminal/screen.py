@@ -17,11 +17,11 @@ from rich.table import Column, Table
 from rich.text import Text
 from rich.theme import Theme as RichTheme
 
+from mink_local.chat.terminal import MOST_COLUMNS
 from mink_local.chat.terminal.input import QuietTerminal
 from mink_local.cli import no_blanks_at_line_ends, printable
 from mink_local.errors import MinkError
 
-MOST_COLUMNS = 100  # of prose: longer lines are hard to read
 _MOST_COPIED = 74_000  # bytes of base64; terminals that limit OSC 52 take that many
 # What is shown for our own signs in an encoding that does not have them.
 _ASCII = str.maketrans("…·–◀▸↵─│•░▁▂▃▄▅▆▇█", "~--<>$-|*._.:-=+*#")
