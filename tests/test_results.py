@@ -97,7 +97,7 @@ def test_every_file_of_the_results_is_shown() -> None:
     pages = "".join(
         (ROOT / page).read_text("utf-8") for page in ("README.md", "docs/results.md", "docs/quantizations.md")
     )
-    named = set(re.findall(r"results/([^)\s]+\.(?:svg|md|jsonl))", pages))
+    named = set(re.findall(r"results/([^)\s]+\.(?:svg|md|csv|jsonl))", pages))
     sources = re.findall(r"<!-- (?:begin|from): (.+) -->", pages)
     tables = {f"{name}.{end}" for line in sources for name in line.split() for end in ("csv", "md")}
     named |= {f"{name.removesuffix('.md')}.csv" for name in named}
