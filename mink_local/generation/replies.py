@@ -380,6 +380,8 @@ class Answers(Stream[Answer]):
         self._ended += [answer for answer in taken if answer.finish_reason is not None]
         ready = [decoding for decoding in decodings if decoding.answer.finish_reason is None]
         self._thread.generate(ready, self._listener)
+        if ready and self._thread.n_interrupts != self._n_interrupts:  # since they were taken
+            self._thread.cancel([decoding.answer for decoding in ready])
 
 
 def _hear_ends(ended: deque[Answer], news: News, events: Sequence[Event]) -> None:

@@ -164,6 +164,20 @@ def test_an_interrupt_tells_what_was_never_begun(model: Model, ordered: bool) ->
     assert sum(answer.finish_reason == "interrupted" for answer in rest) > 30
 
 
+def test_an_interrupt_while_requests_are_prepared_is_for_them_too(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = model.core.engine.prepare
+
+    def interrupted(*given: Any) -> Any:
+        model.interrupt()
+        return prepare(*given)
+
+    monkeypatch.setattr(model.core.engine, "prepare", interrupted)
+    answers = list(model.generate(["Hi"] * 3, **ENDLESS))
+    assert [answer.finish_reason for answer in answers] == ["interrupted"] * 3
+
+
 @pytest.mark.parametrize(("ordered", "most"), [(False, 1 + 2 * 2), (True, 1 + 16 * 2)])
 def test_so_many_requests_are_taken_ahead(model: Model, ordered: bool, most: int) -> None:
     taken = []
