@@ -64,6 +64,8 @@ class Pace:
         Other programs, and what is in the slots, change the speed: of a whole run, the beginning says little.
         """
         now, n_tokens = self._clock(), sum(self.finished) + sum(unfinished)
+        if not n_tokens:  # the first step may have to wait for samplers to be compiled
+            self._began, self._past = now, deque([(now, 0, 0.0)])
         last, _, slot_seconds = self._past[-1]
         slot_seconds += (now - last) * len(unfinished)
         if now - last >= _SAMPLE_SECONDS:
