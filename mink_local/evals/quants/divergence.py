@@ -86,8 +86,8 @@ def position_of(row: Logits, follows: int, candidates: "CandidateSets") -> Posit
     row = np.ascontiguousarray(row)
     total = _log_total(row)
     p = np.exp(row - total)
-    ids = np.flatnonzero(p > (1 - MASS) / len(p))  # all others together have less than the rest may have
-    ids = ids[np.argsort(-row[ids], kind="stable")][:MOST]
+    ids = np.argpartition(row, -MOST)[-MOST:] if len(row) > MOST else np.arange(len(row))
+    ids = ids[np.lexsort((ids, -row[ids]))]
     most = ids[: int(np.searchsorted(np.cumsum(p[ids], dtype=np.float64), MASS)) + 1]
     p[most] = 0
     up_to = np.cumsum(p, dtype=np.float64)
