@@ -74,7 +74,8 @@ class KeptCaches:
         is_known = any(common_prefix(found, kept) == len(kept) for found in self._tokens.values())
         if waits:
             wait([self._writing])
-        if self._writing.done() and not is_known and len(kept) >= LEAST_TOKENS:
+        can_keep = self._writing.done() and self._context.is_copied(seq_id)
+        if can_keep and not is_known and len(kept) >= LEAST_TOKENS:
             data = self._context.snapshot(kept, seq_id)
             self._writing = self._writer.submit(self._write, kept, data)
 

@@ -436,9 +436,10 @@ class Model(Unique):
         """
 
         def save() -> bool:
-            slot = max(self.core.engine.slots, key=lambda slot: len(slot.tokens))
             context = self.core.engine.context
-            if not slot.tokens or context.state_size(slot.seq_id) > most_bytes:
+            copied = [slot for slot in self.core.engine.slots if context.is_copied(slot.seq_id)]
+            slot = max(copied, key=lambda slot: len(slot.tokens), default=None)
+            if slot is None or not slot.tokens or context.state_size(slot.seq_id) > most_bytes:
                 return False
             context.save(Path(path), context.snapshot(slot.tokens, slot.seq_id))
             return True

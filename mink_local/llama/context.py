@@ -98,6 +98,7 @@ class Context:
         self._fits = hashlib.blake2b(fits.encode(errors="replace"), digest_size=_SEAL).digest()
         self.n_evaluated = 0  # tokens so far
         self._n_rows = 0  # of the last batch
+        self._copies: dict[int, int] = {}  # sources by targets: llama.cpp copies only with its next batch
         self._batch = _TokenBatch(self.n_batch)
 
     def close(self) -> None:
@@ -143,6 +144,8 @@ class Context:
         batch = self._batch.fill(segments)
         with logged(self._verbose):
             status = C.llama_decode(handle, batch)
+        if status >= 0:
+            self._copies.clear()
         if status == 2:
             return False
         n_tokens: int = batch.n_tokens
@@ -173,8 +176,13 @@ class Context:
         return bool(C.llama_memory_seq_rm(self._memory, seq_id, length, -1))
 
     def copy(self, source: int, target: int) -> None:
-        """Copy sequence `source` to `target`, which must be empty."""
+        """Copy sequence `source` to `target`, which must be empty, with the next batch."""
         C.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+        self._copies[target] = source
+
+    def is_copied(self, seq_id: int) -> bool:
+        """Return whether a sequence waits for no copy, so that a snapshot has its keys and values."""
+        return seq_id not in self._copies
 
     def clear(self, seq_id: int = 0) -> None:
         """Remove a whole sequence, which every model supports."""
@@ -185,7 +193,7 @@ class Context:
         return int(C.llama_state_seq_get_size(self.handle, seq_id))
 
     def snapshot(self, tokens: Sequence[int], seq_id: int = 0) -> bytearray:
-        """Return a copy of a sequence's keys and values, after the number of its tokens and their ids."""
+        """Return a sequence's keys and values, after the number and ids of its tokens; see `is_copied`."""
         head = np.array([len(tokens), *tokens], np.int32)
         size = self.state_size(seq_id)
         data = bytearray(head.nbytes + size)
@@ -197,13 +205,15 @@ class Context:
     def restore(self, path: Path, seq_id: int = 0) -> list[int]:
         """Replace a sequence by a snapshot in a file that `is_sealed`; return its token ids.
 
-        There are none, and the sequence is empty, if it is too long for this context, or the file is gone.
+        There are none, and the sequence is empty, if it is too long for this context, the file is gone, or
+        the next batch copies it, or to it.
         """
+        is_free = seq_id not in {*self._copies, *self._copies.values()}
         with suppress(OSError):
             data = np.fromfile(path, np.uint8)[:-_SEAL]
             end = 4 + 4 * int(data[:4].view(np.int32)[0])
             values = _pointer(data[end:], ctypes.c_uint8)
-            if C.llama_state_seq_set_data(self.handle, values, len(data) - end, seq_id):
+            if is_free and C.llama_state_seq_set_data(self.handle, values, len(data) - end, seq_id):
                 ids: list[int] = data[4:end].view(np.int32).tolist()
                 return ids
         self.clear(seq_id)

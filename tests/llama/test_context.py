@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from llama_cpp import llama_cpp as C
+from numpy.typing import NDArray
 
 from mink_local import load_model
 from mink_local.errors import GenerationError, ModelError
@@ -123,6 +124,7 @@ import ctypes, logging, sys
 from pathlib import Path
 from llama_cpp import Llama
 from llama_cpp import llama_cpp as C
+from numpy.typing import NDArray
 from mink_local.llama.weights import Weights
 path = sys.argv[1]
 heard = []
@@ -161,3 +163,34 @@ def test_a_context_of_a_token_takes_a_batch_of_all_sequences(tiny_path: Path) ->
     with load_model(tiny_path, n_ctx=1, n_parallel=8, trust=True) as model:
         answers = list(model.generate(["Hi"] * 9, max_tokens=3, temperature=0.0))
     assert {(answer.n_tokens, answer.finish_reason) for answer in answers} == {(3, "length")}
+
+
+def test_a_copy_that_waits_for_a_batch_is_neither_saved_nor_replaced(
+    weights: Weights, tmp_path: Path
+) -> None:
+    context = Context(weights, 256, 2, n_seq=2)
+    first, second = [*range(100, 140)], [*range(200, 260)]
+
+    def fill(tokens: list[int], seq_id: int) -> None:
+        context.clear(seq_id)
+        assert context.decode(Segment(tokens, 0, seq_id, 1))
+
+    def row_after(tokens: list[int], seq_id: int) -> NDArray[np.float32]:
+        assert context.decode(Segment([5], len(tokens), seq_id, 1))
+        row: NDArray[np.float32] = context.rows[0].copy()
+        context.truncate(len(tokens), seq_id)
+        return row
+
+    fill(second, 0)
+    expected = row_after(second, 0)
+    context.save(tmp_path / "second", context.snapshot(second, 0))
+    fill(first, 0)
+    context.copy(0, 1)
+    assert (context.is_copied(0), context.is_copied(1)) == (True, False)
+    for seq_id in range(2):  # what the batch copied would be the old keys and values, or go to the new ones
+        assert context.restore(tmp_path / "second", seq_id) == []
+    fill(first, 0)
+    assert context.is_copied(1)
+    assert context.restore(tmp_path / "second", 1) == second
+    fill(first, 0)
+    np.testing.assert_allclose(row_after(second, 1), expected, atol=1e-3)
