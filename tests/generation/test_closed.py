@@ -42,7 +42,8 @@ PLAIN: dict[str, Any] = {  # by the name of a parameter
     "target": 0,
     "user": "an object",
 }
-HARMLESS = {"close", "interrupt", "is_sealed", "require_ids", "save", "seal"}  # do not reach llama.cpp
+# These do not reach llama.cpp.
+HARMLESS = {"close", "interrupt", "is_copied", "is_sealed", "require_ids", "save", "seal"}
 
 
 def public_methods(thing: object) -> Iterator[tuple[str, Callable[..., Any]]]:
