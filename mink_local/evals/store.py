@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Generic, Protocol, TypeVar
 import msgspec
 
 from mink_local.errors import RunError
-from mink_local.files import locked, read_record, write_atomic
+from mink_local.files import locked, read_record, regular, write_atomic
 from mink_local.version import __version__
 
 MANIFEST, ROWS = "manifest.json", "rows.jsonl"
@@ -110,7 +110,7 @@ class Rows(Generic[R]):
         """
         if not path.exists():
             return
-        with as_run_error(path, "read"), path.open("rb") as stream:
+        with as_run_error(path, "read"), regular(path).open("rb") as stream:
             for number, line in enumerate(stream, start=1):  # only \n ends a line; JSON may contain U+2028
                 problem = self._add(line, kind, check) if line.strip() else None
                 if problem is not None:
@@ -328,7 +328,7 @@ def _short(value: Any) -> str:
 
 def _mend(path: Path) -> None:
     """Remove a partial line from the end of the rows."""
-    with path.open("rb") as lines:
+    with regular(path).open("rb") as lines:
         last = b"".join(deque(lines, maxlen=1))
     if last and not last.endswith(b"\n"):
         log.warning("%s ends in the middle of a line: removing its last %d bytes", path, len(last))

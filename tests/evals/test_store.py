@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -85,6 +86,16 @@ def test_damaged_lines_are_all_named_and_left_out(tmp_path: Path, caplog: pytest
         assert "`value`" in store.found.problems[3]
     assert "8 lines skipped" in caplog.text
     assert "and 3 more" in caplog.text
+
+
+@pytest.mark.posix
+def test_a_pipe_in_place_of_the_rows_is_not_waited_for(tmp_path: Path) -> None:
+    write(tmp_path, "a")
+    (tmp_path / ROWS).unlink()
+    os.mkfifo(tmp_path / ROWS)
+    for look in (lambda: opened(tmp_path), lambda: read(tmp_path, None)):
+        with pytest.raises(RunError, match=ROWS):
+            look()
 
 
 def test_what_is_added_is_kept(tmp_path: Path) -> None:
