@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from shutil import which
 from statistics import median
@@ -22,6 +23,7 @@ import click
 import httpx
 import numpy as np
 
+from mink_local.bench.timing import in_turn
 from mink_local.llama.devices import n_cores
 from mink_local.models.catalog import resolve
 from mink_local.models.options import model_option
@@ -110,17 +112,20 @@ async def ask(
     return sent, times
 
 
-async def load(
-    url: str, has_schema: bool, clients: int, requests: int, tokens: int, round_number: int
-) -> Load:
+def load(url: str, has_schema: bool, clients: int, requests: int, tokens: int, round_number: int) -> Load:
+    """Return a server's results with some clients, in a round."""
+    # Prompts share nothing but the beginning of the chat template: a server has seen none of them.
+    name = f"{'Persons' if has_schema else 'Story'} {clients}.{round_number}"
+    return asyncio.run(_load(url, name, clients, requests, tokens, has_schema))
+
+
+async def _load(url: str, name: str, clients: int, requests: int, tokens: int, has_schema: bool) -> Load:
     """Have each client send its requests one after another (at least 8 in total)."""
     numbers = iter(range(max(8, requests * clients)))
     limits = httpx.Limits(max_connections=clients, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=url, timeout=ANSWER_SECONDS, limits=limits) as client:
 
         async def one_client() -> list[tuple[float, list[float]]]:
-            # Prompts share nothing but the beginning of the chat template: a server has seen none of them.
-            name = f"{'Persons' if has_schema else 'Story'} {clients}.{round_number}"
             return [await ask(client, f"{name}.{n}. {PROMPT}", tokens, has_schema) for n in numbers]
 
         began = time.perf_counter()
@@ -178,13 +183,12 @@ def main(
         if has_schema:
             rivals = {"mink-serve, free text": (urls["mink-serve"], False), **rivals}
         for n_clients in clients:
-            loads: dict[str, list[Load]] = {name: [] for name in rivals}
-            for number in range(rounds + 1):  # the first one is a warm-up
-                for name in sorted(rivals, reverse=number % 2 == 1):
-                    one = asyncio.run(load(*rivals[name], n_clients, requests, tokens, number))
-                    loads[name] += [one] if number else []
-            for name in rivals:
-                print(row(name, n_clients, loads[name], loads[list(rivals)[-1]]), flush=True)
+            contestants = {
+                name: partial(load, *rival, n_clients, requests, tokens) for name, rival in rivals.items()
+            }
+            loads = in_turn(contestants, rounds)
+            for name, found in loads.items():
+                print(row(name, n_clients, found, loads[list(rivals)[-1]]), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
 .venv/bin/python scripts/picture.py qwen2.5-coder-1.5b.gguf
 """
 
-import argparse
 import io
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
@@ -67,9 +67,7 @@ def drawn(model: Model, answers: Sequence[tuple[str, Reply]], theme: Theme, grou
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model")
-    with load_model(parser.parse_args().model, n_ctx=512) as model:
+    with load_model(sys.argv[1], n_ctx=512) as model:
         answers = [answered(model, sampler) for sampler in (MinK(), TopP(0.9))]
         grounds = (DARK, SVG_EXPORT_THEME), (LIGHT, DEFAULT_TERMINAL_THEME)
         SVG.write_text(on_both_grounds(*(drawn(model, answers, *one) for one in grounds)), encoding="utf-8")

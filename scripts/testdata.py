@@ -4,7 +4,6 @@ GSM8K, AQuA and MATH500 come from their owners, vocabularies and chat templates 
 Real logits (shared/logits) cannot be downloaded: without them, tests use the embedded model's.
 """
 
-import argparse
 import shutil
 import sys
 from pathlib import Path
@@ -41,25 +40,18 @@ VOCABULARIES = {
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__).parse_args()
     sources = {f"data/{name}_test.jsonl": task.source for name, task in TASKS.items()}
     sources |= {f"vocab/{name}": source for name, source in VOCABULARIES.items()}
-    missing = 0
     for name, source in sources.items():
         path = SHARED / name
-        if path.exists() or not isinstance(source, Published):
-            continue
-        try:
-            downloaded = fetch(source, path.stem)
-        except DataError as error:
-            print(error, file=sys.stderr)
-            missing += 1
-            continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(downloaded, path)
-        print(f"{path}  from {source.url}")
-    sys.exit(min(missing, 1))
+        if isinstance(source, Published) and not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(fetch(source, path.stem), path)
+            print(f"{path}  from {source.url}")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except DataError as error:
+        sys.exit(str(error))
