@@ -209,7 +209,7 @@ def cli(
     if len(texts) > 1:
         raise click.UsageError(f'a prompt of several words needs quotes: "{" ".join(texts)}"')
     text = texts[0] if texts else None
-    for complaint in ignored(ctx):
+    for complaint in ignored():
         log.warning("%s", complaint)
     if continued and resume:
         raise click.UsageError("give --continue or --resume, not both.")

@@ -7,7 +7,7 @@ import contextlib
 import difflib
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from inspect import getdoc
 from typing import NamedTuple
@@ -16,12 +16,15 @@ import click
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter, WordCompleter
 from prompt_toolkit.document import Document
 
+from mink_local.chat.attachments import Attachment
 from mink_local.chat.chat import Chat, Offer
 from mink_local.chat.commands import compare, explain, messages, set_show
+from mink_local.chat.conversation.session import Session
 from mink_local.chat.conversation.store import StoredMessage
 from mink_local.chat.settings import BY_KEY
-from mink_local.chat.terminal.input import NOT_KEPT, PROMPT
-from mink_local.chat.terminal.screen import beginnings, counted, one_line
+from mink_local.chat.terminal.editor import InputLine
+from mink_local.chat.terminal.input import NOT_KEPT, PROMPT, QuietTerminal
+from mink_local.chat.terminal.screen import Screen, beginnings, counted, one_line
 from mink_local.errors import ContextOverflowError, MinkError
 from mink_local.interrupts import interrupt_raises, on_interrupt
 from mink_local.models.options import with_sampler_names
@@ -246,6 +249,33 @@ class CommandCompleter(Completer):
             yield from _starting_with(word, abouts)
         elif line.startswith("/") and found and found.complete:
             yield from found.complete(self._chat, argument)
+
+
+def chat(
+    session: Session,
+    screen: Screen,
+    terminal: QuietTerminal,
+    files: Sequence[Attachment],
+    unanswered: StoredMessage | None,
+) -> None:
+    """Chat until the user leaves, at first about the end of the conversation, if one is continued.
+
+    Args:
+        session: The conversation.
+        screen: Where it is shown.
+        terminal: Where it is typed.
+        files: What is sent with the first message.
+        unanswered: The last message of the conversation, if there is no answer to it.
+    """
+    line = InputLine(terminal, screen, session.settings["store"])
+    chat = Chat(session, screen, line)
+    line.complete_with(CommandCompleter(chat))
+    chat.attached += files
+    if session.conversation is not None:
+        messages.recall(chat)
+    if unanswered:
+        chat.offered = Offer(unanswered, "Enter sends it")
+    run(chat)
 
 
 def run(chat: Chat) -> None:

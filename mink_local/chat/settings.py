@@ -280,10 +280,8 @@ def config_path() -> Path:
 def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
     """Make the table [chat] of the TOML file click's defaults; the callback of --config."""
     file = ctx.meta["config"] = path or config_path()
-    if path or file.exists():
-        settings = _table(file)
-        ctx.meta["ignored"] = list(_ignored_keys(file, settings))
-        ctx.default_map = dict(_texts(file, settings))
+    if (path or file.exists()) and not ctx.resilient_parsing:  # completion is no place for complaints
+        ctx.default_map = dict(_texts(file, _table(file)))
     return path
 
 
@@ -301,12 +299,13 @@ def _table(path: Path) -> dict[str, Any]:
 
 
 def _texts(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield settings as they would be typed, so that click parses and checks them."""
+    """Yield settings as they would be typed, so that click parses and checks them; warn of unknown ones."""
     for key, value in table.items():
         setting = BY_KEY.get(key.replace("_", "-"))
         if setting is None:
-            continue
-        if setting.multiple and isinstance(value, list):
+            hint = did_you_mean(key, BY_KEY) or ": mink-chat --help lists them"
+            log.warning("%s: there is no setting %r in [chat]%s", path, key, hint)
+        elif setting.multiple and isinstance(value, list):
             yield setting.name, [str(item) for item in value]
         elif isinstance(value, list | dict):
             raise click.UsageError(f"{path}: {setting.key} must be a single value.")
@@ -314,16 +313,8 @@ def _texts(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield setting.name, str(value)
 
 
-def _ignored_keys(path: Path, table: Mapping[str, Any]) -> Iterator[str]:
-    for key in table:
-        if key.replace("_", "-") not in BY_KEY:
-            hint = did_you_mean(key, BY_KEY) or ": mink-chat --help lists them"
-            yield f"{path}: there is no setting {key!r} in [chat]{hint}"
-
-
-def ignored(ctx: click.Context) -> Iterator[str]:
-    """Yield a sentence for each key of the file and each variable that is no setting."""
-    yield from ctx.meta.get("ignored", ())
+def ignored() -> Iterator[str]:
+    """Yield a sentence for each variable that looks like a setting and is none."""
     known = [*(str(setting.envvar) for setting in SETTINGS), "MINK_CONFIG"]
     for name in sorted(os.environ):
         if name.startswith("MINK_") and name not in known:

@@ -29,7 +29,6 @@ from mink_local.models.catalog import EMBEDDED, resolve
 _TOY = f"{EMBEDDED} is a toy for trying the program: it makes things up"
 
 if TYPE_CHECKING:
-    from mink_local.chat.chat import Chat
     from mink_local.chat.conversation.session import Session
 
 
@@ -90,12 +89,12 @@ class Startup:
             if self.settings["theme"] == "auto" and not self.screen.is_plain:
                 self.screen = self._screen(asked(terminal))
             session = self._session(terminal)
+            from mink_local.chat import loop
             from mink_local.chat.chat import compiling
-            from mink_local.chat.loop import run
 
             compiling(self.settings.params.effective_sampler)
             self._begin(session)
-            run(self._chat(session, terminal))
+            loop.chat(session, self.screen, terminal, self._attached(session), self._unanswered)
             session.end()
 
     def _screen(self, theme: Theme) -> Screen:
@@ -114,23 +113,6 @@ class Startup:
         except StoreError as error:
             self.screen.note(f"this chat won't be saved: {error}")
         self.screen.dim("/help lists the commands, Ctrl-D leaves.")
-
-    def _chat(self, session: "Session", terminal: QuietTerminal) -> "Chat":
-        """Return the chat, with the files for the first message, or the end of the conversation on screen."""
-        from mink_local.chat.chat import Chat, Offer
-        from mink_local.chat.commands.messages import recall
-        from mink_local.chat.loop import CommandCompleter
-        from mink_local.chat.terminal.editor import InputLine
-
-        line = InputLine(terminal, self.screen, self.settings["store"])
-        chat = Chat(session, self.screen, line)
-        line.complete_with(CommandCompleter(chat))
-        chat.attached += self._attached(session)
-        if session.conversation is not None:
-            recall(chat)
-        if self._unanswered:
-            chat.offered = Offer(self._unanswered, "Enter sends it")
-        return chat
 
     def _offer_model(self) -> None:
         """At the first start in a terminal, ask whether to use a better model than the embedded one."""

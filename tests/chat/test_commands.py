@@ -64,6 +64,7 @@ def test_settings_change(typist: Begin, lines: list[str], key: str, shown: str) 
     ("line", "words"),
     [
         ("/set floor -1", ["at least 0, not -1"]),
+        ("/set dry-multiplier -1", ["dry-multiplier"]),
         ("/temp hot", ["'hot'"]),
         ("/set parrot 1", ["'parrot'", "/show"]),
         ("/set max-token 1", ["'max-token'", "max-tokens?"]),
@@ -216,6 +217,7 @@ def test_answers_and_branches(typist: Begin) -> None:
     assert "/redo" in say("/undo")
     assert session.branch == []
     assert "Hello" in say("/redo")  # as the note advises: the input line is empty
+    assert "nothing" in say("/redo")
     assert "8 tokens" in say("/continue")
     assert "tokens/s" in say("/edit", "Say hello. Twice.")
     assert typed.offered == "Say hello."
@@ -347,10 +349,8 @@ def test_a_loop_says_what_to_do(typist: Begin) -> None:
     assert [
         hint for hint in ("token 2", "/regen 2", "dry-multiplier", "loop-guard") if hint not in said
     ] == []
-    answer = session.last_answer()
-    assert answer.finish_reason == "repetition"
-    assert [message["content"] for message in session.messages(session.branch)] == ["Hello", " again"]
-    assert answer.content == " again" * len(answer.tokens)
+    assert [message["content"] for message in session.prompt(session.branch)] == ["Hello", " again"]
+    assert session.last_answer().content == " again" * len(session.last_answer().tokens)
     assert "/regen 10" in typed.say("/regen 5")
     assert "150 tokens" in typed.say("/set loop-guard off", "/set max-tokens 150", "/regen")
 
@@ -440,9 +440,11 @@ def test_two_windows_with_one_conversation(typist: Begin, own_files: Path) -> No
     assert "/load 1" in said
     assert "2 tokens" in said
     assert questions(typed) == ["Name a fruit.", "And another."]
-    for command in ("/regen", "/undo"):
+    for command in ("/continue", "/regen", "/undo"):
         write_elsewhere()
         assert "/load 1" in typed.say(command)
+    assert typed.chat.session.last_answer().content in typed.say("/continue")
+    assert len(typed.chat.session.alternatives()) == 2  # nothing is overwritten
     other.delete(1)
     assert "/clear" in typed.say("Hello")
     assert "2 tokens" in typed.say("/clear", "Hello")
@@ -521,21 +523,6 @@ def test_no_row_is_wider_than_the_window(
 # Completion
 
 
-@pytest.fixture
-def completed(typist: Begin) -> Callable[[str], list[str]]:
-    """`completed(line)` returns the lines that a line can become."""
-    chat = typist().chat
-    completer = CommandCompleter(chat)
-    store = chat.session.store
-    converse(store, "Name a fruit.")
-    store.rename(1, "fruit")
-
-    def complete(line: str) -> list[str]:
-        return [line[: len(line) + one.start_position] + one.text for one in completer.complete(line)]
-
-    return complete
-
-
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
@@ -552,24 +539,31 @@ def completed(typist: Begin) -> Callable[[str], list[str]]:
         ("/model smollm2-1.7", ["/model smollm2-1.7b"]),
         ("/help hea", ["/help heat"]),
         ("/help adv", ["/help advice"]),
+        ("/compare T", ["/compare T="]),
+        ("/compare T=1 top-n", ["/compare T=1 top-n-sigma"]),
+        ("/compare miro", []),  # which keeps a state
+        ("/file {folder}/no", ["/file {folder}/notes.txt", "/file {folder}/nothing"]),
+        ("/file {folder}/.h", ["/file {folder}/.hidden"]),
+        ("/file note", ["/file notes.txt"]),
+        ("/set grammar {folder}/note", ["/set grammar {folder}/notes.txt"]),
+        ("/file {folder}/no/such/", []),
+        ("/file ~nobody-by-name/", []),
         ("/undo ", []),
         ("sam", []),
     ],
 )
-def test_a_line_is_completed(completed: Callable[[str], list[str]], line: str, expected: list[str]) -> None:
-    assert completed(line) == expected
-
-
-def test_paths(
-    completed: Callable[[str], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_line_is_completed(
+    typist: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, expected: list[str]
 ) -> None:
-    (tmp_path / "notes.txt").touch()
-    (tmp_path / "nothing").mkdir()
-    (tmp_path / ".hidden").touch()
-    assert completed(f"/file {tmp_path}/no") == [f"/file {tmp_path}/notes.txt", f"/file {tmp_path}/nothing"]
-    assert completed(f"/file {tmp_path}/.h") == [f"/file {tmp_path}/.hidden"]
-    assert completed(f"/set grammar {tmp_path}/note") == [f"/set grammar {tmp_path}/notes.txt"]
-    assert completed(f"/file {tmp_path}/no/such/") == []
-    assert completed("/file ~nobody-by-name/") == []
+    chat = typist().chat
+    converse(chat.session.store, "Name a fruit.")
+    chat.session.store.rename(1, "fruit")
     monkeypatch.chdir(tmp_path)
-    assert completed("/file note") == ["/file notes.txt"]
+    (tmp_path / "nothing").mkdir()
+    for name in ("notes.txt", ".hidden"):
+        (tmp_path / name).touch()
+    line = line.format(folder=tmp_path)
+    found = [
+        line[: len(line) + one.start_position] + one.text for one in CommandCompleter(chat).complete(line)
+    ]
+    assert found == [one.format(folder=tmp_path) for one in expected]

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import pytest
 
 from mink_local.chat.commands.compare import parsed
-from mink_local.chat.loop import CommandCompleter
 from mink_local.samplers import MinK, MinP, Mirostat, Order, Sampler, TopK, TopP
 from tests.chat.conftest import Typist
 from tests.support.terminal import Terminal
@@ -111,14 +110,3 @@ def test_ctrl_c(opened: Callable[..., Terminal]) -> None:
     shown = terminal.press("\x03")
     assert "interrupted" in shown
     assert "1  min-k" in shown
-
-
-def test_completion(typist: Begin) -> None:
-    typed = typist("--temp", "5", "-n", "1")
-
-    def texts(argument: str) -> list[str]:
-        return [choice.text for choice in CommandCompleter(typed.chat).complete(f"/compare {argument}")]
-
-    assert texts("T") == ["T="]
-    assert texts("T=1 top-") == ["top-n-sigma", "top-k", "top-a", "top-p"]
-    assert texts("miro") == []

@@ -20,8 +20,8 @@ HARMLESS = "a␛[31mb␇\ufffd\ufffdc"
 class FakeTerminal(io.TextIOWrapper):
     """A stream that says that it is a terminal."""
 
-    def __init__(self, encoding: str = "utf-8") -> None:
-        super().__init__(io.BytesIO(), encoding=encoding, newline="")
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO(), encoding="utf-8", newline="")
 
     def isatty(self) -> bool:
         return True
@@ -31,12 +31,12 @@ class FakeTerminal(io.TextIOWrapper):
         self.flush()
         buffer = self.buffer
         assert isinstance(buffer, io.BytesIO)
-        return buffer.getvalue().decode(self.encoding)
+        return buffer.getvalue().decode()
 
 
-def terminals(monkeypatch: pytest.MonkeyPatch, encoding: str = "utf-8") -> tuple[FakeTerminal, FakeTerminal]:
+def terminals(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeTerminal, FakeTerminal]:
     """Make standard output and error terminals; return both."""
-    out, err = FakeTerminal(encoding), FakeTerminal(encoding)
+    out, err = FakeTerminal(), FakeTerminal()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
     return out, err
@@ -76,17 +76,6 @@ def test_only_the_screen_writes() -> None:
             word = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             assert word not in ("print", "Console", "click.echo", "click.secho"), f"{path.name}: {word}"
             assert not word.startswith(("sys.stdout.write", "sys.stderr.write")), f"{path.name}: {word}"
-
-
-def test_a_terminal_that_is_not_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Signs of ours have a likeness in ASCII, other characters are ?; no row grows."""
-    out, err = terminals(monkeypatch, "ascii")
-    screen = Screen(plain=True)
-    screen.note("8 tokens · ▁▄█ …")
-    screen.progress("日本")
-    screen.show("◀ 日")
-    assert err.shown == "(8 tokens - _-# ~)\n\r??\r  \r"
-    assert out.shown == "< ?\n"
 
 
 def test_progress_overwrites_itself_and_clears(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,13 @@ from pathlib import Path
 
 import click
 import pytest
-from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from mink_local.chat.cli import cli
 from mink_local.chat.commands.set_show import ADVICE
-from mink_local.chat.settings import BY_KEY, SETTINGS, Setting, Settings, config_path, ignored
+from mink_local.chat.settings import BY_KEY, SETTINGS, Setting, Settings, config_path
 from mink_local.samplers import Greedy, MinK
 from tests.chat.conftest import MinkChat, context
-from tests.support.python import run_python
 
 pytestmark = pytest.mark.usefixtures("own_files")
 
@@ -46,12 +44,6 @@ def test_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     assert given["temp"] == 4
 
 
-def test_default_is_the_value_of_the_start() -> None:
-    given = settings("-t", "4")
-    reset = given.changed(BY_KEY["temp"], "3").changed(BY_KEY["temp"], "default")
-    assert (reset["temp"], reset.sources["temp"]) == (4, "command line")
-
-
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
 def test_every_setting_can_be_reset_without_a_file(setting: Setting) -> None:
     fresh, changed = settings(), settings()
@@ -62,23 +54,18 @@ def test_every_setting_can_be_reset_without_a_file(setting: Setting) -> None:
     assert changed.shown(setting) == fresh.shown(setting)
 
 
-def test_values_that_settings_refuse_and_take() -> None:
-    changed = settings()
-    for key, text in (("temp", "nan"), ("sampler", "max-k"), ("dry-multiplier", "-1"), ("seed", "x")):
-        with pytest.raises(click.UsageError, match=text.replace("-1", "dry-multiplier")):
-            changed.changed(BY_KEY[key], text)
-    changed = changed.changed(BY_KEY["logit-bias"], "5=1 7=-inf")
-    assert changed.constraints
-    assert changed.constraints.logit_bias == {5: 1.0, 7: float("-inf")}
-    assert changed.shown(BY_KEY["logit-bias"]) == "5=1 7=-inf"
-    given = changed.changed(BY_KEY["template-kwargs"], '{"a":  [1]}')
-    assert given["template_kwargs"] == {"a": [1]}
-    assert given.shown(BY_KEY["template-kwargs"]) == '{"a": [1]}'
-    path = str(write_config("[chat]\n"))
-    given = changed.changed(BY_KEY["chat-template-file"], path)
-    assert (given["chat_template_file"], given.shown(BY_KEY["chat-template-file"])) == ("[chat]\n", path)
-    assert changed.changed(BY_KEY["rpc"], "a:1,b:2").shown(BY_KEY["rpc"]) == "a:1,b:2"
-    assert changed.changed(BY_KEY["logit-bias"], "default").constraints is None
+@pytest.mark.parametrize(
+    ("key", "text", "value", "shown"),
+    [
+        ("logit-bias", "5=1 7=-inf", ((5, 1.0), (7, float("-inf"))), "5=1 7=-inf"),
+        ("template-kwargs", '{"a":  [1]}', {"a": [1]}, '{"a": [1]}'),
+        ("chat-template-file", __file__, Path(__file__).read_text(encoding="utf-8"), __file__),
+        ("rpc", "a:1,b:2", ("a:1", "b:2"), "a:1,b:2"),
+    ],
+)
+def test_a_value_is_shown_as_it_is_typed(key: str, text: str, value: object, shown: str) -> None:
+    changed = settings().changed(BY_KEY[key], text)
+    assert (changed[BY_KEY[key].name], changed.shown(BY_KEY[key])) == (value, shown)
 
 
 @pytest.mark.parametrize(
@@ -102,14 +89,15 @@ def test_bad_files_are_one_sentence(mink_chat: MinkChat, config: str, complaint:
     assert result.stdout == ""
 
 
-def test_unknown_keys_are_told_and_ignored(mink_chat: MinkChat, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_no_setting_is_told_and_ignored(
+    mink_chat: MinkChat, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_config("[chat]\nparrot = 1\ntmep = 1\ntemp = 0\n")
+    monkeypatch.setenv("MINK_TMEP", "3")
     assert mink_chat("Hi", "-n", "1").status == 0
-    assert "'parrot'" in caplog.text
-    assert "did you mean temp?" in caplog.text
-
-
-def test_bad_variables_are_named(mink_chat: MinkChat, monkeypatch: pytest.MonkeyPatch) -> None:
+    for hint in ("'parrot'", "did you mean temp?", "there is no setting MINK_TMEP: did you mean MINK_TEMP?"):
+        assert hint in caplog.text
+    assert caplog.text.count("there is no setting") == 3
     monkeypatch.setenv("MINK_TAU", "-1")
     assert "(in MINK_TAU)" in mink_chat("-p", "Hi").stderr
 
@@ -130,31 +118,6 @@ def test_help_names_everything() -> None:
     for word in ("MINK_MAX_TOKENS", "config.toml", "Exit status", "Completion", "Examples"):
         assert word in text
     assert max(map(len, text.splitlines())) <= 90
-
-
-@pytest.mark.parametrize(
-    ("words", "completion"),
-    [
-        (("--sampler", "top-"), "top-n-sigma"),
-        (("--model", "smol"), "smollm2-135m"),
-        (("--max",), "--max-tokens"),
-        (("--show-r",), "--show-reasoning"),
-    ],
-)
-def test_completion(words: tuple[str, ...], completion: str) -> None:
-    shell = ShellComplete(cli, {}, "mink-chat", "_MINK_CHAT_COMPLETE")
-    found = shell.get_completions(list(words[:-1]), words[-1])
-    assert completion in [item.value for item in found]
-
-
-def test_a_variable_that_is_no_setting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINK_TMEP", "3")
-    told = run_python("-m", "mink_local.chat", "--list")
-    assert "MINK_TMEP" in told.stderr
-    assert "MINK_TEMP" in told.stderr
-    monkeypatch.delenv("MINK_TMEP")
-    monkeypatch.setenv("MINK_TEMP", "3")
-    assert [*ignored(context())] == []
 
 
 def test_creative() -> None:

@@ -291,11 +291,6 @@ def show_conversations(
         screen.note(f"{n_older} older: /list TEXT and mink-chat --list TEXT search them")
 
 
-def _attached(message: StoredMessage) -> str:
-    """Return in words that files are attached to a message, before its text."""
-    return f"[{counted(message.attached, 'character')} of attached files] " if message.attached else ""
-
-
 def _when(seconds: float) -> str:
     """Return the time of a moment of today, or the date of another day."""
     then = time_of(seconds)
@@ -321,7 +316,8 @@ def _show_messages(chat: Chat, messages: Sequence[StoredMessage]) -> None:
     """Show answers, and the beginnings of the messages."""
     for message in messages:
         if message.role == "user":
-            chat.screen.own(f"{_attached(message)}{message.typed}")
+            files = f"[{counted(message.attached, 'character')} of attached files] " if message.files else ""
+            chat.screen.own(files + message.typed)
             continue
         chat.screen.text(message.content)
         if message.is_unfinished and chat.session.store.is_being_written(message):

@@ -294,14 +294,12 @@ class Session:
 
         A text is one more message of the user.
         """
-        messages = self.messages(branch) + ([{"role": "user", "content": text}] if text else [])
+        messages = as_messages(self.settings["system"], branch[self._start :])
+        if text:
+            messages.append({"role": "user", "content": text})
         return drop_oldest_turns(
             messages, self.model, self.settings["max_tokens"], self.settings["reasoning"]
         )
-
-    def messages(self, branch: Sequence[StoredMessage]) -> Messages:
-        """Return the messages that the context holds, before space is made for an answer."""
-        return as_messages(self.settings["system"], branch[self._start :])
 
     def answer_tokens(self, answer: StoredMessage) -> list[int]:
         """Return the sampled token ids of an answer, or this model's if they are unknown or another's."""

@@ -1,6 +1,7 @@
 """The input line, of prompt_toolkit: history, search, completion, several lines, an editor."""
 
 import os
+import shutil
 import sys
 from collections.abc import Collection, Iterable
 from contextlib import suppress
@@ -23,8 +24,9 @@ from prompt_toolkit.layout.processors import TabsProcessor
 from prompt_toolkit.output import Output, create_output
 from prompt_toolkit.output.plain_text import PlainTextOutput
 from prompt_toolkit.styles import Style
+from rich.cells import cell_len
 
-from mink_local.chat.terminal.input import MORE, PROMPT, QuietTerminal, fits_window, is_open, unquoted_block
+from mink_local.chat.terminal.input import MORE, PROMPT, QuietTerminal, is_open, unquoted_block
 from mink_local.chat.terminal.screen import Screen
 from mink_local.files import private_file, replaced
 
@@ -108,8 +110,10 @@ class InputLine:
         return any(press.key != Keys.CPRResponse for press in keys)  # which the terminal has sent itself
 
     def can_begin_with(self, text: str) -> bool:
-        """Return whether a line can begin with a text, and what stands above it stays on the screen."""
-        return fits_window(text) and not self._screen.is_dumb
+        """Return whether a line can begin with a text that leaves half of the window to what is above."""
+        window = shutil.get_terminal_size()
+        rows = sum(1 + cell_len(MORE + line) // window.columns for line in text.split("\n"))
+        return rows <= window.lines // 2 and not self._screen.is_dumb
 
     def forget(self, messages: Collection[str]) -> None:
         """Remove messages from the history, if one is kept."""

@@ -5,7 +5,6 @@ What is typed while no line is being read is not echoed, and is read by the next
 
 import os
 import re
-import shutil
 import signal
 import sys
 import time
@@ -14,8 +13,6 @@ from contextlib import contextmanager, suppress
 from select import select
 from typing import Any, ClassVar
 
-from rich.cells import cell_len
-
 from mink_local.cli import command_line_text
 
 PROMPT, MORE = "> ", "  "
@@ -23,13 +20,6 @@ NOT_KEPT = "> (not kept) "  # the prompt while messages cannot be stored
 _CONTINUED: int | None = getattr(signal, "SIGCONT", None)  # after Ctrl-Z; Windows has none
 _ANSWER_SECONDS = 1.0  # in which a terminal answers; most take a thousandth
 _QUOTES = '"""'
-
-
-def fits_window(text: str) -> bool:
-    """Return whether a text in the input line leaves half of the window to what is above."""
-    window = shutil.get_terminal_size()
-    rows = sum(1 + cell_len(MORE + line) // window.columns for line in text.split("\n"))
-    return rows <= window.lines // 2
 
 
 def is_open(text: str) -> bool:

@@ -90,6 +90,8 @@ def show_answer(
             finally:
                 writer.feed("\n\n" if is_reasoning else "")
                 writer.end()
+        if continued:  # and the model had nothing to add
+            screen.text(continued)
     finally:
         screen.progress()
 

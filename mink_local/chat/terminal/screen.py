@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import zip_longest
-from typing import IO, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -23,8 +23,6 @@ from mink_local.cli import no_blanks_at_line_ends, printable
 from mink_local.errors import MinkError
 
 _MOST_COPIED = 74_000  # bytes of base64; terminals that limit OSC 52 take that many
-# What is shown for our own signs in an encoding that does not have them.
-_ASCII = str.maketrans("…·–◀▸↵─│•░▁▂▃▄▅▆▇█", "~--<>$-|*._.:-=+*#")
 
 _ASK_BACKGROUND = "\x1b]11;?\x07"  # OSC 11, which not every terminal answers
 _ASK_DEVICE = "\x1b[c"  # DA1, which every one does, after what it was asked before
@@ -101,16 +99,6 @@ def asked(terminal: QuietTerminal) -> Theme:
     return LIGHT if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else DARK
 
 
-def _gated(text: str, stream: IO[str]) -> str:
-    """Return a text as a stream shows it: `printable`, in characters of its encoding."""
-    text, encoding = printable(text), getattr(stream, "encoding", None) or "utf-8"
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        return text.translate(_ASCII).encode(encoding, "replace").decode(encoding)
-    return text
-
-
 def ask_window_for_size() -> None:
     """Have this program and those it starts take the size of the window, whatever COLUMNS and LINES say.
 
@@ -164,7 +152,7 @@ class _GatedConsole(Console):
         for text, style, control in super().render(renderable, options):
             if style and style.link and style.link != printable(style.link):
                 style = style.update_link(None)
-            yield Segment(text if control else _gated(text, self.file), style, control)
+            yield Segment(text if control else printable(text), style, control)
 
 
 def wrapped_rows(text: Text, columns: int) -> list[Text]:
@@ -237,7 +225,7 @@ class Screen:
 
     def write(self, text: str) -> None:
         """Write a text to standard output as it is, or `printable` to a terminal."""
-        sys.stdout.write(_gated(text, sys.stdout) if self.is_terminal else text)
+        sys.stdout.write(printable(text) if self.is_terminal else text)
         sys.stdout.flush()
 
     def copy(self, text: str) -> None:
@@ -272,7 +260,7 @@ class Screen:
         """Replace the last line of standard error by a text, or clear it; only on a terminal."""
         if not sys.stderr.isatty() or text == self._progress:
             return
-        text = _gated(one_line(text, shutil.get_terminal_size().columns - 1), sys.stderr)
+        text = one_line(text, shutil.get_terminal_size().columns - 1)
         blanks = " " * (cell_len(self._progress) - cell_len(text))
         sys.stderr.write("\r" + text + blanks + ("" if text else "\r"))
         sys.stderr.flush()
