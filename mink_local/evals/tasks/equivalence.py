@@ -36,7 +36,7 @@ _POWERS = {
 }
 _SCALES = re.compile(  # 18 hundred, 15k, 1.5 million, 3 hundred thousand
     r"(?<=\d)((?:[\s-]*(?:hundred|thousand|million|billion|trillion|lakh|crore|grand)s?\b"
-    r"|\s?(?:mn|mln|mio|bn|tn)\b|k\b|(?-i:\s?M\b)|[万亿千百])+)",
+    r"|\s?(?:mn|mln|mio|bn|tn)\b|k\b(?! gold)|(?-i:\s?M\b)|[万亿千百])+)",
     re.IGNORECASE,
 )
 _SCALE = re.compile("|".join(sorted(_POWERS, key=len, reverse=True)))
@@ -56,6 +56,7 @@ _CONTINENTAL = (  # 1.800,50 and 1.234.567 and 0,5
 _IN_WORDS = (
     r"(?:an?|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|half|and|quarters?|thirds?|dozen)"
 )
+_IN_ALL = r"(?: (?:in (?:total|all)|altogether|together|overall))"
 _SPELLINGS = (
     (rf"(?<=\d)\s?(?:mm?|mil){_COUNTED_IN_MILLIONS}", " million"),
     (rf"(?<=\d)\s?b{_COUNTED_IN_MILLIONS}", " billion"),
@@ -63,13 +64,14 @@ _SPELLINGS = (
     (r"(?<=\d)(?:[,’']|\s(?!\d+ ?/))(?=(?:\d{2},)*\d{3}\b(?!-[a-z]))", ""),  # 1,800 and 1 800
     (_CONTINENTAL, lambda number: number[0].replace(".", "").replace(",", ".")),
     (rf"(?<![\w-])(?:{_IN_WORDS}[\s-]+)+(?=\([-\d.])", ""),  # a dozen (12)
-    (r",? (?:which (?:is|equals)|that is,?|so|thus)\s+(?=-?\d[\d.,]*\W*$)", " = "),
+    (rf",? (?:which (?:is|equals|makes)|that is,?|i\.e\.,?|so|thus)\s+(?=-?\d[\d.,]*{_IN_ALL}?\W*$)", " = "),
     (r"(?<=10)([⁰¹²³⁴-⁹]+)", lambda digits: f"^{unicodedata.normalize('NFKC', digits[0])}"),
     (r"\s*[×x*·]\s?10\s?\^", "e"),
     (r"(?<![\w.^*/×·÷+-])10\s?\^(-?\d{1,2})(?![\w.^!])", r"1e\1"),
     (r"(?<=[A-Za-z])\^2", "²"),  # 18 m^2
     (r"(?<=[A-Za-z])\^3", "³"),
     (r"(?<=[A-Za-z])\^-?\d", ""),
+    (r"\bper cent\b", "percent"),
     (r"==?>|-+>", "="),
     (r"\b(?:minus|negative) +(?=\.?\d)", "-"),
     (r"(?:^|(?<=[(\[:=≈,;]))\s*[-–]\s*(?=\.?\d)", "-"),
@@ -92,7 +94,7 @@ euros: 1 = euro eur
 pounds: 1 = penny pence; 100 = gbp
 yen: 1 = yen jpy
 rupees: 1 = rupee inr rs
-share: 1/100 = % percent
+share: 1/100 = % percent pct percentage
 angle: 1 = ° degree deg
 before noon: 1 = am a.m.
 after noon: 1 = pm p.m.

@@ -21,7 +21,10 @@ _NUMBER = re.compile(
     re.IGNORECASE,
 )
 _WORDS = r"(?:[a-z%]+\s+){0,3}?"
-_AT_LEAST = r"(?:at (?:the )?(?:least|most|minimum|maximum|min|max)\b|minimum\b|maximum\b)"
+_LIMIT = (  # 18 at most, 18 if it rains
+    r"(?:(?:at (?:the )?(?:least|most|minimum|maximum|min|max)|minimum|maximum"
+    r"|(?-i:if|unless|provided|depending))\b)"
+)
 _PARTS = (
     r"(?:half|third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|part|portion|fraction"
     r"|share|rest|remainder|none|some|any|most|many|few|several|one|each|two|three|four|five|six)s?"
@@ -32,13 +35,13 @@ _NUMBER_HEDGES = re.compile(  # where # is the only number
             r"\b(?:not|never|neither|nor|either|or|between|than|wrong|incorrect)\b|n['’]t\b|不|或",
             rf"\b{BOUND}\s+#|[<>≤≥≠±]|#\s*\+",  # at least 18
             r"不到|不足|至少|至多|超过|以上|以下|[大小多少高低]于",
-            rf"#\s*{_WORDS}[(,]?\s*(?:{_AT_LEAST}|plus\b|tops\b)",  # 18 at most
+            rf"#\s*{_WORDS}[(,]?\s*(?:{_LIMIT}|plus\b|tops\b)",  # 18 at most
             rf"#\s*{_WORDS}and (?:more|less|fewer|over|under|above|below|up|older|younger|an?|one)\b",
             r"\b(?:twice|thrice|half|double|triple|quadruple|treble|multiple|sum|squared|cubed|dozens?)\b",
             r"\bbelow zero\b|\b(?:opposite|inverse|reciprocal|root|square|cube|factorial|logarithm) of\b",
             rf"\b{_PARTS} of (?:(?:the|these|those|them|all|his|her|their|its|our|my) )*#",  # a third of 18
             r"\btimes\s+#|#\s+times\s+(?:as|more|less|the|his|her|their|that|what|larger|bigger)\b|#\s*-?fold\b",
-            r"#\s*-?(?:third|fourth|fifth|sixth|seventh|eighth|ninth|tenth)s?\b",
+            r"#\s*-?(?:third|fourth|fifth|sixth|seventh|eighth|ninth|tenth)s?\b|#-?(?:st|nd|rd|th|ish)\b",
             r"#\s*-?\w*(?:hundred|thousand|million)ths?\b|\b(?:hundred|thousand|million)\s+(?:and\s+)?#",
             r"[A-Za-z)]\s*[-+*/^×·÷]\s*#|#\s*[-+*×·÷]\s*\(?[a-z]\b|-\s*[(\[|]\s*#",  # x + 5, 5 + x, -(5)
             r"\b(?:sqrt|root|log|ln|sin|cos|tan|exp)\b[\s({]*#|#\s+(?:factorial|score|gross)\b",
@@ -50,10 +53,10 @@ _NUMBER_HEDGES = re.compile(  # where # is the only number
     re.IGNORECASE,
 )
 _NUMBER_TAIL = re.compile(  # what follows a number and explains it, but is no bound
-    rf"(?<=\d)([^\d=≈]*?)(?!{_AT_LEAST})"
-    rf"(?:(?<![-+*/^×·÷]) \((?!\s*(?:{_AT_LEAST}|or\b|and (?:up|above|over|more)|not (?:more|less)))"
+    rf"(?<=\d)([^\d=≈]*?)(?!{_LIMIT})"
+    rf"(?:(?<![-+*/^×·÷]) \((?!\s*(?:{_LIMIT}|or\b|and (?:up|above|over|more)|not (?:more|less)))"
     r"|\b(?:because|since|as(?! (?:many|much|\w+ as))|which|and not|rather|instead)\b|, not\b"
-    rf"|(?:, (?=[a-z])(?!{_AT_LEAST}|or\b)|(?<!\s)[;:]\s"
+    rf"|(?:, (?=[a-z])(?!{_LIMIT}|or\b)|(?<!\s)[;:]\s"
     r"|\b(?:in|for|per(?! cent)|from|after|on|at|with|over(?= \d))\b)"
     r"(?=[^=≈]*$)|, or (?:about |around )?\d[\d.,]*(?!\1)(?= [a-z])).*",  # or 1.5 hours
     re.IGNORECASE | re.DOTALL,
@@ -63,7 +66,11 @@ _SEVERAL = re.compile(
     r"[A-Za-z]\s*=[^=,;]*\d[^=]*?(?:[,;]|\band\b)\s*[A-Za-z]\w*\s*="  # x = 5 and y = 7
     r"|\b(?:1 in|\d out of) \d|\d in \d+\W*$"  # 7 in 10
     r"|\d for \w+(?: \w+)?,? and \$?\d"  # 18 for Tom and 20 for Ann
+    r"|\A[^=(]*\d[^=(]*\b(?:each|apiece)\b[^=(]*[,;:][^=(]*\d"  # 18 each, or 36 in all
     r"|\d cents? \(\d"  # 20 cents ($0.20)
+)
+_EUROS = re.compile(  # 1.800 € is 1800, or 1.8
+    r"(?:€|EUR) ?[1-9]\d{0,2}\.\d{3}(?!\d)|(?<![\d.,])[1-9]\d{0,2}\.\d{3} ?(?:€|EUR|[Ee]uros?\b)"
 )
 _TERSE = re.compile(r"\W*\d[\d./ ]*(?:[\w%/]+\s*){0,4}\W*$")  # 18 dollars per day
 
@@ -78,7 +85,12 @@ class NumberScorer(Scorer):
     """
 
     def is_same(self, answer: str, gold: str) -> bool:
+        """Return whether the values are equal: the pattern leaves the answer's unit out."""
         values = quantity(_with_point(gold)), quantity(_with_point(answer))
+        return values[0] is not None and values[1] is not None and values[0].value == values[1].value
+
+    def is_right(self, answer: str, question: Question) -> bool:
+        values = quantity(_with_point(question.gold)), quantity(_with_point(answer))
         return values[0] is not None and values[1] is not None and same(values[0], values[1])
 
     def read(self, statement: Statement, question: Question) -> str | None:
@@ -87,7 +99,11 @@ class NumberScorer(Scorer):
         text = spelled(statement.text)
         if _COMMA.fullmatch(question.gold):
             text = _as_point(text)
-        if _SEVERAL.search(text) or (statement.terse and not _TERSE.match(text)):
+        if (
+            _EUROS.search(statement.text)
+            or _SEVERAL.search(text)
+            or (statement.terse and not _TERSE.match(text))
+        ):
             return None
         for part in reversed(re.split("[=≈]", _NUMBER_TAIL.sub(r"\1", text))):
             numbers = list(_NUMBER.finditer(part))
@@ -114,11 +130,11 @@ def _as_point(text: str) -> str:
 def as_number(gold: str) -> str | None:
     """Return a gold answer that is a number, such as $5, 50%, +5, 3,5 or 18 dollars, as it is recorded.
 
-    That is a plain number, unless it has a unit or a decimal comma. None for other texts.
+    That is a plain number, unless it is a percentage or has a unit or a decimal comma. None for other texts.
     """
     if quantity(_with_point(gold)) is None:
         return None
-    text = spelled(gold).removesuffix("%").removeprefix("+").strip()
+    text = spelled(gold).removeprefix("+").strip()
     return text if re.fullmatch(r"-?[\d.e/ ]+", text, re.ASCII) else gold.strip()
 
 

@@ -99,7 +99,9 @@ _NO_STATEMENT = re.compile(
 _DISPLAY = re.compile(r"\\\[(.+?)\\\]|\$\$(.+?)\$\$", re.DOTALL)
 _BULLET = re.compile(r"\A[-–•+] ")
 _OPENING = " \t\n…:：*_`\"“'‘="  # before an answer
-_END = re.compile(r"\n|(?<!\\)(?<!\bRs)(?:[.?]|!(?!\s*[\\*/+=×·÷.,$}]|\s[a-z]))(?=\W*(?:\s|$))|[。！？]")
+_END = re.compile(
+    r"\n|(?<!\\)(?<!\bRs)(?<!\bi\.e)(?:[.?]|!(?!\s*[\\*/+=×·÷.,$}]|\s[a-z]))(?=\W*(?:\s|$))|[。！？]"
+)
 
 _WIDE = re.compile(  # letters, digits and signs that only look different: （Ｂ）, 𝐁, Ⓑ, １８, ＄
     "[\uff04\uff05\uff08\uff09\uff0b\uff0d\uff0f-\uff19\uff1c-\uff1e\uff21-\uff3b\uff3d\uff41-\uff5b\uff5d"
