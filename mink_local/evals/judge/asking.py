@@ -26,7 +26,7 @@ MOST_MISSING = 0.1  # share of what a judge was shown without a readable answer 
 _MAX_TOKENS = 64  # of a verdict
 _RETRY_TEMPERATURE = 0.7  # the first attempt is at 0
 
-_NAMED = r"""(?<!\w){field}["'`*]*\s*[:=]\s*["'`*]*{choice}["'`*]*\s*(?:[}},;\n]|\.(?!\d)|\Z)"""
+_NAMED = r"""(?<!\w){field}["'`*]*\s*[:=]\s*["'`*]*(-?\w+(?:\.\d+)?)["'`*]*\s*(?:[}},;\n]|\.(?!\d)|\Z)"""
 _ALONE = r"""[\s"'`*(\[]*(?:answer\s+)?{choice}[\s"'`*)\].]*"""
 
 log = logging.getLogger("mink_local")
@@ -68,11 +68,11 @@ class Prompt(NamedTuple):
         The answer may be JSON, with text around it, or just the value.
         """
         values = {str(value).lower(): value for value in self.values}
-        choice, text = f"({'|'.join(values)})", without_reasoning(answer)
-        named = re.findall(_NAMED.format(field=self.field, choice=choice), text, re.IGNORECASE)
-        alone = re.fullmatch(_ALONE.format(choice=choice), text, re.IGNORECASE)
+        text = without_reasoning(answer)
+        named = re.findall(_NAMED.format(field=self.field), text, re.IGNORECASE)
+        alone = re.fullmatch(_ALONE.format(choice=f"({'|'.join(values)})"), text, re.IGNORECASE)
         found = set(map(str.lower, named or (alone.groups() if alone else ())))
-        return values[found.pop()] if len(found) == 1 else None
+        return values.get(found.pop()) if len(found) == 1 else None
 
 
 @dataclass(frozen=True, kw_only=True)

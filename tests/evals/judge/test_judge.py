@@ -397,6 +397,9 @@ def test_bad_input_is_one_sentence(
         ('{"collapse": 5}', None),
         ('{"collapse": 2.5}', None),
         ('{"collapse": 2} or {"collapse": 3}', None),
+        ('{"collapse": 99}, no, {"collapse": 2}', None),
+        ('{"collapse": 2.5}\n{"collapse": 2}', None),
+        ('{"winner": "C"}, no, {"winner": "A"}', None),
         ("sentence 3 of 4", None),
     ],
 )
