@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 from llama_cpp import llama_cpp as C
 
+from mink_local.checks import Range, check_types
 from mink_local.errors import GenerationError
 from mink_local.llama.token_data import TOKEN_DATA, write_token_data
 from mink_local.llama.token_sampler import broken
 from mink_local.samplers import Sampler, Workspace
 from mink_local.samplers.base import random_of
 
+_SIZES = Range(1, 2**31 - 1, whole=True)
 _UNKNOWN_TOKEN = -3  # in addition to the kernels' errors
 
 
@@ -131,11 +133,12 @@ def native_sampler(sampler: Sampler, n_vocab: int, temperature: float = 1.0, see
 
     Raises:
         TypeError: The sampler ends with a llama.cpp built-in.
-        ValueError: The seed is negative.
+        OptionError: An argument is of another type, or out of range.
     """
+    check_types(sampler=(sampler, Sampler))
     if sampler.comes_last:
         raise TypeError(f"{sampler.members[-1].name} is llama.cpp's own: use its llama_sampler")
-    return _init(_Selection(sampler, n_vocab, temperature, seed))
+    return _init(_Selection(sampler, _SIZES.check("n_vocab", n_vocab), temperature, seed))
 
 
 def check(sampler: Any, step: int) -> int:

@@ -1,16 +1,17 @@
 """`native_sampler`: a sampler as a `llama_sampler` in a chain of llama.cpp's."""
 
 import gc
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
-from mink_local.errors import GenerationError
+from mink_local.errors import GenerationError, OptionError
 from mink_local.llama.token_sampler import TokenSampler
 from mink_local.native import check, native_sampler
-from mink_local.samplers import MinK, Mirostat, Sampler, Xtc
+from mink_local.samplers import MinK, Mirostat, Sampler, Xtc, parse
 from tests.support.chain import SamplerChain
 from tests.support.logits import embedded_logits
 from tests.support.memory import grown
@@ -24,6 +25,21 @@ NAN = float("nan")
 HUGE = 2.0**127  # a float32, as hypothesis wants with NumPy 1
 
 Row = NDArray[np.float32]
+
+
+WRONG: list[Callable[[], object]] = [
+    lambda: parse(None),  # type: ignore[arg-type]
+    lambda: native_sampler("min-k", 5),  # type: ignore[arg-type]
+    lambda: native_sampler(MANY, -1),
+    lambda: native_sampler(MANY, 5, seed=-1),
+    lambda: MANY.at(1.0, seed="x"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize("make", WRONG)
+def test_arguments_of_no_use_are_refused_by_name(make: Callable[[], object]) -> None:
+    with pytest.raises(OptionError, match=r"^(text|sampler|n_vocab|seed) must be"):
+        make()
 
 
 @pytest.fixture(scope="module")

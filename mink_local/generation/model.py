@@ -384,6 +384,7 @@ class Model(Unique):
         for index, (context, tokens) in enumerate(given):
             if not context or not tokens:
                 raise ValueError(f"pair {index} has an empty context or continuation")
+            self.weights.require_ids("continuation", tokens)
         for _ in self._read(requests()):
             pass
         return found

@@ -12,6 +12,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
+from mink_local.checks import check_types
 from mink_local.samplers.base import (
     SAMPLERS,
     LogitsProcessor,
@@ -81,6 +82,7 @@ def parse(text: str, order: Order = "temperature-first") -> Sampler:
     Raises:
         ValueError: A name or value is invalid, or an option is given twice.
     """
+    check_types(text=(text, str))
     cuts = [_parse_cut(part, order) for part in _split(text)]
     return cuts[0] if len(cuts) == 1 else Chain(*cuts)
 

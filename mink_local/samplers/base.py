@@ -19,6 +19,7 @@ LogitsProcessor = Callable[[Any, NDArray[np.float32]], NDArray[np.float32]]
 Order = Literal["temperature-first", "temperature-last"]
 
 _TEMPERATURES = Range(0, low_open=True)
+_SEEDS = Range(0, whole=True)
 _LARGEST = np.finfo(np.float32).max
 _CHANCE = Random()  # for processors without a seed
 
@@ -349,12 +350,9 @@ def _called(cut: Cut, work: NDArray[np.uint64], ids: NDArray[np.int32], random: 
 def random_of(seed: int | None) -> Random:
     """Return the random numbers of a seed; None picks one at random.
 
-    Raises:
-        ValueError: The seed is negative: Python would take it for the positive one.
+    Raises OptionError unless the seed is a whole number; Python would take a negative one for the positive.
     """
-    if seed is not None and seed < 0:
-        raise ValueError(f"seed must be at least 0, not {seed}")
-    return Random(seed)
+    return Random(seed if seed is None else _SEEDS.check("seed", seed))
 
 
 def _text(value: object) -> str:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mink_local import load_model
-from mink_local.errors import ContextOverflowError, GenerationError
+from mink_local.errors import ContextOverflowError, GenerationError, OptionError
 from mink_local.generation.answer import Answer
 from mink_local.generation.model import Model, read_rows
 from mink_local.generation.request import Request, SamplingParams
@@ -90,6 +90,9 @@ def test_requests_that_cannot_be_scored(smollm2: Model, tiny: Callable[..., Path
             smollm2.logprobs([([1], [2]), empty])
     with pytest.raises(ContextOverflowError):
         smollm2.logprobs([([1] * 800, [2] * 300)])
+    for unknown in (-1, 10**6):
+        with pytest.raises(OptionError, match="continuation"):
+            smollm2.logprobs([([1], [2]), ([1], [unknown])])
     assert smollm2.logprobs([]) == []
     broken = load_model(str(tiny(scale=float("nan"))))
     with pytest.raises(GenerationError, match="NaN"):
