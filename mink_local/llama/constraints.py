@@ -18,6 +18,7 @@ from mink_local.errors import OptionError
 from mink_local.llama.guide import Guide
 from mink_local.llama.token_data import APPLY, NO_MASK, SamplingBuffers, edited
 from mink_local.llama.weights import Weights
+from mink_local.samplers.rows import NO_TOKENS
 
 _LARGE = 1e30  # sums and products of options up to this stay finite in float32; inf - inf would be NaN
 _BIASES = Range(-_LARGE, _LARGE)
@@ -32,8 +33,6 @@ _RANGES = {
     "dry_allowed_length": Range(0, 2**31 - 1, whole=True),
     "dry_penalty_last_n": Range(-1, whole=True),
 }
-
-NO_TOKENS = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError, NoTokenLeftError
-from mink_local.llama.constraints import NO_TOKENS, Constrainer
+from mink_local.llama.constraints import Constrainer
 from mink_local.llama.guide import Guide, fill_masks
 from mink_local.llama.token_data import APPLY, TASK, SamplingBuffers, choose, sample_rows
 from mink_local.samplers import AdaptiveP, DynamicTemperature, Mirostat, Sampler, kernels
-from mink_local.samplers.rows import Program, program_of
+from mink_local.samplers.rows import NO_TOKENS, Listed, Program, listed, program_of
 
 _MOST_THREADS = 8
 _WORTHWHILE = 1 << 20  # logits for each thread: reading fewer takes less time than waking one
@@ -137,8 +137,8 @@ class RowSampler:
         self._edits = np.empty(0, np.int32)
         self._masks = np.zeros((1, -(-n_vocab // 32)), np.uint32)
         self._guided: dict[TokenSampler, int] = {}  # the row of each one's mask
-        self._filling: Future[NDArray[np.integer[Any]]] | None = None
-        self._n_allowed: NDArray[np.integer[Any]] = np.zeros(1, np.int64)  # by each mask
+        self._filling: Future[list[Listed]] | None = None
+        self._listed: list[Listed] = []  # what each mask allows
 
     def fill_masks(self, samplers: Sequence[TokenSampler]) -> None:
         """Begin to compute the masks of samplers with a guide, for the next call: in other threads."""
@@ -150,9 +150,9 @@ class RowSampler:
         if guides:
             self._filling = self._pool.submit(self._fill, list(guides.values()))
 
-    def _fill(self, guides: Sequence[Guide]) -> NDArray[np.integer[Any]]:
+    def _fill(self, guides: Sequence[Guide]) -> list[Listed]:
         fill_masks(guides, self._masks)
-        return np.bitwise_count(self._masks[: len(guides)]).sum(axis=1)  # type: ignore[no-any-return]
+        return [listed(mask, self._n_vocab) for mask in self._masks[: len(guides)]]
 
     def __call__(
         self, logits: NDArray[np.float32], rows: Sequence[int], samplers: list[TokenSampler]
@@ -203,16 +203,18 @@ class RowSampler:
     def _edit(self) -> None:
         """Tell the tasks about their samplers' bans, penalties and masks."""
         tasks, samplers = self._tasks, [self._samplers[i] for i in self._edited]
-        parts = [part for each in samplers for part in (each.banned, each.constrainer.changed)]
+        masks = [self._guided.get(sampler, -1) for sampler in samplers]
+        found = [self._listed[mask] if mask >= 0 else Listed() for mask in masks]
+        parts = []
+        for each, (banned, allowed, _) in zip(samplers, found, strict=True):
+            parts += [each.banned, banned, each.constrainer.changed, allowed]
         if self._parts and not self._guided and all(map(is_, parts, self._parts)):
             return
         self._parts = parts
         ends = np.cumsum([0, *(part.size for part in parts)])
-        tasks["ban"][self._edited], tasks["change"][self._edited] = ends[:-1:2], ends[1::2]
-        tasks["change_end"][self._edited] = ends[2::2]
-        masks = [self._guided.get(sampler, -1) for sampler in samplers]
-        tasks["mask"][self._edited] = masks
-        tasks["n_allowed"][self._edited] = self._n_allowed[masks]
+        for field, n in (("ban", 0), ("change", 2), ("allow", 3), ("allow_end", 4)):
+            tasks[field][self._edited] = ends[n::4][: len(samplers)]
+        tasks["mask"][self._edited] = np.where([each.needs_mask for each in found], masks, -1)
         self._edits = np.concatenate(parts)
 
     def _run(self, logits: NDArray[np.float32], n_threads: int) -> None:
@@ -232,7 +234,7 @@ class RowSampler:
     def _wait(self) -> None:
         """Wait for the masks."""
         if self._filling is not None:
-            self._n_allowed = self._filling.result()
+            self._listed = self._filling.result()
         self._filling = None
 
 

@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.samplers.base import Sampler
-from mink_local.samplers.compile import call_by_address, helper, is_compiling
+from mink_local.samplers.compile import call_by_address, compiled, helper, is_compiling
 from mink_local.samplers.kernels import HAS_NAN, NO_FINITE_LOGIT, every_finite, narrow, take
 
-_SPARSE = 8  # with at most one allowed token in so many, copying those is faster than masking the row
-_DENSE = 16  # with at most one banned token in so many, banning them in place is
+# With at most one allowed token, or one banned one, in so many, a list of them is faster than the mask.
+_SPARSE, _DENSE = 8, 16
 _ALL_BITS = 0xFFFFFFFF
+NO_TOKENS = np.empty(0, np.int32)
 _BITS = np.left_shift(1, np.arange(32, dtype=np.uint32), dtype=np.uint32)
 # As the bits of a float32
 _MAGNITUDE, _INFINITY, _NEGATIVE_INFINITY = np.int32(0x7FFFFFFF), np.int32(0x7F800000), np.int32(-0x800000)
@@ -50,12 +51,10 @@ def has_nan(logits):
     return largest > _INFINITY
 
 
-@helper
-def _tokens(mask, flips, n_vocab, ids):
-    """Write the tokens whose bit is set in a mask, uint32 (V / 32,), to `ids`; return how many.
-
-    The bits in `flips` are flipped in every word.
-    """
+@compiled
+def _tokens(mask, flips, n_vocab):
+    """Return the tokens whose bit is set in a mask, uint32 (V / 32,), after those in `flips` are flipped."""
+    ids = np.empty(n_vocab, np.int32)
     k = 0
     for w in range(mask.size):
         word = np.int64(mask[w]) ^ flips
@@ -66,7 +65,30 @@ def _tokens(mask, flips, n_vocab, ids):
                 ids[k] = token
                 k += 1
             word ^= lowest
-    return k
+    return ids[:k].copy()
+
+
+class Listed(NamedTuple):
+    """What a mask bans and allows, in lists where one of them is short.
+
+    Attributes:
+        banned, allowed: Token ids, int32; neither, if the tokens are not listed.
+        needs_mask: Whether they are not.
+    """
+
+    banned: NDArray[np.int32] = NO_TOKENS
+    allowed: NDArray[np.int32] = NO_TOKENS
+    needs_mask: bool = False
+
+
+def listed(mask: NDArray[np.uint32], n_vocab: int) -> Listed:
+    """Return the few tokens that a mask, uint32 (V / 32,), bans, or those that it allows."""
+    n_allowed = int(np.bitwise_count(mask).sum())
+    if 0 < n_allowed * _SPARSE <= n_vocab:
+        return Listed(allowed=_tokens(mask, 0, n_vocab))
+    if (n_vocab - n_allowed) * _DENSE <= n_vocab:
+        return Listed(banned=_tokens(mask, _ALL_BITS, n_vocab))
+    return Listed(needs_mask=True)
 
 
 @helper
@@ -92,13 +114,13 @@ def _run(cut, logits, work, ids):
 
 
 @helper
-def select(logits, mask, n_allowed, cuts, scratch, row):
+def select(logits, allowed, mask, cuts, scratch, row):
     """Find a row's candidates, those that all cuts keep: their ids are in `scratch[0]`.
 
     Args:
-        logits: Float32 (V,), changed meanwhile.
+        logits: Float32 (V,).
+        allowed: The only allowed tokens, int32; empty if `mask` tells.
         mask: Bits of the allowed tokens, uint32 (V / 32,); empty if all are.
-        n_allowed: The number of bits that are set.
         cuts: Of type CUT; each sees what those before it have left.
         scratch: The `arrays` of a `Workspace`.
         row: Float32 (V,), may be overwritten.
@@ -109,24 +131,16 @@ def select(logits, mask, n_allowed, cuts, scratch, row):
     ids, places, work, part_work, left = scratch
     n_vocab, n_done, is_broken = logits.size, 0, False
     k = np.int64(n_vocab)
-    banned, before = places[:0], left[:0]
     # A NaN of a banned token counts too: a ban must not hide that a model is broken.
-    if mask.size > 0 and n_allowed * _SPARSE <= n_vocab:
+    if allowed.size > 0:
         is_broken = has_nan(logits)
-        k = _tokens(mask, 0, n_vocab, ids)
-    elif mask.size > 0 and (n_vocab - n_allowed) * _DENSE <= n_vocab:
-        banned = places[: _tokens(mask, _ALL_BITS, n_vocab, places)]
-        before = logits[banned]
-        is_broken = has_nan(before)
-        for token in banned:
-            logits[token] = -np.inf
+        k = allowed.size
+        ids[:k] = allowed
     elif mask.size > 0:
         is_broken = masked(logits, mask, row)
         logits = row
     if k == n_vocab:
         k, n_done = _run(cuts[0], logits, work, ids), 1
-    for i in range(banned.size):
-        logits[banned[i]] = before[i]
     if is_broken:
         return np.int64(HAS_NAN), 0
     if k > 1 or n_done == 0:

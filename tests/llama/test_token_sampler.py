@@ -29,13 +29,15 @@ from mink_local.samplers import (
     Mirostat,
     Sampler,
     TopK,
+    TopP,
     Xtc,
     default_samplers,
 )
 from tests.llama.conftest import Generate
 from tests.support.chain import SamplerChain
+from tests.support.effort import examples
 from tests.support.memory import grown
-from tests.support.methods import JIT
+from tests.support.methods import JIT, twin_of
 
 PROMPT = "Once upon a time, there was a robot who"
 INF = float("inf")
@@ -264,6 +266,33 @@ def test_hostile_rows(values: list[list[float]], first: int) -> None:
     for _ in range(2):
         found = together(RowSampler(40, 2), rows, range(len(rows)), many)
         assert found == [alone(each, row) for each, row in zip(one, rows, strict=True)]
+
+
+# What a constraint allows: nearly all tokens, many, few
+
+
+@needs_jit
+@examples(40)
+@given(st.data())
+def test_candidates_of_the_allowed_tokens(weights: Weights, rows: Row, data: st.DataObject) -> None:
+    """They are those of a row in which the others are banned."""
+    characters = data.draw(st.text(" \n0123456789abcdefghijklmnopqrstuvwxyz,.", min_size=1))
+    pattern = f"[{data.draw(st.sampled_from(['', '^']))}{characters}]+"
+    row = rows[data.draw(st.integers(0, len(rows) - 1))].copy()
+    places = data.draw(st.lists(st.integers(0, row.size - 1), max_size=9))
+    row[places] = data.draw(hostile)
+    own, temperature = data.draw(st.sampled_from([MinK(), MinK(floor=2.0), TopP(0.9), TopK(30)])), 2.0
+    constrainer = Constrainer(Constraints(regex=pattern), weights)
+    assert constrainer.guide is not None
+    is_allowed = np.unpackbits(constrainer.guide.mask().view(np.uint8), bitorder="little")[: row.size] > 0
+    sampler = TokenSampler(own, temperature, 1, row.size, constrainer)
+    [found] = together(RowSampler(row.size, 1), row[None], [0], [sampler])
+    if np.isnan(row).any() or not (row[is_allowed] > -INF).any():
+        assert isinstance(found, str)
+    else:
+        twin = twin_of(own, np.where(is_allowed, row, np.float32(-INF)), temperature)
+        assert len(twin.must) <= sampler.k <= len(twin.may)
+        assert found[0] in twin.may
 
 
 # Lifetimes
