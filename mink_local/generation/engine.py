@@ -18,7 +18,7 @@ While answers are being generated, prompts are prefilled in chunks small enough 
 
 import time
 from array import array
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -78,7 +78,7 @@ class Engine:
         self._buffers = SamplingBuffers(weights.n_vocab)
         self._waiting: deque[Decoding | Job] = deque()
         self._turn = 0  # of the request that was the last to get a slot
-        self._next_turns = defaultdict[str, int](int)  # by client
+        self._next_turns: dict[str, int] = {}  # of clients who must wait for others' turns
         self._forked: list[Group] = []  # waiting for a slot
         self._budget = PromptBudget()
         self._began = 0.0  # the running step
@@ -155,9 +155,11 @@ class Engine:
 
     def enqueue(self, *decodings: Decoding) -> None:
         """Take prepared requests, except those whose answer is already finished; `step` does the others."""
+        known = {} if self.idle else self._next_turns
+        self._next_turns = {client: turn for client, turn in known.items() if turn > self._turn}
         for decoding in decodings:
             if decoding.answer.finish_reason is None:
-                decoding.turn = max(self._turn, self._next_turns[decoding.client])
+                decoding.turn = self._next_turns.get(decoding.client, self._turn)
                 self._next_turns[decoding.client] = decoding.turn + 1
                 self._waiting.append(decoding)
 

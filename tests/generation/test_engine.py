@@ -1,7 +1,9 @@
 """Many answers at a time: each follows its own prompt, whatever is generated beside it."""
 
+import gc
 import random
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import cycle
@@ -206,6 +208,24 @@ def test_clients_take_turns(
         began += [each for each in waiting if each.answer.began and each not in began]
     assert "".join(each.client for each in began) == order
     engine.cancel()
+
+
+class Client(str):
+    """A client's name that can be watched."""
+
+
+def test_clients_whose_turn_is_over_are_forgotten(model: Model) -> None:
+    engine = model.core.engine
+    known: weakref.WeakSet[Client] = weakref.WeakSet()
+    for i in range(30):
+        decoding = engine.prepare(request([300 + i], temperature=0, max_tokens=2))
+        decoding.client = Client(i)
+        known.add(decoding.client)
+        engine.enqueue(decoding)
+        run(engine)
+    del decoding
+    gc.collect()
+    assert len(known) <= 1
 
 
 def test_a_batch_on_which_llama_cpp_fails_ends_those_in_it(
