@@ -3,13 +3,11 @@
 import hashlib
 import logging
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import count as numbers
-from itertools import starmap
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from mink_local.errors import GenerationError, JudgeError
 from mink_local.evals.answering import Answered, Answerer, ModelSession
@@ -35,15 +33,24 @@ Key = tuple[Any, ...]
 
 
 class Prompt(NamedTuple):
-    """A prompt, as UTF-8; its answer is a JSON object with one field, which has one of some values."""
+    """A prompt; its answer is a JSON object with one field, which has one of some values.
 
-    content: bytes
+    It is written out when it is needed, as all prompts of a run together are long.
+
+    Attributes:
+        template: The prompt, with places for the texts.
+        texts: The texts by their places.
+    """
+
+    template: str
+    texts: Mapping[str, str]
     field: str
     values: Sequence[str | int]
 
     @property
-    def sha256(self) -> str:
-        return hashlib.sha256(self.content).hexdigest()
+    def content(self) -> str:
+        """The prompt without lone surrogates."""
+        return self.template.format(**self.texts).encode("utf-8", "replace").decode()
 
     def request(self, attempt: int) -> Request:
         """Return the request after some unreadable answers."""
@@ -60,7 +67,7 @@ class Prompt(NamedTuple):
             max_tokens=_MAX_TOKENS,
             constraints=Constraints(json_schema=schema),
         )
-        return Request([{"role": "user", "content": self.content.decode()}], params, enable_thinking=False)
+        return Request([{"role": "user", "content": self.content}], params, enable_thinking=False)
 
     def read(self, answer: str) -> str | int | None:
         """Return the value in an answer; None if none or several are named.
@@ -103,34 +110,10 @@ class Judged(OfResponse):
         return tuple(getattr(self, name) for name in self.identity)
 
 
-@dataclass(frozen=True)
-class Unit(ABC):
-    """What a judge is asked about.
-
-    Attributes:
-        key: The response, or the first of several.
-        question: The user message that it answers.
-        texts: The responses without their reasoning.
-    """
-
-    key: ResponseKey
-    question: str
-    texts: tuple[str, ...]
-
-    @abstractmethod
-    def prompt(self, characters: int) -> Prompt:
-        """Return what the judge is asked, with `characters` characters of each response."""
-
-    @abstractmethod
-    def blank(self) -> dict[str, Any]:
-        """Return the fields of a row that are its own, before the judge has answered."""
-
-
-AnyUnit = TypeVar("AnyUnit", bound=Unit)
 Row = TypeVar("Row", bound=Any)
 
 
-class Judging(Measurement[Row], Generic[AnyUnit, Row]):
+class Judging(Measurement[Row]):
     """Base class of what a judge is asked.
 
     After an unreadable answer, it is asked up to twice more; then there is no verdict: it is never guessed.
@@ -138,8 +121,8 @@ class Judging(Measurement[Row], Generic[AnyUnit, Row]):
 
     Args:
         judge: Answers the prompts.
-        units: What it is asked about; what has a verdict from the start needs no judge.
-        characters: Maximum number of characters of a response to show the judge.
+        asked: What it is asked about: rows before it has answered, and their prompts. What has a verdict
+            from the start needs no judge.
         against: The sampler that the report compares the others with, as text.
 
     Attributes:
@@ -149,23 +132,10 @@ class Judging(Measurement[Row], Generic[AnyUnit, Row]):
     noun, file = "judgements", "judgements.jsonl"
     verdict: ClassVar[str]
 
-    def __init__(self, judge: Answerer, units: Iterable[AnyUnit], characters: int, against: str) -> None:
+    def __init__(self, judge: Answerer, asked: Iterable[tuple[Row, Prompt]], against: str) -> None:
         self._judge, self._against = judge, against
-        blanks = ((unit, self._blank(unit, characters)) for unit in units)
-        self._wanted = {row.key: (unit, row) for unit, row in blanks}
+        self._wanted = {row.key: (row, prompt) for row, prompt in asked}
         self.settings = {"judges": {judge.name: judge.facts}}
-
-    def _blank(self, unit: AnyUnit, characters: int) -> Row:
-        """Return a row before the judge has answered."""
-        row: Row = self.row_type(
-            judge=self._judge.name,
-            prompt_sha256=unit.prompt(characters).sha256,
-            characters=characters,
-            is_cut=max(map(len, unit.texts)) > characters,
-            **unit.key._asdict(),
-            **unit.blank(),
-        )
-        return row
 
     def prepare(self, store: Store[Row]) -> None:
         store.note(against=self._against)
@@ -174,30 +144,31 @@ class Judging(Measurement[Row], Generic[AnyUnit, Row]):
         return list(self._wanted)
 
     def measure(self, keys: Sequence[Key], store: Store[Row]) -> Generator[Row, None, None]:
-        waiting: list[tuple[AnyUnit, Row]] = []
-        for unit, row in (self._wanted[key] for key in keys):
+        waiting: list[tuple[Row, Prompt]] = []
+        for row, prompt in (self._wanted[key] for key in keys):
             if getattr(row, self.verdict) is None:
-                waiting.append((unit, row))
+                waiting.append((row, prompt))
             else:
                 yield row
-        room = list(starmap(_request, waiting))
+        room = [prompt.request(0) for _, prompt in waiting]
         with closing(self._judge):
             while waiting and not self.interrupted:
                 again = []
-                with closing(self._judge.answers(list(starmap(_request, waiting)), room)) as answers:
+                requests = [prompt.request(row.attempts) for row, prompt in waiting]
+                with closing(self._judge.answers(requests, room)) as answers:
                     for answer in answers:
                         if isinstance(answer, ModelSession):
                             answer.record(store, "judge", self._judge.name)
                             continue
-                        unit, last = waiting[answer.index]
-                        row, is_last = self._updated(unit, last, answer)
+                        last, prompt = waiting[answer.index]
+                        row, is_last = self._updated(last, prompt, answer)
                         if is_last:
                             yield row
                         else:
-                            again.append((unit, row))
+                            again.append((row, prompt))
                 waiting = again
 
-    def _updated(self, unit: AnyUnit, last: Row, answer: Answered) -> tuple[Row, bool]:
+    def _updated(self, last: Row, prompt: Prompt, answer: Answered) -> tuple[Row, bool]:
         """Return a row with another answer, and whether that is the last one. Raises GenerationError."""
         if answer.finish_reason == "error":
             raise GenerationError(f"the judge {self._judge.name}: {answer.error}")
@@ -206,7 +177,7 @@ class Judging(Measurement[Row], Generic[AnyUnit, Row]):
             log.warning("question %s of %s does not fit into the judge's context: see --max-chars", *of)
             return replace(last, attempts=ATTEMPTS), True
         raw, attempts = answer.text or answer.error, last.attempts + 1
-        found = unit.prompt(last.characters).read(raw)
+        found = prompt.read(raw)
         row: Row = replace(last, raw=raw, attempts=attempts, **{self.verdict: found})
         return row, found is not None or attempts == ATTEMPTS
 
@@ -226,8 +197,17 @@ class Judging(Measurement[Row], Generic[AnyUnit, Row]):
             )
 
 
-def _request(unit: Unit, row: Judged) -> Request:
-    return unit.prompt(row.characters).request(row.attempts)
+def asked_about(
+    judge: str, key: ResponseKey, texts: Sequence[str], prompt: Prompt, characters: int
+) -> dict[str, Any]:
+    """Return the fields of a row that say what a judge is asked about, whatever it is asked."""
+    return {
+        **key._asdict(),
+        "judge": judge,
+        "prompt_sha256": hashlib.sha256(prompt.content.encode()).hexdigest(),
+        "characters": characters,
+        "is_cut": max(map(len, texts)) > characters,
+    }
 
 
 def mark_of(question: str, texts: Sequence[str]) -> str:

@@ -3,15 +3,14 @@
 import hashlib
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
 from itertools import accumulate, groupby, islice, product
-from typing import Any
+from typing import Any, NamedTuple
 
 from mink_local.errors import ReportError
 from mink_local.evals.answering import Answerer
-from mink_local.evals.judge.asking import Judged, Judging, Prompt, Unit, mark_of
+from mink_local.evals.judge.asking import Judged, Judging, Prompt, asked_about, mark_of
 from mink_local.evals.judge.report import (
     BOTH_ORDERS,
     COHERENT,
@@ -75,50 +74,43 @@ class Judgement(Judged):
     identity = (*Judged.identity, "against", "order")
 
 
-@dataclass(frozen=True)
-class Pair(Unit):
+class Pair(NamedTuple):
     """The responses of two samplers to one question.
 
     Attributes:
         key: The first response, at the temperature and repeat of the one that is not greedy.
+        question: The user message that they answer.
+        texts: The responses without their reasoning.
         against: The sampler of the second, as text.
-        order: Which is shown as A; see `Judgement`.
-        protocol: How pairs are judged.
     """
 
+    key: ResponseKey
+    question: str
+    texts: tuple[str, str]
     against: str
-    order: str = ORDERS[0]
-    protocol: str = BOTH_ORDERS
 
-    def in_orders(self, protocol: str) -> "list[Pair]":
-        """Return the pair in the orders in which a protocol shows it: both, or a random one."""
-        pairs = [replace(self, order=order, protocol=protocol) for order in ORDERS]
-        if protocol == BOTH_ORDERS:
-            return pairs
+    def orders(self, protocol: str) -> Sequence[str]:
+        """Return the orders in which a protocol shows the pair: both, or a random one."""
         digest = hashlib.sha256(repr((*self.key, self.against)).encode()).digest()
-        return [pairs[digest[0] % 2]]
+        return ORDERS if protocol == BOTH_ORDERS else [ORDERS[digest[0] % 2]]
 
-    def prompt(self, characters: int) -> Prompt:
+    def prompt(self, order: str, protocol: str, characters: int) -> Prompt:
         """Return the prompt that shows the pair, each response cut to `characters` characters.
 
         No text contains the frame's mark. Prompts about the same question share a prefix, which is evaluated
         once.
         """
-        a, b = self.texts if self.order == ORDERS[0] else reversed(self.texts)
-        content = PAIR_PROMPT.format(
-            criteria=CRITERIA[self.protocol],
-            mark=mark_of(self.question, self.texts),
-            question=self.question,
-            a=a[:characters],
-            b=b[:characters],
-            cut_a=_cut(a, characters),
-            cut_b=_cut(b, characters),
-        )
-        return Prompt(content.encode("utf-8", "replace"), "winner", WINNERS)
-
-    def blank(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("against", "order", "protocol")}
-        return own | {"winner": "tie" if self.texts[0] == self.texts[1] else None}
+        a, b = self.texts if order == ORDERS[0] else reversed(self.texts)
+        texts = {
+            "criteria": CRITERIA[protocol],
+            "mark": mark_of(self.question, self.texts),
+            "question": self.question,
+            "a": a[:characters],
+            "b": b[:characters],
+            "cut_a": _cut(a, characters),
+            "cut_b": _cut(b, characters),
+        }
+        return Prompt(PAIR_PROMPT, texts, "winner", WINNERS)
 
 
 def _cut(text: str, characters: int) -> str:
@@ -147,11 +139,22 @@ def pairs_of(run: RecordedRun, first: str, second: str) -> Iterator[Pair]:
                 )
 
 
-class Pairs(Judging[Pair, Judgement]):
+class Pairs(Judging[Judgement]):
     """Pairs of responses, each judged in both orders, or in one as in the paper."""
 
     measures, row_type, verdict = "judge", Judgement, "winner"
     report = staticmethod(report_judgements)
+
+
+def judgements_of(
+    judge: str, pairs: Iterable[Pair], protocol: str, characters: int
+) -> Iterator[tuple[Judgement, Prompt]]:
+    """Yield the pairs as a protocol has them judged."""
+    for pair, order in ((one, order) for one in pairs for order in one.orders(protocol)):
+        prompt = pair.prompt(order, protocol, characters)
+        about = asked_about(judge, pair.key, pair.texts, prompt, characters)
+        winner = "tie" if pair.texts[0] == pair.texts[1] else None
+        yield Judgement(**about, against=pair.against, order=order, winner=winner, protocol=protocol), prompt
 
 
 COLLAPSE_PROMPT = """\
@@ -203,39 +206,34 @@ class Collapse(Judged):
     sentence: int | None = None
 
 
-class JudgedText(Unit):
-    """A response whose sentences are numbered."""
-
-    @cached_property
-    def sentences(self) -> list[str]:
-        return sentences(*self.texts)
-
-    def prompt(self, characters: int) -> Prompt:
-        """Return the prompt that shows the sentences that fit into `characters`, at least one."""
-        ends = list(accumulate(map(len, self.sentences)))
-        parts = self.sentences[: max(1, bisect_right(ends, characters))]
-        content = COLLAPSE_PROMPT.format(
-            mark=mark_of(self.question, self.texts),
-            question=self.question,
-            solution="\n".join(f"{number}: {' '.join(part.split())}" for number, part in enumerate(parts, 1)),
-        )
-        values = (COHERENT, *range(1, len(parts) + 1))
-        return Prompt(content.encode("utf-8", "replace"), "collapse", values)
-
-    def blank(self) -> dict[str, Any]:
-        return {"lengths": list(map(len, self.sentences))}
-
-
-class Noise(Judging[JudgedText, Collapse]):
+class Noise(Judging[Collapse]):
     """Where a judge sees responses collapse; those without a text are left out."""
 
     measures, row_type, verdict = "judge-noise", Collapse, "sentence"
     report = staticmethod(report_noise)
 
 
+def collapse_prompt(question: str, text: str, characters: int) -> Prompt:
+    """Return the prompt that shows the sentences of a text that fit into `characters`, at least one."""
+    parts = sentences(text)
+    shown = parts[: max(1, bisect_right(list(accumulate(map(len, parts))), characters))]
+    numbered = (f"{number}: {' '.join(part.split())}" for number, part in enumerate(shown, 1))
+    texts = {"mark": mark_of(question, [text]), "question": question, "solution": "\n".join(numbered)}
+    return Prompt(COLLAPSE_PROMPT, texts, "collapse", (COHERENT, *range(1, len(shown) + 1)))
+
+
+def collapses_of(judge: str, run: RecordedRun, characters: int) -> Iterator[tuple[Collapse, Prompt]]:
+    """Yield the responses of a run that have a text."""
+    for response in run.responses:
+        if text := without_reasoning(response.response):
+            prompt = collapse_prompt(run.questions[response.question].prompt, text, characters)
+            about = asked_about(judge, response.key, [text], prompt, characters)
+            yield Collapse(**about, lengths=list(map(len, sentences(text)))), prompt
+
+
 def judging_of(
     run: RecordedRun, judge: Answerer, method: str, against: str, limit: int | None, characters: int
-) -> Judging[Any, Any]:
+) -> Judging[Any]:
     """Return the measurement of a run's responses by a judge.
 
     Args:
@@ -252,16 +250,16 @@ def judging_of(
         raise ReportError(f"{against} is not in this run: its samplers are {', '.join(samplers)}")
     run = first_questions(run, limit)
     if method == "noise":
-        texts = [text for text in map(partial(_text_of, run), run.responses) if text.sentences]
-        if not texts:
+        collapses = list(collapses_of(judge.name, run, characters))
+        if not collapses:
             raise ReportError("nothing to judge: all responses of the run are empty")
-        return Noise(judge, texts, characters, against)
+        return Noise(judge, collapses, against)
     others = [sampler for sampler in samplers if sampler != against]
     pairs = [pair for sampler in others for pair in pairs_of(run, sampler, against)]
     if not pairs:
         raise ReportError("nothing to judge: the run has no question answered by two samplers")
     protocol = PAPER if method == "paper" else BOTH_ORDERS
-    return Pairs(judge, [one for pair in pairs for one in pair.in_orders(protocol)], characters, against)
+    return Pairs(judge, judgements_of(judge.name, pairs, protocol, characters), against)
 
 
 def first_questions(run: RecordedRun, limit: int | None) -> RecordedRun:
@@ -269,8 +267,3 @@ def first_questions(run: RecordedRun, limit: int | None) -> RecordedRun:
     by_task = groupby(sorted(run.questions, key=lambda key: key[0]), lambda key: key[0])
     first = {key for _, keys in by_task for key in islice(keys, limit)}
     return replace(run, responses=[one for one in run.responses if one.question in first])
-
-
-def _text_of(run: RecordedRun, response: Response) -> JudgedText:
-    question = run.questions[response.question]
-    return JudgedText(response.key, question.prompt, (without_reasoning(response.response),))

@@ -14,7 +14,7 @@ from mink_local.evals import addresses, answering
 from mink_local.evals.addresses import AddressAnswerer
 from mink_local.evals.judge.asking import Prompt
 from mink_local.evals.judge.methods import ORDERS, WINNERS, Pair
-from mink_local.evals.judge.report import COHERENT
+from mink_local.evals.judge.report import BOTH_ORDERS, COHERENT
 from mink_local.evals.run.records import ResponseKey
 from tests.support.judge_server import Body, JudgeServer, Said, fails, judge_server, says, shown_answers
 from tests.support.made_run import change, write_run
@@ -404,25 +404,21 @@ def test_bad_input_is_one_sentence(
     ],
 )
 def test_answers_of_judges(text: str, value: str | int | None) -> None:
-    prompts = (Prompt(b"?", "winner", WINNERS), Prompt(b"?", "collapse", (COHERENT, 1, 2, 3, 4)))
+    prompts = (Prompt("?", {}, "winner", WINNERS), Prompt("?", {}, "collapse", (COHERENT, 1, 2, 3, 4)))
     found = [prompt.read(text) for prompt in prompts]
     assert found == [value if value in prompt.values else None for prompt in prompts]
 
 
-def pair(first: str, second: str, order: str = ORDERS[0]) -> Pair:
-    return Pair(ResponseKey("model", "task", "x", 5.0, 0, "0"), "Why?", (first, second), "y", order)
-
-
-def prompt_of(pair: Pair) -> str:
-    return pair.prompt(1000).content.decode()
+def prompt_of(first: str, second: str, order: str = ORDERS[0]) -> str:
+    key = ResponseKey("model", "task", "x", 5.0, 0, "0")
+    return Pair(key, "Why?", (first, second), "y").prompt(order, BOTH_ORDERS, 1000).content
 
 
 def test_orders_are_mirrored_and_start_alike() -> None:
-    one, other = (prompt_of(pair("first text", "second text", order)) for order in ORDERS)
+    one, other = (prompt_of("first text", "second text", order) for order in ORDERS)
     swapped = one.replace("first text", "#").replace("second text", "first text")
     assert other == swapped.replace("#", "second text")
-    shared = one.partition("first text")[0]
-    assert prompt_of(pair("third", "fourth")).startswith(shared)
+    assert prompt_of("third", "fourth").startswith(one.partition("first text")[0])
 
 
 @pytest.mark.slow

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from mink_local.evals.judge.asking import Unit
-from mink_local.evals.judge.methods import JudgedText, Pair, pairs_of, sentences
+from mink_local.evals.judge.asking import Prompt
+from mink_local.evals.judge.methods import ORDERS, Pair, collapse_prompt, pairs_of, sentences
 from mink_local.evals.judge.report import (
     BOTH_ORDERS,
     CELL,
@@ -165,14 +165,17 @@ def test_noise_is_the_share_from_the_collapse_on(sentence: int, noise: float) ->
 
 
 @pytest.mark.parametrize(
-    "unit",
-    [lambda text: JudgedText(KEY, "Why?", (text,)), lambda text: Pair(KEY, "Why?", (text, "two"), "greedy")],
+    "prompt_of",
+    [
+        lambda text: collapse_prompt("Why?", text, 999),
+        lambda text: Pair(KEY, "Why?", (text, "two"), "greedy").prompt(ORDERS[0], BOTH_ORDERS, 999),
+    ],
 )
-def test_no_text_leaves_its_frame(unit: Callable[[str], Unit]) -> None:
+def test_no_text_leaves_its_frame(prompt_of: Callable[[str], Prompt]) -> None:
     """A response that knows the frame of its question cannot end it."""
 
     def shown(text: str) -> tuple[str, str]:
-        prompt = unit(text).prompt(999).content.decode()
+        prompt = prompt_of(text).content
         return prompt, prompt.partition("mark ")[2][:12]
 
     frame, mark = shown(GOOD)
