@@ -7,8 +7,7 @@ import pytest
 
 from mink_local import Request, SamplingParams, load_model
 from mink_local.serve.bodies import ApiError
-from mink_local.serve.builder import ResponseHead
-from mink_local.serve.history import History
+from mink_local.serve.history import History, ResponseHead
 from tests.support.server import RunningServer, running_server
 
 MESSAGES = [{"role": "user", "content": "Name a colour."}]

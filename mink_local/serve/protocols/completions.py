@@ -13,8 +13,7 @@ from mink_local.generation.model import Model
 from mink_local.generation.text import text_decoder
 from mink_local.generation.tool_calls import ToolCallDelta, merged
 from mink_local.serve.bodies import Output, Timings, TokenUsage
-from mink_local.serve.builder import ResponseBuilder
-from mink_local.serve.exchange import respond
+from mink_local.serve.exchange import ResponseBuilder, respond
 from mink_local.serve.request.chat import ChatRequest, CompletionRequest
 from mink_local.serve.service import Service
 

@@ -8,8 +8,7 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from mink_local.serve.bodies import ApiError, Output, Timings, TokenUsage
-from mink_local.serve.builder import Part, PartsBuilder
-from mink_local.serve.exchange import respond
+from mink_local.serve.exchange import Part, PartsBuilder, respond
 from mink_local.serve.request.chat import (
     ChatMessage,
     ChatRequest,
