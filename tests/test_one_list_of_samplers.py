@@ -19,7 +19,7 @@ from mink_local.evals.settings import sweep
 from mink_local.generation.sampling_step import compared_with
 from mink_local.samplers import SAMPLERS, MinK, Sampler, default_samplers, parse
 from mink_local.serve.cli import cli as mink_serve
-from mink_local.serve.endpoints.playground import playground_page
+from mink_local.serve.endpoints.state import playground_page
 from mink_local.serve.request.fields import sampler_fields
 from tests.support.methods import Near
 

@@ -231,7 +231,10 @@ def infill(weights: Weights, prefix: str, suffix: str) -> str:
     find = (C.llama_vocab_fim_pre, C.llama_vocab_fim_suf, C.llama_vocab_fim_mid)
     begin, gap, end = (weights.token_text(token(weights.vocab)) for token in find)
     if not (begin and gap and end):
-        raise ValueError("the vocabulary of this model has no fill-in-the-middle tokens")
+        raise ValueError(
+            "the vocabulary of this model has no fill-in-the-middle tokens: "
+            "put the text after the gap into the prompt"
+        )
     return f"{begin}{prefix}{gap}{suffix}{end}"
 
 

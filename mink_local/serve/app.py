@@ -32,8 +32,7 @@ from mink_local.models.placement import PlacementOptions
 from mink_local.samplers import Sampler
 from mink_local.serve import request_log
 from mink_local.serve.bodies import ApiError
-from mink_local.serve.endpoints.playground import playground
-from mink_local.serve.endpoints.state import as_text
+from mink_local.serve.endpoints.state import as_text, playground
 from mink_local.serve.guard import (
     EXCEPTION_HANDLERS,
     UVICORN,
@@ -47,6 +46,7 @@ from mink_local.serve.keys import Keys
 from mink_local.serve.metrics import Metrics
 from mink_local.serve.request.parsing import naming, parse
 from mink_local.serve.request.presets import Preset, Presets
+from mink_local.serve.request.sampling import unread
 from mink_local.serve.service import Service
 from mink_local.serve.table import ENDPOINTS, Endpoint, openapi
 
@@ -66,9 +66,10 @@ def _route(path: str, endpoint: Endpoint) -> Route:
         with naming(parsed.places), naming(parsed.request.places):
             result = await while_connected(http.receive, endpoint.handler(service, parsed.request))
         response = _as_response(result)
-        own = response.headers.get("x-mink-ignored", "").split(",")
-        if ignored := sorted(filter(None, {*parsed.ignored, *own})):
-            response.headers["x-mink-ignored"] = ",".join(ignored)
+        ignored = {*parsed.ignored, *response.headers.get("x-mink-ignored", "").split(",")}
+        ignored |= {parsed.places.get(name, name) for name in unread(parsed.request, service.model)}
+        if named := sorted(filter(None, ignored)):
+            response.headers["x-mink-ignored"] = ",".join(named)
         return response
 
     # Model ids may have slashes.

@@ -4,12 +4,14 @@ The OpenAPI document and docs/mink-serve-api.md are generated from these types.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
 from mink_local.errors import MinkError
+from mink_local.sandbox import ChildStartError
 
 _ANTHROPIC = {
     "authentication_error": "authentication_error",
@@ -104,6 +106,25 @@ class ApiError(MinkError):
         """Return the JSON object of the response; see `ErrorBody`."""
         error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
         return {"error": {**error, **self.details}}
+
+
+@contextmanager
+def api_errors(field: str | None = None, *, default: str | None = None) -> Iterator[None]:
+    """Turn what is wrong with a request into an ApiError.
+
+    Args:
+        field: The field that it is about; None if errors name theirs.
+        default: The field of those that name none.
+    """
+    try:
+        yield
+    except ApiError:
+        raise
+    except ChildStartError as error:
+        raise ApiError(500, str(error), kind="server_error") from None
+    except (ValueError, MinkError) as error:
+        message = f"{field}: {error}" if field else str(error)
+        raise ApiError(400, message, param=field or getattr(error, "place", default)) from None
 
 
 class TokenUsage(Output, kw_only=True):

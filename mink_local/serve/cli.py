@@ -221,7 +221,7 @@ def cli(
 
 
 for _option in cli.params:  # the environment sets --ctx by MINK_SERVE_CTX
-    if isinstance(_option, click.Option) and not _option.envvar and not _option.is_eager:
+    if isinstance(_option, click.Option) and not _option.envvar and _option.name != "version":
         _option.envvar = f"MINK_SERVE_{max(_option.opts, key=len).strip('-').replace('-', '_').upper()}"
 
 

@@ -4,11 +4,10 @@ A protocol has a `ResponseBuilder`, which is told the events of the answers.
 """
 
 import asyncio
-import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -19,9 +18,7 @@ from starlette.types import Receive, Scope, Send
 from mink_local.generation.answer import Answer, FinishReason, Piece
 from mink_local.generation.engine_thread import Event
 from mink_local.generation.model import Model
-from mink_local.generation.request import Request
 from mink_local.generation.tool_calls import ToolCallDelta
-from mink_local.llama.constants import RANDOM_SEED
 from mink_local.serve import request_log
 from mink_local.serve.bodies import ApiError, Timings, TokenUsage
 from mink_local.serve.history import ResponseHead
@@ -254,7 +251,7 @@ async def respond(
     params, ignored = sampling_params(request, preset, service.model, service.max_tokens)
     request_log.note(model=preset.model_id, sampler=str(params.sampler), temperature=params.temperature)
     head = ResponseHead(
-        request_log.request_id(),
+        request_log.request_id.get(),
         int(time.time()),
         preset.model_id,
         service.fingerprint,
@@ -262,10 +259,9 @@ async def respond(
         request_log.key_name(),
     )
     clock = Clock(service.metrics, head)
-    prompts = partial(engine_requests, service.model, request, params)
-    requests = partial(_with_seeds, prompts, request.n or 1)
+    requests = partial(engine_requests, service.model, request, params)
     with naming(request.sources):
-        events = await service.begin(request.n_answers, requests, request_log.client())
+        events = await service.begin(request.n_answers, requests, request_log.client.get())
     builder = make_builder(service.model, given, head, events.answers)
     exchange = _Exchange(service, events, builder, clock, request.n or 1)
     headers = {"x-mink-ignored": ",".join(ignored)} if ignored else {}
@@ -360,34 +356,22 @@ class _Exchange:
             self.builder.add(*event)
 
     def _numbers(self) -> tuple[TokenUsage, Timings]:
-        answers, n = self.events.answers, self.n
-        usage = usage_of([answers[i : i + n] for i in range(0, len(answers), n)])
+        usage = _usage(self.events.answers, self.n)
         return usage, self.clock.timings(usage)
 
 
-def _with_seeds(prompts: Callable[[], Sequence[Request]], n: int) -> list[Request]:
-    """Return each prompt's request n times, with consecutive seeds."""
-    requests = []
-    for request in prompts():
-        seed = request.params.seed
-        first = secrets.randbelow(RANDOM_SEED) if seed is None else seed
-        seeds = [(first + i) % RANDOM_SEED for i in range(n)]
-        requests += [replace(request, params=replace(request.params, seed=seed)) for seed in seeds]
-    return requests
-
-
-def usage_of(prompts: Sequence[Sequence[Answer]]) -> TokenUsage:
-    """Return the numbers of tokens, given the answers to each prompt: a prompt counts once."""
-    n_prompt = sum(answers[0].prompt_tokens for answers in prompts)
-    n_evaluated = sum(max(answer.evaluated_tokens for answer in answers) for answers in prompts)
-    n_generated = sum(answer.n_tokens for answers in prompts for answer in answers)
-    n_reasoning = sum(answer.n_reasoning for answers in prompts for answer in answers)
+def _usage(answers: Sequence[Answer], n: int) -> TokenUsage:
+    """Return the numbers of tokens of answers, n to each prompt, which counts once."""
+    n_prompt = sum(answer.prompt_tokens for answer in answers[::n])
+    evaluated = [answer.evaluated_tokens for answer in answers]
+    n_evaluated = sum(max(evaluated[i : i + n]) for i in range(0, len(answers), n))
+    n_generated = sum(answer.n_tokens for answer in answers)
     return TokenUsage(
         prompt_tokens=n_prompt,
         completion_tokens=n_generated,
         total_tokens=n_prompt + n_generated,
         prompt_tokens_details={"cached_tokens": n_prompt - n_evaluated},
-        completion_tokens_details={"reasoning_tokens": n_reasoning},
+        completion_tokens_details={"reasoning_tokens": sum(answer.n_reasoning for answer in answers)},
     )
 
 

@@ -16,8 +16,11 @@ _SAFE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")  # of a client
 _TEXT = "%(asctime)s %(levelname)s %(message)s"
 
 _fields: ContextVar[dict[str, object]] = ContextVar("fields")
-_request_id: ContextVar[str] = ContextVar("request_id", default="0")
-_client: ContextVar[str] = ContextVar("client", default="")
+request_id: ContextVar[str] = ContextVar("request_id", default="0")
+"""The id of the current request: what follows `req_` in its line and in the answer's id."""
+
+client: ContextVar[str] = ContextVar("client", default="")
+"""Who sends it: the name of a key, or if there is none, an address."""
 
 POLLED = frozenset({"/health", "/ready", "/metrics"})
 """Paths that machines ask for every few seconds, however busy the server is."""
@@ -61,28 +64,18 @@ def begin(client_id: str) -> str:
     Returns:
         The X-Request-Id of the response: the client's if it is safe to log.
     """
-    request_id = secrets.token_hex(12)
-    _request_id.set(request_id)
+    own = secrets.token_hex(12)
+    request_id.set(own)
     is_safe = _SAFE_ID.fullmatch(client_id)
     _fields.set({"client_id": client_id} if is_safe else {})
-    return client_id if is_safe else f"req_{request_id}"
-
-
-def request_id() -> str:
-    """Return the id of the current request: what follows `req_` in its line and in the answer's id."""
-    return _request_id.get()
+    return client_id if is_safe else f"req_{own}"
 
 
 def set_client(name: str, *, address: str) -> None:
     """Say who sends the current request: the name of a key, or if there is none, an address."""
-    _client.set(name or address)
+    client.set(name or address)
     if name:
         note(client=name)
-
-
-def client() -> str:
-    """Return who sends the current request."""
-    return _client.get()
 
 
 def key_name() -> str:
@@ -102,7 +95,7 @@ def note(**fields: object) -> None:
 
 def write(method: str, path: str, status: int, seconds: float) -> None:
     """Write the line of a request that has ended."""
-    details = {**_fields.get(), "seconds": round(seconds, 3), "id": f"req_{request_id()}"}
+    details = {**_fields.get(), "seconds": round(seconds, 3), "id": f"req_{request_id.get()}"}
     words = " ".join(f"{name}={_plain(value)}" for name, value in details.items())
     is_poll = path in POLLED and (status < 400 or details.get("code") == "loading")
     log.log(

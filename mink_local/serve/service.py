@@ -5,9 +5,9 @@ import hashlib
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import llama_cpp
@@ -20,8 +20,7 @@ from mink_local.generation.model import Model
 from mink_local.generation.replies import News
 from mink_local.generation.request import Prompt, Request, is_token_ids
 from mink_local.llama.guide import tokenizer_of
-from mink_local.sandbox import ChildStartError
-from mink_local.serve.bodies import ApiError
+from mink_local.serve.bodies import ApiError, api_errors
 from mink_local.serve.history import SIZE, History
 from mink_local.serve.metrics import Metrics
 from mink_local.serve.request.presets import Presets
@@ -286,7 +285,7 @@ class Service:
     def tokens(self, request: Request) -> list[int]:
         """Return the token ids of a request's prompt. Raises ApiError if the model refuses it."""
         self._refuse_giant(request.prompt)
-        with api_errors():
+        with api_errors(default=_name(request.prompt)):
             return self.model.prompt_tokens(
                 request.prompt, request.enable_thinking, request.tools, request.template_kwargs
             )
@@ -294,7 +293,7 @@ class Service:
     def _prepare(self, request: Request) -> Decoding:
         """Render, tokenize, and make the constraints of a request."""
         self._refuse_giant(request.prompt)
-        with api_errors():
+        with api_errors(default=_name(request.prompt)):
             decoding = self.model.core.engine.prepare(request)
         if decoding.answer.finish_reason == "overflow":
             raise _overflow(request.prompt, decoding.answer.prompt_tokens, self.model.n_ctx)
@@ -326,17 +325,9 @@ class Service:
                 self.fail(f"the engine has made no step for {self._stall_seconds:g} s")
 
 
-@contextmanager
-def api_errors() -> Iterator[None]:
-    """Turn what is wrong with a request into an ApiError."""
-    try:
-        yield
-    except ApiError:
-        raise
-    except ChildStartError as error:
-        raise ApiError(500, str(error), kind="server_error") from None
-    except (ValueError, MinkError) as error:
-        raise ApiError(400, str(error), param=getattr(error, "place", None)) from None
+def _name(prompt: Prompt) -> str:
+    """Return the name of the field that a prompt comes from."""
+    return "prompt" if isinstance(prompt, str) or is_token_ids(prompt) else "messages"
 
 
 def _overflow(prompt: Prompt, n_tokens: int, n_ctx: int) -> ApiError:
@@ -345,7 +336,7 @@ def _overflow(prompt: Prompt, n_tokens: int, n_ctx: int) -> ApiError:
         400,
         f"This model's maximum context length is {n_ctx} tokens; the prompt is too long, with {n_tokens}: "
         "shorten it, or start mink-serve with a larger --ctx",
-        param="prompt" if isinstance(prompt, str) or is_token_ids(prompt) else "messages",
+        param=_name(prompt),
         code="context_length_exceeded",
         kind="exceed_context_size_error",
         details={"n_prompt_tokens": n_tokens, "n_ctx": n_ctx},

@@ -231,6 +231,7 @@ def test_what_is_refused(server: RunningServer, name: str) -> None:
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["type"] in ("invalid_request_error", "exceed_context_size_error")
+    assert (error["param"] is None) == (error["code"] == "invalid_json")
     assert 0 < len(error["message"]) < 1000
 
 
@@ -385,8 +386,10 @@ def test_what_is_refused_as_anthropic_does(server: RunningServer, path: str, nam
         return  # the form of an answer does not count
     response = post(server, path, REFUSED_MESSAGES[name])
     assert response.status_code == 400
-    assert response.json()["error"]["type"] == "invalid_request_error"
-    assert 0 < len(response.json()["error"]["message"]) < 1000
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert (error["param"] is None) == (error["code"] == "invalid_json")
+    assert 0 < len(error["message"]) < 1000
 
 
 def test_control_tokens_in_a_message_are_text(server: RunningServer) -> None:

@@ -149,6 +149,7 @@ def test_an_answer_goes_on_after_other_tokens(server: RunningServer) -> None:
             "context_length_exceeded",
         ),
         ({"model": "gpt-4"}, 404, "model", "model_not_found"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, 400, "messages", None),
         ({"grammar": "root ::= ("}, 400, "grammar", None),
         ({"json_schema": {"$ref": "#/nowhere"}}, 400, "json_schema", None),
         ({"response_format": NOWHERE}, 400, "response_format.json_schema.schema", None),
@@ -176,8 +177,7 @@ def test_what_cannot_be_answered_has_a_status(
     assert error["message"]
     assert "\n" not in error["message"]
     assert error["type"] == ("exceed_context_size_error" if code == "context_length_exceeded" else KIND)
-    assert param is None or error["param"] == param
-    assert error["code"] == code
+    assert (error["param"], error["code"]) == (param, code)
 
 
 def test_more_prompts_than_the_server_takes_are_refused_as_prompts(server: RunningServer) -> None:

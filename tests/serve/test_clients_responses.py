@@ -153,6 +153,7 @@ NAMED_ITEMS: list[tuple[dict[str, Any], str]] = [
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
     ({"text": {"format": {**FORM, "name": "x"}}}, "text.format.schema"),
     ({"max_output_tokens": -2}, "max_output_tokens"),
+    ({"input": [{"role": "assistant", "content": "x"}]}, "input"),
     ({"input": "word " * 3000}, "input"),
     ({"sampler": "no-such"}, "sampler"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
@@ -183,6 +184,7 @@ NAMED_BLOCKS: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
     ({"messages": [{"role": "user", "content": "word " * 3000}]}, "messages"),
     ({"max_tokens": None}, "max_tokens"),
+    ({"messages": [{"role": "assistant", "content": "x"}]}, "messages"),
     ({"messages": []}, "messages"),
     ({"n": 2}, "n"),
     ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
@@ -313,6 +315,51 @@ def test_variables_of_the_template_are_taken(tmp_path: Path) -> None:
         assert often > 30 + once
         thinking = {"thinking": {"type": "enabled"}}
         assert tokens(count, messages=USER, **many, **thinking) > often
+        assert ignored(asking, "/v1/chat/completions", {"reasoning_effort": "none"} | many) == ""
+        unread = {"chat_template_kwargs": {"m": 1, "enable_thinking": True}, "reasoning": {"effort": "low"}}
+        both = "chat_template_kwargs.m,reasoning.effort"
+        assert ignored(asking, "/v1/responses", unread) == both
+        assert ignored(asking, "/candidates", unread) == both
+
+
+def ignored(server: RunningServer, path: str, fields: dict[str, Any]) -> str:
+    """Return the fields that the server says it has ignored."""
+    common = {} if path == "/candidates" else {"max_tokens": 1}
+    asked = {"input": "Hi"} if path.startswith("/v1/responses") else {"messages": USER}
+    response = server.post(path, **common, **asked, **fields)
+    assert response.status_code == 200, response.text
+    return str(response.headers.get("x-mink-ignored", ""))
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "named"),
+    [
+        ("/v1/chat/completions", {"reasoning_effort": "none"}, "reasoning_effort"),
+        ("/v1/chat/completions", {"reasoning": {"effort": "low"}, "stream": True}, "reasoning.effort"),
+        ("/v1/chat/completions", {"thinking_budget_tokens": 5}, "thinking_budget_tokens"),
+        ("/v1/chat/completions", {"reasoning_budget": -1, "reasoning_format": "auto"}, ""),
+        ("/v1/chat/completions", {"reasoning_format": "raw"}, "reasoning_format"),
+        (
+            "/v1/chat/completions",
+            {"chat_template_kwargs": {"enable_thinking": False}},
+            "chat_template_kwargs.enable_thinking",
+        ),
+        ("/candidates", {"reasoning_effort": "low"}, "reasoning_effort"),
+        ("/v1/responses", {"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ("/v1/responses/input_tokens", {"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        (
+            "/v1/messages",
+            {"thinking": {"type": "enabled", "budget_tokens": 9}, "stream": True},
+            "thinking.budget_tokens,thinking.type",
+        ),
+        ("/v1/messages/count_tokens", {"thinking": {"type": "disabled"}}, "thinking.type"),
+    ],
+)
+def test_what_a_template_does_not_read_is_named(
+    server: RunningServer, path: str, fields: dict[str, Any], named: str
+) -> None:
+    """SmolLM2's has no reasoning."""
+    assert ignored(server, path, fields) == named
 
 
 def test_langchain_reads_responses(server: RunningServer) -> None:

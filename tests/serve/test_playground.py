@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Page
 
 from mink_local.samplers import default_samplers
-from mink_local.serve.endpoints.playground import playground_page
+from mink_local.serve.endpoints.state import playground_page
 from tests.support.browser import click, complaints_of, open_page, wait
 from tests.support.server import RunningServer
 

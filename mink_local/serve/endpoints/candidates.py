@@ -14,11 +14,11 @@ from mink_local.generation.sampling_step import SamplingStep, sampling_step
 from mink_local.generation.text import text_decoder
 from mink_local.llama.weights import Weights
 from mink_local.samplers import Greedy, Sampler, parse
-from mink_local.serve.bodies import ApiError, Output
+from mink_local.serve.bodies import ApiError, Output, api_errors
 from mink_local.serve.request.chat import ChatMessage, ChatRequest, FunctionTool, NamedToolChoice
 from mink_local.serve.request.fields import MAX_TOOLS, Fields, Name, ReasoningOptions, TokenId, TokenIds
 from mink_local.serve.request.sampling import chat_for_engine
-from mink_local.serve.service import Service, api_errors
+from mink_local.serve.service import Service
 
 _CURVE_POINTS = 256  # of the candidates' logits, over the whole vocabulary
 
@@ -135,10 +135,8 @@ class StepCandidates(Output, kw_only=True):
 async def find_candidates(service: Service, asked: CandidatesRequest) -> StepCandidates:
     """Return the candidates of an answer's next token, and samplers' cuts."""
     service.presets.find(asked.model)
-    try:
+    with api_errors("samplers"):
         samplers = [parse(text) for text in asked.samplers or ()]
-    except ValueError as error:
-        raise ApiError(400, str(error), param="samplers") from None
     rows: list[NDArray[np.float32]] = []
 
     def make_requests() -> list[Request]:

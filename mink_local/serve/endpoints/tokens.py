@@ -5,10 +5,10 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from mink_local.generation.request import SamplingParams
-from mink_local.serve.bodies import ApiError, Output
+from mink_local.serve.bodies import ApiError, Output, api_errors
 from mink_local.serve.request.fields import Fields, SamplingFields, TokenId
 from mink_local.serve.request.sampling import chat_for_engine
-from mink_local.serve.service import Service, api_errors
+from mink_local.serve.service import Service
 
 MAX_TEXT_CHARACTERS = 1 << 20
 MAX_CONTROL_TOKENS = 10_000  # in a text; llama.cpp's time grows with the square of their number

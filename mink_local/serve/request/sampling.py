@@ -1,16 +1,20 @@
 """From the fields of a request to those of the engine's: prompts and sampling parameters."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+import re
+import secrets
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import msgspec
 
 from mink_local.checks import Range
-from mink_local.errors import OptionError
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.generation.template import infill
+from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.constraints import Constraints
 from mink_local.llama.grammars import IS_LARK
 from mink_local.samplers import (
@@ -21,29 +25,38 @@ from mink_local.samplers import (
     Sampler,
     parse,
 )
-from mink_local.serve.bodies import ApiError
+from mink_local.serve.bodies import ApiError, api_errors
 from mink_local.serve.request.chat import ChatRequest, CompletionRequest
-from mink_local.serve.request.fields import SamplingFields
+from mink_local.serve.request.fields import Fields, SamplingFields
 from mink_local.serve.request.presets import Preset
 
 LARGEST_BIAS = 100.0
+_SWITCHES = ("enable_thinking", "reasoning_effort")  # of chat templates
+_REASONING_FORMATS = ("none", "auto", "deepseek", "parsed")
+_BUDGETS = ("reasoning_budget", "thinking.budget_tokens")
 Options = Mapping[str, float]
 
 
 def engine_requests(
     model: Model, request: ChatRequest | CompletionRequest, params: SamplingParams
 ) -> Sequence[Request]:
-    """Return a request for the engine for each prompt. Raises ApiError, or OptionError for its tools."""
+    """Return n requests for the engine for each prompt. Raises ApiError, or OptionError for its tools."""
     if isinstance(request, ChatRequest):
-        return [chat_for_engine(model, request, params)]
+        return _with_seeds(chat_for_engine(model, request, params), request.n)
     prompts = request.prompts()
     if request.suffix:
-        try:
+        with api_errors("suffix"):
             prompts = [infill(model.weights, str(prompt), request.suffix) for prompt in prompts]
-        except ValueError as error:
-            message = f"{error}: put the text after the gap into the prompt"
-            raise ApiError(400, message, param="suffix", code="unsupported_parameter") from None
-    return [Request(prompt, params, split_reasoning=False) for prompt in prompts]
+    made = (Request(prompt, params, split_reasoning=False) for prompt in prompts)
+    return [one for each in made for one in _with_seeds(each, request.n)]
+
+
+def _with_seeds(request: Request, n: int | None) -> list[Request]:
+    """Return a request n times, with consecutive seeds."""
+    seed = request.params.seed
+    first = secrets.randbelow(RANDOM_SEED) if seed is None else seed
+    seeds = [(first + i) % RANDOM_SEED for i in range(n or 1)]
+    return [replace(request, params=replace(request.params, seed=seed)) for seed in seeds]
 
 
 def chat_for_engine(model: Model, chat: ChatRequest, params: SamplingParams) -> Request:
@@ -63,6 +76,28 @@ def chat_for_engine(model: Model, chat: ChatRequest, params: SamplingParams) -> 
     )
 
 
+def unread(request: Fields, model: Model) -> Iterator[str]:
+    """Yield the places of a request's fields about reasoning that the model's chat template does not read."""
+    template, kwargs = model.chat_template or "", _at(request, "chat_template_kwargs") or {}
+    names = {name for name in (*kwargs, *_SWITCHES) if re.search(rf"\b{re.escape(name)}\b", template)}
+    yield from (f"chat_template_kwargs.{name}" for name in kwargs if name not in names)
+    names -= kwargs.keys()  # which win over other fields
+    for place in ("reasoning_effort", "reasoning.effort", "thinking.type"):
+        value = _at(request, place)
+        is_switch = value == "none" or place == "thinking.type"
+        if value and names.isdisjoint(_SWITCHES[: 1 if is_switch else 2]):
+            yield place
+        elif value:
+            names.clear()  # the first effort wins
+    if not model.can_reason:
+        yield from (name for name in _BUDGETS if _at(request, name) not in (None, -1))
+
+
+def _at(request: Any, place: str) -> Any:
+    """Return the value at a place in a request; None if there is no such field."""
+    return reduce(lambda value, name: getattr(value, name, None), place.split("."), request)
+
+
 def sampling_params(
     request: ChatRequest | CompletionRequest, preset: Preset, model: Model, most_tokens: int | None = None
 ) -> tuple[SamplingParams, list[str]]:
@@ -80,7 +115,7 @@ def sampling_params(
     sampler, temperature, ignored = _sampler(request, preset)
     is_echo = isinstance(request, CompletionRequest) and bool(request.echo)
     limits = [limit for limit in (request.token_limit, most_tokens) if limit is not None]
-    try:
+    with api_errors():
         params = SamplingParams(
             sampler=sampler,
             temperature=temperature,
@@ -95,9 +130,11 @@ def sampling_params(
             reasoning_budget=request.reasoning_budget,
             constraints=_constraints(request, model),
         )
-    except OptionError as error:
-        raise ApiError(400, str(error), param=error.place) from None
-    needs = {"top_logprobs": request.logprobs, "stream_options": request.stream}
+    needs = {
+        "top_logprobs": request.logprobs,
+        "stream_options": request.stream,
+        "reasoning_format": getattr(request, "reasoning_format", "") in _REASONING_FORMATS,
+    }
     ignored += [name for name, needed in needs.items() if getattr(request, name, None) and not needed]
     return params, sorted(set(ignored))
 
@@ -111,10 +148,8 @@ def _sampler(request: SamplingFields, preset: Preset) -> tuple[Sampler, float, l
         return preset.sampler, preset.temperature, fields
     temperature = preset.temperature if request.temperature is None else request.temperature
     if request.sampler is not None:
-        try:
+        with api_errors("sampler"):
             return parse(request.sampler, "temperature-last"), temperature, fields
-        except ValueError as error:
-            raise ApiError(400, f"sampler: {error}", param="sampler") from None
     acting = _acting(chosen)
     cuts = [_cut(kind, chosen[kind]) for kind in acting]
     ignored = [field for kind, given in chosen.items() if kind not in acting for field in given]
@@ -165,11 +200,8 @@ def _cut(kind: type[Sampler], given: Options) -> Sampler:
         options[option.name] = type(option.default)(min(max(given[field], limits.low), limits.high))
     if kind.order is not None:
         options["order"] = "temperature-last"
-    try:
+    with api_errors(next(iter(given))):
         return kind(**options)
-    except ValueError as error:
-        field = next(iter(given))
-        raise ApiError(400, f"{field}: {error}", param=field) from None
 
 
 def _texts(stop: str | list[str] | None) -> tuple[str, ...]:
