@@ -684,11 +684,6 @@ def _models_in(folder: Path) -> list[str]:
     metavar="N",
     help="Tokens per chunk of text; the second half of each chunk is scored, as in llama-perplexity.",
 )
-@samplers_option.replace(
-    default=["min-k", "min-p", "top-p"],
-    callback=_stateless,
-    help="Sampler whose candidates to compare at temperature 1; repeatable.",
-)
 @click.option(
     "--fail-above",
     multiple=True,
@@ -720,8 +715,8 @@ def quants_command(
 
     BASE and OTHER are files of one model. FOLDER stands for all models in it; without a BASE, the largest is
     the base. Or --kv-type names other types of BASE's KV cache. Compares next-token distributions at the same
-    positions of texts of several kinds: divergence, top token, perplexity and the samplers' candidates, each
-    next to the base's self-noise.
+    positions of texts of several kinds: divergence, top token and perplexity, each next to the base's
+    self-noise.
 
     Writes to DIR: quants.html, .md, .csv and .json, a figure, and quants-card.md, a block for a model
     card. What is kept of the base's distributions is in DIR/base, so that the base is not evaluated again:

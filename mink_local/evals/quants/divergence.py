@@ -10,7 +10,6 @@ Q4_K_M against Q2_K, 381 positions, it was 0.14778 in place of 0.14781, where th
 a position took 23 KB in place of 608.
 """
 
-import hashlib
 import io
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -22,9 +21,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.errors import GenerationError
 from mink_local.evals.store import write_file
-from mink_local.samplers import Sampler, Workspace
 
 MOST, MASS = 4096, 0.999
 SAMPLED = 1024
@@ -42,19 +39,17 @@ class Position(NamedTuple):
         n_most: Number of the most probable ones.
         rest: Probability of all others together.
         logprob: Log-probability of the token that follows.
-        digests: For each sampler, a digest of its candidates.
     """
 
     tokens: Tokens
     n_most: int
     rest: float
     logprob: float
-    digests: Sequence[int]
 
 
 def write_positions(path: Path, positions: Sequence[Position]) -> None:
     """Keep the positions of a chunk in a file. Raises RunError if it cannot be written."""
-    tokens, n_most, rest, logprob, digests = map(list, zip(*positions, strict=True))
+    tokens, n_most, rest, logprob = map(list, zip(*positions, strict=True))
     buffer = io.BytesIO()
     np.savez(
         buffer,
@@ -63,7 +58,6 @@ def write_positions(path: Path, positions: Sequence[Position]) -> None:
         n_most=n_most,
         rest=rest,
         logprob=logprob,
-        digests=np.array(digests, np.uint64),
     )
     write_file(path, buffer.getvalue())
 
@@ -78,11 +72,8 @@ def read_positions(path: Path) -> list[Position] | None:
     return None
 
 
-def position_of(row: Logits, follows: int, candidates: "CandidateSets") -> Position:
-    """Return what is kept of a row of raw logits (V,) before the token `follows`.
-
-    Raises GenerationError if a logit is NaN, or none is finite.
-    """
+def position_of(row: Logits, follows: int) -> Position:
+    """Return what is kept of a row of raw logits (V,) before the token `follows`."""
     row = np.ascontiguousarray(row)
     total = _log_total(row)
     p = np.exp(row - total)
@@ -96,14 +87,12 @@ def position_of(row: Logits, follows: int, candidates: "CandidateSets") -> Posit
     tokens = np.empty(len(most) + len(drawn), TOKEN)
     tokens["id"] = np.concatenate([most, drawn])
     tokens["logprob"] = row[tokens["id"]] - total
-    return Position(tokens, len(most), rest, float(row[follows] - total), candidates(row))
+    return Position(tokens, len(most), rest, float(row[follows] - total))
 
 
 def _log_total(row: Logits) -> float:
     """Return the logarithm of the sum of a row's exponentials."""
-    largest = row.max()  # NaN if there is one
-    if not np.isfinite(largest):
-        raise GenerationError("the model gave a NaN among its logits, or no finite one: its file is damaged")
+    largest = row.max()
     return float(largest) + float(np.log(np.exp(row - largest).sum(dtype=np.float64)))
 
 
@@ -116,18 +105,16 @@ class Divergence:
         base_logprob: Log-probability of the following token under the base.
         logprob: Log-probability of the following token under the file.
         same_top: 1 where both have the same most probable token.
-        same_set: By sampler, 1 where it keeps the same candidates.
     """
 
     kld: list[float]
     base_logprob: list[float]
     logprob: list[float]
     same_top: list[int]
-    same_set: dict[str, list[int]]
 
 
 def compare(
-    base: Sequence[Position], rows: Iterable[Logits], follows: Sequence[int], candidates: "CandidateSets"
+    base: Sequence[Position], rows: Iterable[Logits], follows: Sequence[int], n_vocab: int
 ) -> Divergence:
     """Return the figures for a file.
 
@@ -135,20 +122,15 @@ def compare(
         base: What is kept of the base at each position.
         rows: The file's raw logits there, (V,) or longer; tokens beyond the common vocabulary are ignored.
         follows: The token that follows each position.
-        candidates: Determines the samplers' candidates.
-
-    Raises:
-        GenerationError: A logit is NaN, or none is finite.
+        n_vocab: Number of common tokens.
     """
-    found = Divergence([], [one.logprob for one in base], [], [], {})
+    found = Divergence([], [one.logprob for one in base], [], [])
     for position, row, token in zip(base, rows, follows, strict=True):
-        row = np.ascontiguousarray(row[: candidates.n_vocab])
+        row = np.ascontiguousarray(row[:n_vocab])
         total = _log_total(row)
         found.kld.append(_kld(position, row, total))
         found.logprob.append(float(row[token] - total))
         found.same_top.append(int(position.tokens["id"][0] == row.argmax()))
-        for name, own, of_base in zip(candidates.names, candidates(row), position.digests, strict=True):
-            found.same_set.setdefault(name, []).append(int(own == of_base))
     return found
 
 
@@ -167,26 +149,3 @@ def _kld(base: Position, row: Logits, total: float) -> float:
     gains = log_p - (row[tokens["id"]] - total)
     known = float((p * scale) @ gains[:n])
     return max(0.0, known + (base.rest * float(gains[n:].mean()) if base.rest else 0.0))
-
-
-class CandidateSets:
-    """The candidates that samplers keep, at temperature 1.
-
-    Args:
-        samplers: Stateless samplers.
-        n_vocab: Length of the rows.
-    """
-
-    def __init__(self, samplers: Sequence[Sampler], n_vocab: int) -> None:
-        self.n_vocab = n_vocab
-        self.names = [str(one) for one in samplers]
-        self._workspace = Workspace(n_vocab)
-        self._selectors = [one.selector(1.0, self._workspace) for one in samplers]
-
-    def __call__(self, row: Logits) -> list[int]:
-        """Return for each sampler a digest of a row's candidates."""
-        return [self._digest(select(row)) for select in self._selectors]
-
-    def _digest(self, k: int) -> int:
-        ids = np.sort(self._workspace.ids[:k]).tobytes() if k < self.n_vocab else b"all"
-        return int.from_bytes(hashlib.blake2b(ids, digest_size=8).digest(), "little")

@@ -20,7 +20,6 @@ from mink_local.evals.answering import DATE, joint_sha256
 from mink_local.evals.frontier.measure import common_vocabulary
 from mink_local.evals.measurement import Results, report_on
 from mink_local.evals.quants.divergence import (
-    CandidateSets,
     Divergence,
     Logits,
     compare,
@@ -40,7 +39,6 @@ from mink_local.models import trust
 from mink_local.models.catalog import ModelFile
 from mink_local.models.gguf import Metadata, read_metadata
 from mink_local.models.info import tensors_by_type
-from mink_local.samplers import Sampler
 
 BASE = "base"  # the folder with the base's distributions
 _OTHER_SPLIT = 48  # logits rows per batch for the base against itself; all others use N_OUTPUTS
@@ -150,7 +148,6 @@ class Quants(RowMeasurement[ChunkRow]):
     Args:
         base: The file that the others are compared with.
         others: Files with the same vocabulary.
-        samplers: Samplers whose candidates to compare.
         text: A text file; None for the bundled texts.
         positions: Minimum number of positions to compare; a larger number adds to them. None for eight chunks
             of each kind of bundled text, or of the file.
@@ -167,7 +164,6 @@ class Quants(RowMeasurement[ChunkRow]):
         self,
         base: ModelFile,
         others: Sequence[ModelFile],
-        samplers: Sequence[Sampler],
         text: Path | None = None,
         positions: int | None = None,
         chunk: int = 256,
@@ -178,7 +174,7 @@ class Quants(RowMeasurement[ChunkRow]):
     ) -> None:
         super().__init__()
         self._texts = text_files(text)
-        self._base, self._samplers = base, samplers
+        self._base = base
         own_type, *types = kv_types
         cached = {f"{base.name} with {kv_type} KV": kv_type for kv_type in types}
         variants = [replace(base, name=name) for name in cached]
@@ -196,7 +192,6 @@ class Quants(RowMeasurement[ChunkRow]):
                 "sha256": joint_sha256(self._texts.values()),
             },
             "chunk": chunk,
-            "samplers": [str(sampler) for sampler in samplers],
         }
 
     def _described(self, file: ModelFile) -> dict[str, Any]:
@@ -228,19 +223,18 @@ class Quants(RowMeasurement[ChunkRow]):
             self._keep_base(unknown, store)
         for name, members in groupby(keys, lambda key: key[0]):
             n_outputs = _OTHER_SPLIT if name == self._base.name else N_OUTPUTS
-            sets = CandidateSets(self._samplers, self._n_common[name])
+            n_vocab = self._n_common[name]
             numbers = [number for _, number in members]
             for number, rows, follows in self._evaluated(name, n_outputs, numbers, store):
                 base = read_positions(kept[number])
                 assert base is not None
-                yield ChunkRow(name, number, compare(base, rows, follows, sets), self._chunks[number].kind)
+                yield ChunkRow(name, number, compare(base, rows, follows, n_vocab), self._chunks[number].kind)
 
     def _keep_base(self, chunks: Mapping[int, Path], store: Store[ChunkRow]) -> None:
         """Evaluate chunks with the base, and keep its distributions in their files."""
-        sets = CandidateSets(self._samplers, self._n_common[self._base.name])
         for number, rows, follows in self._evaluated(self._base.name, N_OUTPUTS, chunks, store):
             store.save()  # the folder is this measurement's from now on
-            positions = [position_of(*one, sets) for one in zip(rows, follows, strict=True)]
+            positions = list(map(position_of, rows, follows))
             write_positions(chunks[number], positions)
 
     def _evaluated(

@@ -31,7 +31,6 @@ from mink_local.evals.tables import (
     percent,
     points,
 )
-from mink_local.samplers import label
 
 FEWEST = 2  # chunks needed for an interval
 ENOUGH = 8  # chunks needed for a verdict, and of each kind of text, unless more or fewer positions are wanted
@@ -45,7 +44,6 @@ _QUANTILES = {
     "kld_99_9": 0.999,
     "kld_max": 1.0,
 }
-_SAME_SET = "set_same "  # columns, with a sampler's name
 FIGURES = ("kld_mean", *_QUANTILES, "rms_dp", "ppl", "ppl_ratio", "same_top", "bits_per_weight")
 """Figures that can be limited."""
 
@@ -103,14 +101,6 @@ def _above_noise(rows: pd.DataFrame, base: pd.DataFrame) -> Interval:
     return mean(kld - _NOISE_LEVEL * noise)
 
 
-def _of_sets(rows: pd.DataFrame) -> dict[str, float]:
-    """Return for each sampler the share of positions with the same candidates."""
-    return {
-        f"{_SAME_SET}{sampler}": float(np.mean([one.same_set[sampler] for one in rows["divergence"]]))
-        for sampler in rows["divergence"].iloc[0].same_set
-    }
-
-
 def verdict(figures: Mapping[str, Any]) -> str:
     """Return a sentence about a file, which says no more than the intervals of its figures do."""
     n, name = count(figures["positions"], "position"), figures["file"]
@@ -144,7 +134,6 @@ def report(results: Results) -> Report:
             "bits_per_weight": facts[name]["bits_per_weight"],
             **figures_of(found),
             **columns_of(_above_noise(found, rows[base]), "above_noise"),
-            **_of_sets(found),
         }
         for name, found in rows.items()
     )
@@ -168,7 +157,7 @@ def report(results: Results) -> Report:
             "How to read this", [_how_to_read(results, figures), _files(manifest), settings_table(settings)]
         ),
     ]
-    about = {key: public(manifest[key]) for key in ("text", "chunk", "samplers", "versions")}
+    about = {key: public(manifest[key]) for key in ("text", "chunk", "versions")}
     return Report(
         "quants",
         f"Quantization loss against {_base_in_words(manifest)}: {count(len(rows) - 1, 'other file')}",
@@ -234,7 +223,7 @@ def _files(manifest: Mapping[str, Any]) -> Table:
 
 
 def _tables(figures: pd.DataFrame, kinds: pd.DataFrame) -> Iterator[Table]:
-    """Yield the tables of divergence, kinds of text, predictions and candidates."""
+    """Yield the tables of divergence, kinds of text, and predictions."""
     yield _of("Divergence", figures, _DIVERGENCE)
     if kinds["kind"].nunique() > 1:
         cells = kinds.assign(
@@ -245,12 +234,6 @@ def _tables(figures: pd.DataFrame, kinds: pd.DataFrame) -> Iterator[Table]:
         )
         yield Table("Mean divergence by kind of text", by_kind.reset_index())
     yield _of("Predictions and perplexity", figures, _PREDICTIONS)
-    sets = {
-        label(name.removeprefix(_SAME_SET)): figures[name].map(percent)
-        for name in figures
-        if name.startswith(_SAME_SET)
-    }
-    yield Table("Positions with the same candidates, %", pd.DataFrame({"file": _names(figures), **sets}))
 
 
 def _card(manifest: Mapping[str, Any], figures: pd.DataFrame, size: Picture) -> str:
