@@ -107,7 +107,6 @@ class Measurement(ABC, Generic[R]):
         noun: What rows are called, in the plural.
         row_type: Type of a row: a dataclass with a `key`.
         file: Name of the file that holds the rows.
-        revision: Incremented when a version computes different numbers, which must not mix with old ones.
         settings: What the rows depend on; see `store`.
         interrupted: True after `interrupt`.
     """
@@ -116,7 +115,6 @@ class Measurement(ABC, Generic[R]):
     noun: ClassVar[str]
     row_type: ClassVar[type[Any]]
     file: ClassVar[str] = ROWS
-    revision: ClassVar[int] = 1
 
     settings: Mapping[str, Any]
     interrupted = False
@@ -173,13 +171,7 @@ class Measurement(ABC, Generic[R]):
 
 
 def carry_out(measurement: Measurement[Any], folder: Path, *, quiet: bool = False) -> None:
-    """Measure the rows that a folder lacks, then report on all of them; see `fill`."""
-    fill(measurement, folder, quiet=quiet)
-    measurement.conclude(Results(folder, type(measurement)))
-
-
-def fill(measurement: Measurement[Any], folder: Path, *, quiet: bool = False) -> None:
-    """Measure the rows that a folder lacks.
+    """Measure the rows that a folder lacks, then report on all of them.
 
     Ctrl-C and SIGTERM end it; complete rows are kept.
 
@@ -187,13 +179,7 @@ def fill(measurement: Measurement[Any], folder: Path, *, quiet: bool = False) ->
         MinkError: The measurement cannot continue. All measured rows are kept.
         KeyboardInterrupt: After Ctrl-C or SIGTERM.
     """
-    with Store[Any](
-        folder,
-        measurement.measures,
-        measurement.settings,
-        revision=measurement.revision,
-        rows=measurement.file,
-    ) as store:
+    with Store[Any](folder, measurement.measures, measurement.settings, rows=measurement.file) as store:
         measurement.prepare(store)
         store.read(measurement.recorded)
         keys = list(dict.fromkeys(measurement.plan()))
@@ -206,6 +192,7 @@ def fill(measurement: Measurement[Any], folder: Path, *, quiet: bool = False) ->
                     f"{n_done:,} of {len(keys):,} {measurement.noun} are in {folder}; run the same command "
                     f"again to resume. {measurement.lost}".rstrip()
                 )
+    measurement.conclude(Results(folder, type(measurement)))
 
 
 def report_on(results: Results) -> "Report":

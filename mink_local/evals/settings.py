@@ -126,11 +126,20 @@ class RowMeasurement(Measurement[R]):
     def rows_of(
         self, model: Model, sequences: Iterable[tuple[Sequence[int], int]]
     ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Return `read_rows(model, sequences)`, which `interrupt` ends even if it was called before."""
-        rows = read_rows(model, sequences)
+        """Yield what `read_rows(model, sequences)` does; `interrupt` ends it even if it was called before.
+
+        Raises:
+            GenerationError: A row has a NaN, or no finite logit; llama.cpp fails; or `interrupt` was called.
+        """
+        found = read_rows(model, sequences)
         if self.interrupted:
             raise GenerationError("interrupted")
-        return rows
+        for index, rows in found:
+            if not np.isfinite(rows.max(axis=1)).all():  # a NaN is the maximum
+                raise GenerationError(
+                    f"{model.name} gave a NaN as a logit, or none that is finite: its file is damaged"
+                )
+            yield index, rows
 
 
 Unit = TypeVar("Unit")

@@ -163,7 +163,6 @@ class Store(Generic[R]):
         folder: Path of the folder.
         measures: What is measured, such as "frontier"; another measurement's folder is refused.
         settings: What the rows depend on, as nested dicts: keys may be added, values may not change.
-        revision: Revision of the measurement's numbers; see `Measurement`.
         rows: Name of the file that holds the rows.
 
     Attributes:
@@ -181,7 +180,6 @@ class Store(Generic[R]):
         measures: str,
         settings: Mapping[str, Any],
         *,
-        revision: int = 1,
         rows: str = ROWS,
     ) -> None:
         self.folder, self.found = folder, Rows[R]()
@@ -202,7 +200,7 @@ class Store(Generic[R]):
                     other = self.manifest["measures"]
                     raise RunError(f"{folder} contains results of mink-eval {other}: choose another --out")
                 is_new = not (folder / MANIFEST).exists()
-                self.agree({"revision": revision, **settings}, learned=is_new)
+                self.agree(settings, learned=is_new)
             except (KeyError, TypeError, AttributeError, ValueError):
                 raise RunError(f"{folder / MANIFEST} is damaged: choose another --out") from None
             self._opened = opened.pop_all()

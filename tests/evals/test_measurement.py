@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from mink_local.evals.settings import sweep
 from mink_local.evals.store import ROWS, Store
 from mink_local.samplers import SAMPLERS
 from tests.support.http import until
+from tests.support.mink_eval import MinkEval
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,22 @@ def test_the_sweep_has_every_default_once_and_no_setting_twice() -> None:
         defaults = [one for one in settings if one.is_default and one.temperature == temperature]
         assert {one.sampler.name for one in defaults} == stateless
         assert len({one.curve for one in defaults}) == len(defaults)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["coverage", "--limit", 1, "--model", "MODEL"],
+        ["frontier", "--text", __file__, "--limit", 1, "--model", "TINY", "--reference", "MODEL"],
+        ["quants", "TINY", "MODEL", "--chunk", 16, "--positions", 14],
+    ],
+)
+def test_a_damaged_model_is_named(
+    command: list[object], mink_eval: MinkEval, tiny: Callable[..., Path], tiny_path: Path, tmp_path: Path
+) -> None:
+    paths: dict[object, object] = {"MODEL": tiny("broken.gguf", scale=math.nan), "TINY": tiny_path}
+    given = [paths.get(one, one) for one in command]
+    mink_eval(*given, "--threads", 1, "-q", "-o", tmp_path / "out").refused(1, "NaN")
 
 
 def test_an_interrupt_while_a_model_loads_ends_its_first_rows(tiny_path: Path) -> None:

@@ -30,8 +30,8 @@ class Number(msgspec.Struct, frozen=True):
         return self.name
 
 
-def opened(folder: Path, revision: int = 1, **changes: Any) -> Store[Number]:
-    store = Store[Number](folder, "numbers", SETTINGS | changes, revision=revision)
+def opened(folder: Path, **changes: Any) -> Store[Number]:
+    store = Store[Number](folder, "numbers", SETTINGS | changes)
     store.read(read)
     return store
 
@@ -158,7 +158,7 @@ def test_what_is_changed_is_refused_and_every_change_is_named(tmp_path: Path) ->
     changes: dict[str, Any] = {"seed": 1, "stop": ["x"], "models": {"tiny": {"sha256": "zz"}}}
     with pytest.raises(RunError) as raised:
         opened(tmp_path, revision=2, **changes)
-    for change in ("revision was 1", "seed was 0", 'models tiny sha256 was "aa"', "stop was"):
+    for change in ("revision was not given", "seed was 0", 'models tiny sha256 was "aa"', "stop was"):
         assert change in str(raised.value)
     assert (tmp_path / MANIFEST).read_bytes() == before
     with opened(tmp_path) as store, pytest.raises(RunError, match="seed"):

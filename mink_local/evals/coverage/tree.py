@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.errors import ConstraintError, DataError, GenerationError
+from mink_local.errors import ConstraintError, DataError
 from mink_local.evals.settings import SamplerSetting, cuts
 from mink_local.llama.guide import Guide
 from mink_local.llama.weights import Weights
@@ -135,9 +135,6 @@ class TokenProbabilities:
 
         Args:
             wanted: The settings to compute, bool (settings,); the others' probabilities are 0.
-
-        Raises:
-            GenerationError: The row has a NaN, or no finite logit.
         """
         found = np.zeros((len(self._temperatures), len(tokens)))
         for select, members in self._cuts:
@@ -145,8 +142,6 @@ class TokenProbabilities:
             if not members.size:
                 continue
             k = select(row)
-            if k <= 0:
-                raise GenerationError("the model gave a NaN among its logits: its file is damaged")
             ids = self._every if k == row.size else self._workspace.ids[:k]
             kept = np.isin(tokens, ids)
             largest = row[ids].max()
@@ -210,9 +205,6 @@ def walk(
         prompt: Token ids of the prompt.
         rows: `read_rows` of a model with room for the prompt and `MOST_TOKENS` tokens of an answer.
         n_parallel: Number of sequences to give to `rows` at a time.
-
-    Raises:
-        GenerationError: A row of logits has a NaN, or llama.cpp fails.
     """
     n = len(probabilities)
     found = Distribution(np.zeros((n, len(answers))), np.zeros(n))

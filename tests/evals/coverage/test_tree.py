@@ -9,12 +9,11 @@ import pytest
 from numpy.typing import NDArray
 
 from mink_local import load_model
-from mink_local.errors import GenerationError
 from mink_local.evals.coverage.measure import standard_samplers
 from mink_local.evals.coverage.tree import AnswerSet, Distribution, TokenProbabilities, walk
 from mink_local.evals.settings import SamplerSetting
 from mink_local.generation.model import Model, read_rows
-from mink_local.samplers import Greedy, MinK, Sampler, TopK, TopP
+from mink_local.samplers import MinK, Sampler, TopK, TopP
 
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 METHODS = [
@@ -154,9 +153,3 @@ def test_probabilities_are_those_of_the_definition(tree: Tree, sampler: Sampler,
     for found, one in zip(p[:3], others[:3], strict=True):
         expected = dict(zip(*(array.tolist() for array in plain(row, one)), strict=True))
         assert found == pytest.approx([expected.get(token, 0.0) for token in tokens.tolist()], rel=1e-4)
-
-
-def test_a_damaged_model_is_named(tree: Tree) -> None:
-    row = np.full(tree.model.weights.n_vocab, np.nan, np.float32)
-    with pytest.raises(GenerationError, match="NaN"):
-        TokenProbabilities([SamplerSetting(Greedy(), 1.0)], row.size)(row, np.array([3]), np.array([True]))

@@ -9,7 +9,6 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import softmax
 
-from mink_local.errors import GenerationError
 from mink_local.evals.frontier.report import YARDSTICK, FrontierResults, most_entropy
 from mink_local.evals.frontier.sums import FIGURES, TAIL_LEVELS, PositionFigures
 from mink_local.evals.settings import SamplerSetting, sweep
@@ -208,11 +207,3 @@ def test_banned_tokens_and_those_beyond_the_common_vocabulary_do_not_count() -> 
     rows[1, 8] = references[2, 9] = 50.0
     sums = check(SETTINGS, rows[:, :150], references[:, :150])
     assert np.array_equal(summed(SETTINGS, rows, references, n_vocab=150), sums)
-
-
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_nan_ends_the_measurement(which: int) -> None:
-    rows = np.zeros((2, 50), np.float32)
-    rows[which, 3] = np.nan
-    with pytest.raises(GenerationError, match="NaN"):
-        PositionFigures(SETTINGS, 50).add(*rows)
