@@ -21,6 +21,7 @@ from mink_local.evals.stats import (
     FEW,
     Interval,
     PairedTest,
+    detectable_at_best,
     detectable_difference,
     few_clusters,
     holm,
@@ -259,6 +260,20 @@ def test_the_interval_of_a_difference_covers_it(n: int, n_repeats: int) -> None:
     chances = rng.beta(0.5, 0.5, (500, n))
     gains = rng.binomial(n_repeats, chances) - rng.binomial(n_repeats, 0.7 * chances)
     assert coverage((paired_test(run.tolist(), n_repeats).difference for run in gains), 0.15) > 0.93
+
+
+@pytest.mark.parametrize(("n", "repeats"), [(60, 2), (60, 5)])
+@pytest.mark.parametrize("discordant", [0.2, 0.4])
+def test_several_responses_find_what_is_said_at_best(n: int, repeats: int, discordant: float) -> None:
+    """Of questions that are all alike, on which a method disagrees with itself as with another."""
+    rng = np.random.default_rng(0)
+    difference = detectable_at_best(n, 1, discordant, repeats)
+    same = 1 - difference
+    chance = (same - (same**2 - 2 * (discordant - difference)) ** 0.5) / 2  # of the worse one
+    gains = rng.binomial(repeats, chance + difference, (400, n)) - rng.binomial(repeats, chance, (400, n))
+    power = np.mean([paired_test(run.tolist(), repeats).p <= ALPHA for run in gains])
+    assert 0.7 < power < 0.9
+    assert f"{100 * difference:.1f} to " in what_can_be_found(n, 1, [discordant], repeats)
 
 
 def test_holm() -> None:
