@@ -46,7 +46,6 @@ def joint_sha256(paths: Iterable[Path]) -> str:
     return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
 
 
-NO_TEMPLATE = hashlib.sha256(b"").hexdigest()  # the `template_sha256` of a model without a chat template
 _ON_CPU = 8  # answers at a time: about as fast as 32 there, and an interrupt loses fewer
 _CTX_STEP = 256  # llama.cpp rounds context lengths to multiples of this
 

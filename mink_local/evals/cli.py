@@ -72,8 +72,8 @@ MEASUREMENTS = {
     "run": "mink_local.evals.run.evaluation:Run",
     "frontier": "mink_local.evals.frontier.measure:Frontier",
     "coverage": "mink_local.evals.coverage.measure:Walks",
-    "judge": "mink_local.evals.judge.methods:Pairs",
-    "judge-noise": "mink_local.evals.judge.methods:Noise",
+    "judge": "mink_local.evals.judge.judging:Pairs",
+    "judge-noise": "mink_local.evals.judge.judging:Noise",
     "quants": "mink_local.evals.quants.measure:Quants",
 }
 
@@ -789,7 +789,7 @@ def judge_command(
     resume. Prints win rates with the judge's position bias, or the share of the text that is noise, with
     tests against one sampler, and writes them to judge.html or noise.html, .md, .csv and .json.
     """
-    from mink_local.evals.judge.methods import judging_of
+    from mink_local.evals.judge.judging import judging_of
     from mink_local.evals.run.records import read_run
 
     [answerer] = _answerers([judge], is_strict=False, **options)

@@ -188,18 +188,6 @@ def escape_markdown(text: str) -> str:
     return " ".join(re.sub(r"[\\`*_\[\]<>|]", r"\\\g<0>", text).split())
 
 
-def grid(frame: pd.DataFrame, row: str, column: str, value: str) -> pd.DataFrame:
-    """Return a frame with a row per `row`, in the order of `frame`, and a column per number in `column`.
-
-    The columns are named "T = 5", or "k = 2" for another column than the temperature.
-    """
-    wide = frame.pivot(index=row, columns=column, values=value)
-    wide = wide.reindex(index=frame[row].unique(), columns=sorted(frame[column].unique()))
-    head = "T" if column == "temperature" else column
-    wide = wide.rename(columns=lambda number: f"{head} = {temperature_name(number)}")
-    return wide.astype(object).where(wide.notna(), None).reset_index()
-
-
 def to_csv(frame: pd.DataFrame) -> str:
     """Return a frame as CSV."""
     return str(frame.to_csv(index=False, lineterminator="\n"))

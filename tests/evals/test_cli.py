@@ -12,7 +12,7 @@ import click
 import pytest
 
 from mink_local.evals.cli import cli
-from mink_local.evals.judge.methods import ORDERS, Judgement
+from mink_local.evals.judge.judging import ORDERS, Judgement
 from mink_local.evals.tasks import TASKS
 from tests.support.made_run import write_run
 from tests.support.mink_eval import MINK_EVAL, MinkEval, read_responses

@@ -16,14 +16,7 @@ from subprocess import list2cmdline
 from typing import TYPE_CHECKING, Any
 
 from mink_local.errors import GenerationError, RunError
-from mink_local.evals.answering import (
-    NO_TEMPLATE,
-    Answered,
-    Answerer,
-    FileAnswerer,
-    ModelSession,
-    file_sha256,
-)
+from mink_local.evals.answering import Answered, Answerer, FileAnswerer, ModelSession, file_sha256
 from mink_local.evals.measurement import Measurement, Results, duration
 from mink_local.evals.run.pace import Pace
 from mink_local.evals.run.questions import AskedTask, ask, locate
@@ -122,8 +115,7 @@ class Run(Measurement[Response]):
             log.warning(remark)
         for model in models:  # find a damaged file now, not after hours with another model
             model.check(samplers, reasoning_budget)
-        self._models, self._seed = models, seed
-        self._ending = {model.name for model in models if shots or stop}  # or already warned about
+        self._models, self._seed, self._repeats = models, seed, repeats
         wanted = methods(samplers, temperatures, repeats, greedy)
         every = (
             Wanted(ResponseKey(model.name, task, str(sampler), t, repeat, question.id), sampler, question)
@@ -178,7 +170,8 @@ class Run(Measurement[Response]):
         for name, asked in self._tasks.items():
             n = sum(question.gold != "" for question in asked.questions.values())
             if n and self._n_comparisons:
-                print(f"{name}: {what_can_be_found(n, self._n_comparisons)}")
+                found = what_can_be_found(n, self._n_comparisons, repeats=self._repeats)
+                print(f"{name}: {found}")
 
     @classmethod
     def recorded(cls, folder: Path, manifest: Mapping[str, Any]) -> Rows[Response]:
@@ -197,7 +190,6 @@ class Run(Measurement[Response]):
                         yield found
                     else:
                         found.record(store, "model", model.name)
-                        self._warn(model.name, found)
 
     def _responses(self, model: Answerer, wanted: Sequence[Wanted]) -> Iterator[Response | ModelSession]:
         """Yield a model's responses in order of completion, and every new session before its responses.
@@ -244,7 +236,7 @@ class Run(Measurement[Response]):
             where = f"question {question.id} of {wanted.key.task} with {wanted.key.model}"
             raise GenerationError(f"{where}: {answer.error}")
         response = Response(
-            **wanted.key._asdict(),
+            **vars(wanted.key),
             order=wanted.sampler.order,
             seed=self._seed_of(wanted),
             prompt_sha256=prompt_sha256(question.prompt),
@@ -302,16 +294,6 @@ class Run(Measurement[Response]):
         if seconds is None:
             return "no token in 20 seconds"
         return f"about {duration(time.monotonic() - self._began + seconds)}"
-
-    def _warn(self, model: str, session: ModelSession) -> None:
-        """Warn once about a model that may not end its responses."""
-        if session.template_sha256 == NO_TEMPLATE and model not in self._ending:
-            log.warning(
-                "%s may not end its responses, like base models, and responses cut off by the token limit "
-                "count as wrong: show it examples with --shots 4, or end its responses with --stop TEXT",
-                model,
-            )
-            self._ending.add(model)
 
     def interrupt(self) -> None:
         super().interrupt()

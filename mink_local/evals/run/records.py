@@ -7,7 +7,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -28,28 +28,9 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 
 
-class ResponseKey(NamedTuple):
-    """Identifies a response by the fields that together are unique in a run; `sampler` is text."""
-
-    model: str
-    task: str
-    sampler: str
-    temperature: float
-    repeat: int
-    question_id: str
-
-
-class Wanted(NamedTuple):
-    """A response to generate."""
-
-    key: ResponseKey
-    sampler: Sampler
-    question: Question
-
-
 @dataclass(frozen=True)
-class OfResponse:
-    """Base class of what is recorded about a response: which one it is.
+class ResponseKey:
+    """Identifies a response by the fields that together are unique in a run.
 
     Attributes:
         sampler: The sampler as text, `str(sampler)`.
@@ -64,8 +45,19 @@ class OfResponse:
     question_id: Name
 
 
+KEY = tuple(one.name for one in fields(ResponseKey))
+
+
+class Wanted(NamedTuple):
+    """A response to generate."""
+
+    key: ResponseKey
+    sampler: Sampler
+    question: Question
+
+
 @dataclass(frozen=True)
-class Response(OfResponse):
+class Response(ResponseKey):
     """A response to a question, its verdicts, and how it was generated: one line of `records.jsonl`.
 
     A response to an open-ended question has no verdicts: `strict` and `flexible` are None, and null in the
@@ -111,7 +103,7 @@ class Response(OfResponse):
 
     @property
     def key(self) -> ResponseKey:
-        return ResponseKey(*(getattr(self, name) for name in ResponseKey._fields))
+        return ResponseKey(*(getattr(self, name) for name in KEY))
 
 
 class RunManifest(msgspec.Struct):

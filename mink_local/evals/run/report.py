@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import pandas as pd
@@ -25,10 +26,10 @@ from mink_local.evals.run.summary import (
 from mink_local.evals.stats import what_can_be_found
 from mink_local.evals.tables import (
     Cell,
+    Format,
     Table,
     columns_of,
     count,
-    grid,
     listed,
     of_interval,
     p_value,
@@ -105,11 +106,9 @@ def run_report(run: RecordedRun, chosen: tuple[str, Any] | None = None) -> Repor
 
 
 def run_sections(run: RecordedRun, summary: Summary) -> list[Section]:
-    """Return the sections of a run's report: models side by side, then each model and task."""
+    """Return the sections of a run's report, each of a model and a task."""
     groups = summary.cells[GROUP].drop_duplicates().itertuples(index=False, name=None)
-    sections = [_section(run, summary.of(*group), number, *group) for number, group in enumerate(groups, 1)]
-    models = (_models_section(summary, task) for task in summary.cells["task"].unique())
-    return [*filter(None, models), *sections]
+    return [_section(run, summary.of(*group), number, *group) for number, group in enumerate(groups, 1)]
 
 
 def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str) -> Section:
@@ -193,7 +192,7 @@ def _accuracy_picture(part: Summary, number: int, title: str) -> Picture | None:
 def _grid(
     title: str, cells: pd.DataFrame, cell: Callable[[Any], Cell], by: str = "temperature"
 ) -> Table | None:
-    """Return a table with a row per method and a column per temperature, or k; None without cells.
+    """Return a table with a row per method and a column per temperature, "T = 5", or k; None without cells.
 
     Methods are the samplers, or the values of the frame's column `method`.
     """
@@ -202,7 +201,11 @@ def _grid(
     shown = cells.assign(cell=[cell(row) for row in cells.itertuples()])
     if "method" not in shown:
         shown["method"] = shown["sampler"].map(label)
-    return Table(title, grid(shown, "method", by, "cell"))
+    wide = shown.pivot(index="method", columns=by, values="cell")
+    wide = wide.reindex(index=shown["method"].unique(), columns=sorted(shown[by].unique()))
+    head = "T" if by == "temperature" else by
+    wide = wide.rename(columns=lambda number: f"{head} = {temperature_name(number)}")
+    return Table(title, wide.astype(object).where(wide.notna(), None).reset_index())
 
 
 def _accuracies(of: str, part: Summary) -> Table | None:
@@ -224,54 +227,32 @@ def _accuracies(of: str, part: Summary) -> Table | None:
     return _grid(f"{of} accuracy, %", part.cells.dropna(subset="accuracy"), cell)
 
 
+_COMPARED: dict[str, tuple[str, Format]] = {
+    "sampler": ("method", label),
+    "temperature": ("T", temperature_name),
+    "against": ("against", label),
+    "common_questions": ("questions", str),
+    "difference": ("difference", points),
+    "won": ("won", str),
+    "lost": ("lost", str),
+    "p": ("p", p_value),
+    "marks": ("p, Holm", str),
+}
+
+
 def _compared(of: str, comparisons: pd.DataFrame) -> Iterator[Table]:
     """Yield the paired tests against each baseline; those of all pairs are in one table."""
-    pairs = comparisons.assign(pair=comparisons["against"].map(label))
-    columns = ("common_questions", *columns_of(None, "difference"), "won", "lost", "p", "adjusted")
+    marks = [
+        Cell(f"{p_value(row.p_holm)}{'▲' * row.better}{'▼' * row.worse}", bold=row.better or row.worse)
+        for row in comparisons.itertuples()
+    ]
+    shown = comparisons.assign(marks=marks)
     if comparisons["against"].nunique() > 1 and set(comparisons["kind"]) == {"sampler"}:
-        yield _comparison_table(f"{of} every pair of samplers, points", pairs, "pair", *columns)
+        yield Table.of(f"{of} every pair of samplers, points", shown, _COMPARED, 3)
         return
-    for (kind, against), rows in comparisons.groupby(["kind", "against"], sort=False):
-        yield _comparison_table(f"{of} against {against} {_KINDS[kind][1]}, points", rows, *columns)
-
-
-def _comparison_table(title: str, rows: pd.DataFrame, *columns: str) -> Table:
-    """Return a table of compared cells: their method and temperature, and these columns."""
-    shown = rows.assign(
-        method=rows["sampler"].map(label),
-        T=rows["temperature"].map(temperature_name),
-        adjusted=[
-            Cell(f"{p_value(row.p_holm)}{'▲' * row.better}{'▼' * row.worse}", bold=row.better or row.worse)
-            for row in rows.itertuples()
-        ],
-    )
-    names = {
-        "common_questions": "questions",
-        "adjusted": "p, Holm",
-        "lost_questions": "right → wrong",
-        "won_questions": "wrong → right",
-        "pair": "against",
-        "other_accuracy": rows["against"].iloc[0],
-    }
-    frame = shown[["method", "T", *columns]].rename(columns=names)
-    keys = 2 + any(name in columns for name in ("model", "pair"))
-    formats = {"difference": points, "p": p_value, "accuracy": percent, names["other_accuracy"]: percent}
-    return Table(title, frame, keys, formats)
-
-
-def _models_section(summary: Summary, task: str) -> Section | None:
-    """Return a section with a task's models side by side, if they are compared."""
-    found = summary.comparisons
-    found = found[(found["task"] == task) & (found["kind"] == "model")]
-    if found.empty:
-        return None
-    against = str(found["against"].iloc[0])
-    columns = ("model", "accuracy", "other_accuracy", *columns_of(None, "difference"), "adjusted")
-    title = f"{task} · accuracy on common questions, %, and the difference from {against}, points"
-    table = _comparison_table(title, found, *columns)
-    title = f"{task} · questions that flipped from {against}, or that are answered right less or more often"
-    flips = _comparison_table(title, found, "model", "lost_questions", "won_questions")
-    return Section(f"{task}: models side by side", [table], [_family(found, against)], more=[flips])
+    for (kind, against), rows in shown.groupby(["kind", "against"], sort=False):
+        title = f"{of} against {against} {_KINDS[kind][1]}, points"
+        yield Table.of(title, rows.drop(columns="against"), _COMPARED, 2)
 
 
 def _findings(run: RecordedRun, part: Summary) -> Iterator[str]:
@@ -293,9 +274,6 @@ def _findings(run: RecordedRun, part: Summary) -> Iterator[str]:
         yield f"{n_left} of the run without a response yet: repeat the mink-eval run command to resume."
     if judged.empty:
         yield "Open-ended: responses have no verdicts, so there is no accuracy."
-    n_differ = int((judged["correct"] != judged["strictly_correct"]).sum())
-    if n_differ:
-        yield f"Strict scoring differs in {percent(n_differ / len(judged))}% of the responses."
     coldest = judged[judged["temperature"] == temperatures[0]]
     cut_off = (coldest["finish_reason"] == "length").mean()
     if cut_off > 0.5:
@@ -312,8 +290,6 @@ def _findings(run: RecordedRun, part: Summary) -> Iterator[str]:
             'complete responses, which count as wrong: ask for one that is stated, as in "The answer is 5", '
             "or use --scorer."
         )
-    if n_repeats == 1:
-        yield "Diversity needs several responses per question: use --repeats 2 or more."
     n_incomplete = (~cells["complete"]).sum()
     if n_incomplete:
         yield (
@@ -409,8 +385,9 @@ def pack(run: RecordedRun, against: Baseline | None) -> bytes:
 
     A response starts with the indices of its cell and its question.
     """
+    cell_of = attrgetter("model", "task", "sampler", "temperature")
     cells = sorted(
-        {response.key[:4] for response in run.responses},
+        set(map(cell_of, run.responses)),
         key=lambda cell: (*cell[:2], cell[3], *sampler_rank(cell[2])),
     )
     cell_numbers = {cell: number for number, cell in enumerate(cells)}
@@ -421,7 +398,7 @@ def pack(run: RecordedRun, against: Baseline | None) -> bytes:
         "cells": [[*cell, label(cell[2])] for cell in cells],
         "responses": [
             [
-                cell_numbers[r.key[:4]],
+                cell_numbers[cell_of(r)],
                 question_numbers[r.task, r.question_id],
                 r.repeat,
                 r.response,

@@ -1,4 +1,7 @@
-"""Published data sets, each with its prompt and scorer."""
+"""The tasks by name: published data sets, samples, and the user's own files.
+
+A new task is an entry of `_ALL`, and perhaps a class.
+"""
 
 import hashlib
 from collections.abc import Iterator
@@ -7,10 +10,11 @@ from string import ascii_uppercase
 
 from msgspec.structs import replace
 
-from mink_local.errors import DataError
-from mink_local.evals.tasks.base import Question, Scorer, Task, csv_rows, worked
-from mink_local.evals.tasks.own import OwnRow, RowTask
-from mink_local.evals.tasks.scoring import ChoiceScorer
+from mink_local.errors import DataError, TaskNotFoundError
+from mink_local.evals.tasks.base import OnDisk, OwnCopy, Published, Question, Scorer, Task, csv_rows, worked
+from mink_local.evals.tasks.own import SUFFIXES, OwnRow, OwnTask, RowTask, own_task
+from mink_local.evals.tasks.scoring import ChoiceScorer, chosen_scorer
+from mink_local.files import user_path
 
 
 class PublishedTask(RowTask):
@@ -81,3 +85,102 @@ def shuffled(question: str, n: int, seed: int) -> tuple[int, ...]:
         return hashlib.sha256(f"{seed}\n{place}\n{question}".encode()).digest()
 
     return tuple(sorted(range(n), key=key))
+
+
+_GITHUB = "https://raw.githubusercontent.com"
+_GITHUB_LFS = "https://media.githubusercontent.com/media"
+
+_SAMPLES = Path(__file__).parents[1] / "samples"
+
+_ALL = (
+    PublishedTask(
+        "gsm8k",
+        Published(
+            f"{_GITHUB}/openai/grade-school-math/3101c7d5072418e28b9008a6636bde82a006892c"
+            "/grade_school_math/data/test.jsonl",
+            sha256="3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14",
+            size=749_738,
+        ),
+        scorer_name="number",
+    ),
+    Aqua(
+        "aqua",
+        Published(
+            f"{_GITHUB}/google-deepmind/AQuA/26b64ed1f22208c6742f47df547dfd65088ec30d/test.json",
+            sha256="de41581881ef95c5588c44ddc701c77fd480839241dd422a0d181262af24520c",
+            size=130_192,
+        ),
+        scorer_name="letter",
+    ),
+    Gpqa(
+        "gpqa",
+        OwnCopy(
+            "its authors ask that the questions not be put online in plain text: get gpqa_main.csv from "
+            "https://huggingface.co/datasets/Idavidrein/gpqa or https://github.com/idavidrein/gpqa"
+        ),
+        max_tokens=2048,
+    ),
+    PublishedTask(
+        "math500",
+        Published(
+            f"{_GITHUB_LFS}/openai/prm800k/00811d6de065642a6967b9017d4cee59550c0ef4"
+            "/prm800k/math_splits/test.jsonl",
+            sha256="35dc41080a3680858b27fa7e0533d2d547825316fc5dafe5d316f4ccc5a06132",
+            size=446_564,
+        ),
+        max_tokens=2048,
+        scorer_name="math",
+    ),
+    PublishedTask(
+        "sample-math",
+        OnDisk(_SAMPLES / "sample-math.jsonl"),
+        scorer_name="number",
+    ),
+    Aqua(
+        "sample-choice",
+        OnDisk(_SAMPLES / "sample-choice.jsonl"),
+        scorer_name="letter",
+    ),
+)
+
+TASKS: dict[str, Task] = {task.name: task for task in _ALL}
+
+
+def find_task(name: str, scorer: str = "") -> Task:
+    """Return the task with a name, or that of the user's own file if the name has its extension.
+
+    `scorer` is what `chosen_scorer` takes, for own files only.
+
+    Raises TaskNotFoundError, which lists the names, or DataError if a file is not a task.
+    """
+    if name.lower().endswith(SUFFIXES):
+        path = user_path(name)
+        if not path.exists():
+            raise TaskNotFoundError(f"there is no file {path}")
+        if path.stem in TASKS:
+            raise DataError(
+                f"{path} has the name of a built-in task: rename it, or run {path.stem} with --data {path}"
+            )
+        return own_task(path, scorer)
+    if name not in TASKS:
+        raise TaskNotFoundError(
+            f"unknown task {name!r}: the tasks are {', '.join(TASKS)}, and your own files "
+            f"({', '.join(SUFFIXES)})"
+        )
+    return TASKS[name]
+
+
+def recorded_task(name: str, rule: str | None) -> Task | None:
+    """Return the task of a recorded run, or None if this version does not know it.
+
+    `rule` comes from the run's manifest: None unless the task is the user's own.
+    """
+    if rule is None:
+        return TASKS.get(name)
+    scorer = rule.removeprefix("scorer=") if rule.startswith("scorer=") else ""
+    if scorer:
+        try:
+            chosen_scorer(scorer)
+        except DataError:
+            return None
+    return OwnTask(name, OnDisk(Path()), open_ended=rule == "open", scorer_name=scorer)

@@ -12,8 +12,7 @@ import pytest
 
 from mink_local.evals import addresses, answering
 from mink_local.evals.addresses import AddressAnswerer
-from mink_local.evals.judge.asking import Prompt
-from mink_local.evals.judge.methods import ORDERS, WINNERS, Pair
+from mink_local.evals.judge.judging import ORDERS, WINNERS, Pair, Prompt
 from mink_local.evals.judge.report import BOTH_ORDERS, COHERENT
 from mink_local.evals.run.records import ResponseKey
 from tests.support.judge_server import Body, JudgeServer, Said, fails, judge_server, says, shown_answers

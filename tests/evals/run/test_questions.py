@@ -4,7 +4,7 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -218,22 +218,6 @@ def test_a_stop_string_ends_a_response(tmp_path: Path, here: list[object], mink_
     assert (whole.finish_reason, cut.finish_reason) == ("length", "stop")
     stops = json.loads((tmp_path / "cut" / "manifest.json").read_text())["stop"]
     assert stops == ["no such text", stop.replace("\\n", "\n")]
-
-
-def test_a_model_without_a_chat_template_is_warned_of_once(
-    tmp_path: Path,
-    questions: list[object],
-    tiny: Callable[..., Path],
-    mink_eval: MinkEval,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    base = tiny("base.gguf", template=None)
-    command = [*questions, "--model", base, "--threads", 1, "-n", 2, "--limit", 1, "--temp", 0]
-    for options in ("--shots=1", "--stop=Q:", "--quiet"):
-        caplog.clear()
-        mink_eval.run(*command, options, "-o", tmp_path / options)
-        said = caplog.text.count("--shots 4")
-        assert said == (options == "--quiet")
 
 
 def test_gpqa_explains_its_answers_if_the_file_does(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def test_mink_serve_answers_as_its_file_does(
             mink_eval(*command, "--model", serving.url, "-o", tmp_path / "served").succeeded()
     mink_eval(*command, "-o", tmp_path / "file").succeeded()
     served, file = (
-        {one.key._replace(model=""): one for one in read_responses(tmp_path / name)}
+        {replace(one.key, model=""): one for one in read_responses(tmp_path / name)}
         for name in ("served", "file")
     )
     assert served.keys() == file.keys()

@@ -4,7 +4,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from mink_local.evals.judge.asking import Prompt
-from mink_local.evals.judge.methods import ORDERS, Pair, collapse_prompt, pairs_of, sentences
+from mink_local.evals.judge.judging import ORDERS, Pair, Prompt, collapse_prompt, pairs_of, sentences
 from mink_local.evals.judge.report import (
     BOTH_ORDERS,
     CELL,
@@ -118,14 +117,14 @@ def test_pairs_of_a_run(tmp_path: Path) -> None:
     )
     run = read_run(tmp_path)
     run.responses[0] = replace(run.responses[0], response="<think>hm</think> So: 5")
-    texts = {tuple(r.key): r.response.removeprefix("<think>hm</think>").strip() for r in run.responses}
-    keys = set(itertools.product(("one", "two"), ("gsm8k",), (1.0, 5.0), (0, 1), "012"))
+    texts = {astuple(r.key): r.response.removeprefix("<think>hm</think>").strip() for r in run.responses}
+    keys = set(itertools.product(("one", "two"), ("gsm8k",), ("",), (1.0, 5.0), (0, 1), "012"))
     for samplers in itertools.permutations(("min-k:tau=3", "top-k:k=20", "greedy"), 2):
         pairs = list(pairs_of(run, *samplers))
         assert len(pairs) == len(keys)
-        assert {(*pair.key[:2], *pair.key[3:]) for pair in pairs} == keys
+        assert {astuple(replace(pair.key, sampler="")) for pair in pairs} == keys
         for pair in pairs:
-            model, task, _, t, repeat, question = pair.key
+            model, task, _, t, repeat, question = astuple(pair.key)
             for sampler, text in zip(samplers, pair.texts, strict=True):
                 at = (0.0, 0) if sampler == "greedy" else (t, repeat)
                 assert text == texts[model, task, sampler, *at, question]
