@@ -58,6 +58,7 @@ def test_what_is_compared() -> None:
         ("T=hot Hi", "'hot'"),
         ("T=1 min-p:q=1 Hi", "'q'"),
         ("T=1 mirostat Hi", "mirostat"),
+        ("T=5 " + "word " * 1200, "1024"),
     ],
 )
 def test_what_cannot_be_compared(typist: Begin, argument: str, complaint: str) -> None:
@@ -92,12 +93,6 @@ def test_the_last_message_is_answered_again(typist: Begin) -> None:
     assert shown.startswith("> And another.")
     assert before[-1].content.split()[0] in shown
     assert typed.chat.session.branch == before
-
-
-def test_a_prompt_that_does_not_fit(typist: Begin) -> None:
-    typed = typist("--temp", "5")
-    assert "1024" in typed.say("/compare " + "word " * 1200)
-    assert "Hello" in typed.say("/temp 0", "Say hello.")
 
 
 @pytest.mark.terminal

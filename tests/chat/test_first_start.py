@@ -67,12 +67,16 @@ def test_the_offered_model_is_downloaded_and_kept(hub: Hub, start: Start) -> Non
     assert len(hub.requests) == n_requests
 
 
-def test_a_refused_offer_leaves_the_embedded_model(hub: Hub, start: Start) -> None:
-    shown, status = start("n\r")
-    assert f"{EMBEDDED} · CPU" in shown
-    assert "toy" in shown
-    assert (status, chosen_model(), hub.requests) == (0, EMBEDDED, [])
-    assert "[Y/n]" not in start()[0]
+@pytest.mark.parametrize(("answer", "status"), [("n\r", 200), ("y\r", 503)])
+def test_without_a_download_it_is_asked_once(answer: str, status: int, hub: Hub, start: Start) -> None:
+    """And /help models says how to get a model later."""
+    hub.status = status
+    shown, left_with = start(answer)
+    assert [word for word in ("toy", f"{EMBEDDED} · CPU", "/help models") if word not in shown] == []
+    assert ("503" in shown, bool(hub.requests)) == (status == 503, status == 503)
+    assert (left_with, chosen_model()) == (0, EMBEDDED)
+    shown, _ = start()
+    assert "toy" not in shown
 
 
 @pytest.mark.parametrize("key", ["\x03", "\x04"], ids=["Ctrl-C", "Ctrl-D"])
@@ -94,16 +98,6 @@ def test_a_model_of_another_program_is_offered_first(
     assert "lmstudio:me/parrot-GGUF:parrot.gguf" in shown.replace("\n", "")
     assert (status, chosen_model()) == (0, "lmstudio:me/parrot-GGUF:parrot.gguf")
     assert hub.requests == []
-
-
-def test_without_a_network_it_is_asked_once(hub: Hub, start: Start) -> None:
-    """And /help models says how to get it later."""
-    hub.status = 503
-    shown, status = start("y\r")
-    assert [word for word in ("503", f"{EMBEDDED} · CPU", "/help models") if word not in shown] == []
-    assert (status, chosen_model()) == (0, EMBEDDED)
-    shown, _ = start()
-    assert "toy" not in shown
 
 
 def test_nothing_is_asked_without_a_terminal(hub: Hub, mink_chat: MinkChat) -> None:

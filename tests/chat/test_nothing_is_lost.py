@@ -11,17 +11,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from mink_local.chat.chat import Chat, Offer
+from mink_local.chat.chat import Offer
 from mink_local.chat.conversation.session import AnswerStream, Branch, Session
 from mink_local.chat.conversation.store import ConversationStore
-from mink_local.chat.loop import run
 from mink_local.chat.settings import BY_KEY, Settings
-from mink_local.chat.terminal.editor import InputLine
-from mink_local.chat.terminal.input import PROMPT
-from mink_local.chat.terminal.screen import Screen
 from mink_local.errors import MinkError
 from mink_local.generation.answer import Piece
-from tests.chat.conftest import context, load_once
+from tests.chat.conftest import Typist, context, load_once
 from tests.conftest import held
 from tests.support.effort import examples
 
@@ -84,30 +80,12 @@ class Stopped(Session):
         return stream
 
 
-class Line(InputLine):
-    """An input line of one text, which sends it, or what the line begins with."""
-
-    def __init__(self) -> None:
-        self.text: str | None = None
-
-    def read(self, default: str = "", prompt: str = PROMPT) -> str:  # noqa: ARG002
-        text, self.text = self.text, None
-        if text is None:
-            raise EOFError
-        return text or default
-
-    def keys_wait(self) -> bool:
-        return False
-
-    def can_begin_with(self, text: str) -> bool:  # noqa: ARG002
-        return True
-
-
 class Person(RuleBasedStateMachine):
     """Types into a chat, and remembers what was typed, what was shown, and what was set."""
 
     model: Any
     new_path: Iterator[Path]
+    capsys: pytest.CaptureFixture[str]
 
     @initialize()
     def begin(self) -> None:
@@ -123,7 +101,8 @@ class Person(RuleBasedStateMachine):
         store = ConversationStore(self.path)
         self.session = Stopped(self.model, Settings(context(*filter(None, arguments))), store)
         self.session.begun = self.begun
-        self.chat = Chat(self.session, Screen(), Line())
+        self.typist = Typist(self.session, self.capsys)
+        self.chat = self.typist.chat
         with suppress(MinkError):
             if arguments != (None,):
                 unanswered = self.session.load(store.find())
@@ -145,12 +124,12 @@ class Person(RuleBasedStateMachine):
             self.set[number] = {key: self.session.settings.shown(BY_KEY[key]) for key in SET}
 
     def say(self, text: str, stage: str = "no") -> None:
-        self.session.stage, self.chat.line.text = stage, text  # type: ignore[attr-defined]
+        self.session.stage = stage
         offered = self.chat.offered.message.typed if self.chat.offered else ""
         if not text.startswith("/") and (text or offered):
             self.typed.add(text or offered)
         try:
-            run(self.chat)
+            self.typist.say(text)
         except Killed:
             self.start()
             return
@@ -252,9 +231,12 @@ def reached(session: Session) -> Begun:
 
 
 @pytest.mark.usefixtures("own_files")
-def test_nothing_is_lost(tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_lost(
+    tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("MINK_MAX_TOKENS", "4")
     monkeypatch.setenv("MINK_STATUS", "0")
+    Person.capsys = capsys
     Person.model = load_once(str(tiny_path), n_ctx=2048)
     Person.new_path = (tmp_path / f"{i}.db" for i in count())
     run_state_machine_as_test(Person, settings=settings(examples(30), stateful_step_count=12))

@@ -2,7 +2,6 @@
 
 import contextlib
 import sqlite3
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from mink_local import load_model
 from mink_local.chat.conversation.answer_steps import AnswerSteps
-from mink_local.chat.conversation.session import AnswerStream, Session, drop_oldest_turns
+from mink_local.chat.conversation.session import AnswerStream, Session
 from mink_local.chat.conversation.store import ConversationStore, DeletedError
 from mink_local.errors import ContextOverflowError, GenerationError, MinkError
 from mink_local.generation.model import Model
@@ -90,36 +89,16 @@ def test_an_answer_without_a_token_changes_nothing(
         assert store.find().head == chat.branch[-1].id
 
 
-def turns(n: int) -> list[dict[str, str]]:
-    return [
-        {"role": role, "content": f"{role} {i} " + "word " * 40}
-        for i in range(n)
-        for role in ("user", "assistant")
-    ]
-
-
-def test_oldest_turns_are_dropped(smollm2: Model) -> None:
-    system = [{"role": "system", "content": "You are brief."}]
-    last = {"role": "user", "content": "the last"}
-    short = [*system, *turns(3), last]
-    assert drop_oldest_turns(short, smollm2, None, None) == short
-    kept = drop_oldest_turns([*system, *turns(12), last], smollm2, None, None)
-    dropped = 26 - len(kept)
-    assert 12 <= dropped < 24
-    assert kept == [*system, *turns(12)[dropped:], last]
-    assert smollm2.count_tokens(kept) <= smollm2.n_ctx // 2
-    huge = {"role": "user", "content": "word " * 2000}
-    assert drop_oldest_turns([*system, *turns(3), huge], smollm2, None, None) == [*system, huge]
-
-
 def test_many_turns_in_a_small_context(tiny: Callable[..., Path]) -> None:
-    """Nothing of it is lost from the store, and between the drops every turn extends the KV cache."""
+    """The system prompt stays, the store loses nothing, and between drops each turn extends the KV cache."""
     chat = new_session(load_model(str(tiny()), n_ctx=256), "--system", "Be brief.", "--temp", "5")
     drops = evaluated = 0
     for i in range(20):
         answer = chat.ask(f"Tell me of the number {i}.")
         list(answer.pieces())
         drops += answer.dropped
+        first, *_, last = chat.prompt(chat.branch[:-1])
+        assert (first["content"], last["content"]) == ("Be brief.", f"Tell me of the number {i}.")
         if not answer.dropped:
             evaluated = max(evaluated, answer.reply.evaluated_tokens) if i else 0
         assert answer.reply.prompt_tokens + answer.reply.n_tokens <= 256
@@ -179,10 +158,8 @@ def test_a_lock_costs_nothing(smollm2: Model, tmp_path: Path) -> None:
     """Messages that could not be stored are there, and are stored when the file is free again."""
     path = tmp_path / "c.db"
     chat = new_session(smollm2, store=ConversationStore(path))
-    began = time.monotonic()
     with locked(path):
         first = ask(chat, "Hello")
-        assert time.monotonic() - began < 10  # it is waited for once, not for each token
     assert chat.flush() == ""
     with locked(path):
         answer = chat.ask("Tell me a story.")
@@ -192,7 +169,6 @@ def test_a_lock_costs_nothing(smollm2: Model, tmp_path: Path) -> None:
         chat.undo()
         chat.redo()
         assert said(chat) == ["Hello", first, "Tell me a story.", texts[1]]
-        assert time.monotonic() - began < 20
     assert chat.flush() == ""
     [stored] = ConversationStore(path).conversations()
     assert ConversationStore(path).branch(stored.head) == chat.branch
