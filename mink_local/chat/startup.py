@@ -73,7 +73,7 @@ class Startup:
             self.screen.dim(about_model(session.model))
         self._note_model(session)
         if self.settings["model"] == EMBEDDED and not catalog.chosen_model() and sys.stderr.isatty():
-            self.screen.note(f"{_TOY}: mink-models list shows some, mink-models default chooses one")
+            self.screen.note(f"{_TOY}; mink-models list shows others, mink-models default chooses one")
         from mink_local.chat.chat import compiling
 
         answer = session.ask(prompt, before_message(file.text for file in self._attached(session)))
@@ -107,7 +107,7 @@ class Startup:
         self.screen.dim(f"{about_model(session.model)} · {self.settings.summary}")
         self._note_model(session)
         if self.settings["model"] == EMBEDDED and not catalog.chosen_model():
-            self.screen.note(f"{_TOY}: /help models")
+            self.screen.note(f"{_TOY}; see /help models")
         try:
             self._store.open()  # to say that it cannot be before there is a conversation to lose
         except StoreError as error:
@@ -140,7 +140,7 @@ class Startup:
         except MinkError as error:
             self.screen.note(str(error))
         if chosen == EMBEDDED:
-            self.screen.note(f"{_TOY}: /help models")
+            self.screen.note(f"{_TOY}; see /help models")
         catalog.choose_model(chosen)
         self.settings.put("model", chosen, DEFAULT)
 

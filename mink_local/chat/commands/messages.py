@@ -77,10 +77,8 @@ def _show_turn(chat: Chat, unanswered: StoredMessage | None) -> None:
     """Show the end of the branch, or have the input line begin with a message that was never answered."""
     if unanswered:
         chat.offered = Offer(unanswered, "never answered: Enter sends it")
-        return
-    message, answer = chat.session.branch[-2:]
-    chat.screen.own(message.typed)
-    chat.screen.text(answer.content)
+    else:
+        _show_messages(chat, chat.session.branch[-2:])
 
 
 def undo(chat: Chat, argument: str) -> None:
@@ -153,7 +151,8 @@ def _code(answer: str, argument: str) -> str:
     blocks = [block["code"].removesuffix("\n") for block in _BLOCK.finditer(answer)]
     n = WholeNumber(min=1)(number) if number.strip() else len(blocks)
     if not 1 <= n <= len(blocks):
-        raise MinkError(f"the last answer has {counted(len(blocks), 'block')} of code")
+        found = counted(len(blocks), "block") if blocks else "no block"
+        raise MinkError(f"the last answer has {found} of code")
     return blocks[n - 1]
 
 
@@ -318,9 +317,11 @@ def _show_messages(chat: Chat, messages: Sequence[StoredMessage]) -> None:
         if message.role == "user":
             files = f"[{counted(message.attached, 'character')} of attached files] " if message.files else ""
             chat.screen.own(files + message.typed)
+            chat.screen.show("")
             continue
         chat.screen.text(message.content)
         if message.is_unfinished and chat.session.store.is_being_written(message):
             chat.screen.note("another window is writing this answer")
         elif message.is_unfinished:
             chat.screen.note("the program ended during this answer: /continue completes it")
+        chat.screen.show("")

@@ -220,14 +220,6 @@ class StoredMessage:
         )
         return values
 
-    def as_row(self) -> dict[str, Any]:
-        """Return the columns of the message, for the database."""
-        row = self.as_exported()
-        row["thinking"] = row["reasoning"]
-        row["how"] = json.dumps(row["how"])
-        row["outcome"] = row["outcome"] and json.dumps(row["outcome"])
-        return row
-
 
 _OUTCOME = (
     "finish_reason", "tokens", "k", "chosen", "attached", "repeated", "prompt_tokens", "evaluated_tokens",
@@ -367,7 +359,9 @@ class ConversationStore:
         self, db: sqlite3.Connection, conversation: int, parent: int | None, message: StoredMessage
     ) -> int:
         """Insert a message, or replace it and the pieces of its text; return its id."""
-        row = {**message.as_row(), "conversation": conversation, "parent": parent}
+        row = {**message.as_exported(), "conversation": conversation, "parent": parent}
+        outcome = row["outcome"] and json.dumps(row["outcome"])
+        row |= {"thinking": row["reasoning"], "how": json.dumps(row["how"]), "outcome": outcome}
         if message.id:
             columns = "content = :content, thinking = :thinking, outcome = :outcome"
             db.execute(f"UPDATE message SET {columns} WHERE id = :id", row)

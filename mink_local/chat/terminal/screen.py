@@ -200,13 +200,14 @@ class Screen:
 
     @property
     def width(self) -> int:
-        return self.console.width
+        """The columns of what is shown: those of the window, unless its lines would be hard to read."""
+        return min(self.console.width, MOST_COLUMNS)
 
     def show(self, *renderables: Any) -> None:
         """Print texts and tables."""
         self.progress()
         with no_blanks_at_line_ends(self.console):
-            self.console.print(*renderables, sep="\n")
+            self.console.print(*renderables, sep="\n", width=self.width)
 
     def table(self, rows: Iterable[Sequence[str | Text]], *titles: str) -> None:
         """Print a table of any texts."""
