@@ -1,9 +1,5 @@
 """The names that `mink_local` exports, and those of its classes."""
 
-import ast
-from collections import defaultdict
-from pathlib import Path
-
 import pytest
 
 import mink_local
@@ -30,18 +26,3 @@ def test_other_names_are_an_error() -> None:
 def test_the_import_is_light() -> None:
     program = "import sys, mink_local; dir(mink_local); print(*sys.modules)"
     assert not {"llama_cpp", "numba", "numpy"} & set(output_of("-c", program).split())
-
-
-# Class names are unique, so that a search for one finds one
-
-
-PACKAGE = Path(__file__).parents[1] / "mink_local"
-
-
-def test_no_two_classes_share_a_name() -> None:
-    places = defaultdict(list)
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
-    assert {name: where for name, where in places.items() if len(where) > 1} == {}

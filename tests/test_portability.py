@@ -1,9 +1,8 @@
 """Every program's main job on a system without POSIX, as far as one can tell on Linux.
 
-A program runs in a Python where `tests/support/elsewhere/sitecustomize.py` hides from mink_local what
-Windows lacks (modules such as fcntl and resource, names such as os.getuid and signal.SIGALRM, /proc), where
-a text file must be opened with an encoding, and where no file can be renamed, replaced or removed while the
-process has it open.
+A program runs in a Python where `tests/support/elsewhere/sitecustomize.py` hides from mink_local modules that
+Windows lacks (such as fcntl and resource), where a text file must be opened with an encoding, and where no
+file can be renamed, replaced or removed while the process has it open.
 
 This shows that mink_local needs nothing that is missing, in the jobs below, its child processes included.
 It does not show what Windows and macOS do differently under the same name (signals, consoles, paths, code
