@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from mink_local.checks import Range
 from mink_local.errors import MinkError, ModelNotFoundError, OptionError, TaskNotFoundError
@@ -47,6 +48,8 @@ def run(command: click.Command, program: str) -> None:
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     gc.set_threshold(50_000)  # imported objects stay; the default, 700, would scan them over and over
     _write_any_character()
+    if not os.environ.get("COLUMNS", "1").strip("0"):
+        del os.environ["COLUMNS"]  # 0 is unknown, and no width
     is_help = isinstance(command, click.Group) and not sys.argv[1:]
     try:
         with lost_interrupts_repeated():
@@ -56,7 +59,7 @@ def run(command: click.Command, program: str) -> None:
     except click.ClickException as error:
         if isinstance(error, click.NoSuchOption) and error.possibilities:
             del error.possibilities[1:]  # the nearest is first; click would list three by the alphabet
-        status = _fail(program, error.format_message(), error.exit_code)
+        status = _fail(program, error.format_message() + _origin(error), error.exit_code)
     except (ModelNotFoundError, OptionError, TaskNotFoundError) as error:
         status = _fail(program, str(error), 2)
     except MinkError as error:
@@ -77,6 +80,19 @@ def run(command: click.Command, program: str) -> None:
         atexit.unregister(reset)  # Numba's colorama writes to the terminal at the end
     gc.freeze()  # a final collection of all that Numba allocated would take longer than importing it
     sys.exit(status)
+
+
+def _origin(error: click.ClickException) -> str:
+    """Return where a bad value is from, to end the message: a variable or a file; "" for the command line."""
+    context, option = getattr(error, "ctx", None), getattr(error, "param", None)
+    if context is None or not isinstance(option, click.Option):
+        return ""
+    origins = {
+        ParameterSource.ENVIRONMENT: option.envvar,
+        ParameterSource.DEFAULT_MAP: context.meta.get("config"),
+    }
+    origin = origins.get(context.get_parameter_source(option.name))
+    return f" (in {origin})" if origin else ""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

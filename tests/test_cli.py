@@ -98,12 +98,6 @@ def test_a_reader_that_leaves_is_no_traceback(size: int) -> None:
     assert (child.returncode, child.stderr) == (1, b"")
 
 
-def test_windows_calls_a_reader_that_left_an_invalid_argument() -> None:
-    body = "os.name = 'nt'; raise OSError(22, 'Invalid argument')"
-    child = python(body, stdout=subprocess.DEVNULL)
-    assert (child.returncode, child.stderr) == (1, b"")
-
-
 def with_closed(streams: str, *arguments: str) -> "subprocess.CompletedProcess[bytes]":
     """Run Python as a shell does that closes streams, such as `>&-`."""
     command = ["sh", "-c", f'exec "$@" {streams}', "sh", sys.executable, *arguments]
@@ -169,6 +163,27 @@ def test_a_pipe_is_no_file(
     result = run_main(main, *arguments, pipe)
     assert result.status in (1, 2)
     assert str(pipe) in result.stderr.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "variable"),
+    [("serve", [], "MINK_SERVE_TEMP"), ("evals", ["run", "sample-math"], "MINK_RPC")],
+)
+def test_a_bad_variable_is_named(
+    name: str,
+    arguments: list[str],
+    variable: str,
+    run_main: Callable[..., Finished],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(variable, "x")
+    run_main(import_module(f"mink_local.{name}.cli").main, *arguments).refused(2, variable, "'x'")
+
+
+def test_no_columns_are_an_unknown_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    width = "import rich.console; print(rich.console.Console().width)"
+    assert python(width, stdout=subprocess.PIPE).stdout == b"80\n"
 
 
 @pytest.mark.parametrize("name", ["bench", "evals", "models"])

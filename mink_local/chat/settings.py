@@ -103,17 +103,6 @@ class Setting(SamplerOption):
                 raise
             raise click.BadParameter(f"{value!r} is not on or off.", ctx, self) from None
 
-    def handle_parse_result(
-        self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
-    ) -> tuple[Any, list[str]]:
-        """Parse the value; name the variable or the file that a bad one comes from."""
-        try:
-            return super().handle_parse_result(ctx, opts, args)
-        except click.BadParameter as error:
-            if (source := self.source(ctx)) == COMMAND_LINE:
-                raise
-            raise click.BadParameter(f"{error.message} (in {source})", ctx, self) from None
-
 
 def model_name(text: str) -> str:
     """Return the name of a model, or the path of a file so that it means the same in every folder."""

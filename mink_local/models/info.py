@@ -262,16 +262,25 @@ def in_words(facts: dict[str, Any]) -> str:
     kind = ", ".join(filter(None, (vocabulary["kind"], vocabulary["split"])))
     each = f" for each of {memory['parallel']} answers" if memory["parallel"] > 1 else ""
     tokens = f"{memory['ctx']:,} tokens{each}, {memory['kv_per_token']:,} bytes of KV cache per token"
-    types = "{type:<8}{tensors:>5} tensors {parameters:>16,} parameters {size:>10}"
+    types = "{type:<8}{counted:>13} {parameters:>16,} parameters {size:>10}"
+    layers = f"{_counted(facts['layers'], 'layer')} of {facts['width']}"
     lines = [
         ("file", facts["path"]),
         ("size", f"{facts['size']:,} bytes"),
         ("name", facts["name"]),
         ("licence", facts["licence"]),
-        ("architecture", f"{facts['architecture']}, {facts['layers']} layers of {facts['width']}{experts}"),
-        ("attention", f"{facts['heads']} heads, {facts['kv_heads']} KV heads"),
+        ("architecture", f"{facts['architecture']}, {layers}{experts}"),
+        ("attention", f"{_counted(facts['heads'], 'head')}, {_counted(facts['kv_heads'], 'KV head')}"),
         ("parameters", f"{facts['parameters']:,}{bits}"),
-        *(("", types.format(**row, size=size_in_words(row["bytes"]))) for row in facts["tensor_types"]),
+        *(
+            (
+                "",
+                types.format(
+                    **row, counted=_counted(row["tensors"], "tensor"), size=size_in_words(row["bytes"])
+                ),
+            )
+            for row in facts["tensor_types"]
+        ),
         ("context", f"{facts['context_length']:,} tokens" if facts["context_length"] else ""),
         ("vocabulary", f"{vocabulary['tokens']:,} tokens ({kind})"),
         ("chat template", "yes" if facts["chat_template"] else "no"),
@@ -279,7 +288,12 @@ def in_words(facts: dict[str, Any]) -> str:
         ("memory", f"with {tokens}:"),
         ("", _usage_in_words("GPU", memory["gpu"])),
         ("", _usage_in_words("CPU", memory["cpu"])),
-        ("", f"the experts of {memory['n_cpu_moe']} layers are on the CPU" if memory["n_cpu_moe"] else ""),
+        (
+            "",
+            f"the experts of {_counted(memory['n_cpu_moe'], 'layer')} are on the CPU"
+            if memory["n_cpu_moe"]
+            else "",
+        ),
         *(
             ("", f"{way}: {_totals(memory[key])}")
             for way, key in (("all on the GPU", "all_on_gpu"), ("experts on the CPU", "experts_on_cpu"))
@@ -288,6 +302,10 @@ def in_words(facts: dict[str, Any]) -> str:
         ("", memory["warning"]),
     ]
     return "\n".join(f"{label:<15}{text}" for label, text in lines if text)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _totals(need: dict[str, dict[str, int]]) -> str:

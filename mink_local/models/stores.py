@@ -76,6 +76,8 @@ def hub_cache() -> Path:
     Raises:
         CatalogError: HF_ENDPOINT, or another variable of huggingface_hub's, is malformed.
     """
+    for name in [name for name, value in os.environ.items() if name.startswith("HF_") and not value]:
+        del os.environ[name]  # an empty one is as if unset
     try:
         from huggingface_hub import constants  # here, since it fails on a malformed variable
 
