@@ -237,10 +237,8 @@ def _memory_of(pid: int) -> int:
 
 
 def _cause(status: int) -> str:
-    """Return an exit status as text: a signal number on POSIX, an exception code on Windows."""
-    if status < 0:
-        return f"signal {-status}"
-    return f"status {status:#x}" if status > 255 else f"status {status}"
+    """Return an exit status as text."""
+    return f"signal {-status}" if status < 0 else f"status {status}"
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,7 @@ import psutil
 import pytest
 
 from mink_local import sandbox
-from mink_local.generation.rendering import Renderer
 from mink_local.sandbox import (
-    GIB,
     Child,
     ChildStartError,
     SandboxError,
@@ -102,13 +99,6 @@ def test_memory_that_is_only_reserved_counts_on_windows(
     monkeypatch.setattr(psutil.Process, "memory_info", lambda _: OfWindows)
     with pytest.raises(SandboxError, match="memory"):
         server.ask(["sleep", 5], 10)
-
-
-def test_a_crash_on_windows_has_a_code(server: Child, monkeypatch: pytest.MonkeyPatch) -> None:
-    wait = subprocess.Popen.wait
-    monkeypatch.setattr(subprocess.Popen, "wait", lambda child: wait(child) and 0xC0000005)
-    with pytest.raises(SandboxError, match="status 0xc0000005"):
-        server.ask(["exit", 1], 10)
 
 
 def test_a_child_that_cannot_begin() -> None:
@@ -254,25 +244,6 @@ threading.Thread(target=server.ask, args=([{action!r}, None], 1)).start()
         time.sleep(0.2)
         parent.kill()
     assert gone(child, 20)
-
-
-def test_no_child_asks_for_the_limits_that_macos_refuses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_path: Path
-) -> None:
-    """There `resource.setrlimit(RLIMIT_AS, …)` is a ValueError."""
-    (tmp_path / "resource.py").write_text(
-        "RLIMIT_AS = RLIMIT_CORE = RLIMIT_DATA = 0\n"
-        "def setrlimit(*_): raise ValueError('current limit exceeds maximum limit')\n",
-        encoding="utf-8",
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    template = Renderer("{{ messages[0].content }}", bos_token="", eos_token="")
-    assert template([{"role": "user", "content": "Hello"}]) == "Hello"
-    questions: dict[str, object] = {"mink_local.models.trust": str(tiny_path)}
-    if find_spec("math_verify"):
-        questions["mink_local.evals.tasks.equivalence"] = ["1/2", "0.5"]
-    for module, question in questions.items():
-        assert ask(module, question, seconds=60, memory=4 * GIB) in (None, True)
 
 
 @pytest.mark.posix

@@ -50,18 +50,14 @@ class News:
                 wake()
 
     def get(self, ready: Callable[[], T | None], waiting: Callable[[], object] = _nothing) -> T:
-        """Return what `ready` returns, once that is not None; `waiting` is called now and then until then.
-
-        What `waiting` raises counts only if there is still nothing.
-        """
+        """Return what `ready` returns, once that is not None; `waiting` is called now and then until then."""
         told: queue.SimpleQueue[None] = queue.SimpleQueue()
         with self._waking(partial(told.put, None)):
             while (found := ready()) is None:
                 try:
                     told.get(timeout=WAIT_SECONDS)
                 except queue.Empty:
-                    if (found := _looked(ready, waiting)) is not None:
-                        break
+                    waiting()
         return found
 
     async def wait(self, ready: Callable[[], T | None], waiting: Callable[[], object] = _nothing) -> T:
@@ -76,8 +72,7 @@ class News:
                         await told.wait()
                     told.clear()
                 except TimeoutError:
-                    if (found := _looked(ready, waiting)) is not None:
-                        break
+                    waiting()
         return found
 
     @contextmanager
@@ -87,16 +82,6 @@ class News:
             yield
         finally:
             self._wakes.remove(wake)
-
-
-def _looked(ready: Callable[[], T | None], waiting: Callable[[], object]) -> T | None:
-    try:
-        waiting()
-    except Exception:
-        if (found := ready()) is None:
-            raise
-        return found
-    return ready()
 
 
 class Unique:

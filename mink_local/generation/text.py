@@ -154,11 +154,3 @@ class ReasoningSplitter:
         text = text.lstrip() if self._strip else text
         self._strip &= not text
         return text
-
-
-def joined(reasoning: str, text: str, opened: bool) -> str:
-    """Return reasoning and answer as the model writes them; `opened`: the template opened the reasoning."""
-    if not reasoning:
-        return text
-    start = f"{'' if opened else THINK + chr(10)}{reasoning}"
-    return f"{start}\n{THINK_END}\n\n{text}" if text else start

@@ -6,7 +6,6 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import closing, contextmanager
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import click
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 @llm.hookimpl
 def register_models(register: Callable[..., None]) -> None:
     """Register the catalogue's models that are on this machine."""
-    if find_spec("llm.parts") is None:
-        return  # an `llm` before 0.32, which an ImportError would end
     from mink_local.models.catalog import names_here
 
     for name in names_here():

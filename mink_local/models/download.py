@@ -227,7 +227,8 @@ def _download(file: RemoteFile, partial: Path, report: Report) -> None:
             raise
         except HTTPError as error:
             failures = 0 if partial.stat().st_size > have else failures + 1
-            if failures == _ATTEMPTS or not _may_pass(error):
+            has_answered = isinstance(error, errors.HfHubHTTPError)  # otherwise the connection has broken
+            if failures == _ATTEMPTS or (has_answered and error.response.status_code not in _PASSING):
                 raise
             time.sleep(2**failures)
 
@@ -239,11 +240,6 @@ def _check_space(file: RemoteFile, partial: Path) -> None:
             f"{file.name} needs {size_in_words(missing)}, but only {size_in_words(free)} are free: "
             "free up space, or set HF_HOME to another disk"
         )
-
-
-def _may_pass(error: HTTPError) -> bool:
-    """Return whether to try again: after a broken connection, or a status that servers in trouble send."""
-    return not isinstance(error, errors.HfHubHTTPError) or error.response.status_code in _PASSING
 
 
 def _append(file: RemoteFile, partial: Path, have: int) -> None:

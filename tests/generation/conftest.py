@@ -1,16 +1,32 @@
 """Fixtures of the tests of generation."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mink_local import load_model
 from mink_local.generation.answer import Answer
 from mink_local.generation.engine import Engine
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request
 from mink_local.llama.context import Context, Segment
+
+
+@pytest.fixture(scope="module")
+def model(tiny_path: Path) -> Iterator[Model]:
+    """A small random model with four slots, whose logits depend on every token before."""
+    with load_model(tiny_path, n_ctx=512, n_parallel=4, trust=True) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[Model]:
+    """The embedded model with four slots."""
+    with load_model("smollm2-135m", n_ctx=512, n_parallel=4) as model:
+        yield model
 
 
 @pytest.fixture

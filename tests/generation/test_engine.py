@@ -46,17 +46,6 @@ def ask(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-@pytest.fixture(scope="module")
-def model(tiny_path: Path) -> Model:
-    """A small random model with four slots, whose logits depend on every token before."""
-    return load_model(str(tiny_path), n_ctx=512, n_parallel=4, trust=True)
-
-
-@pytest.fixture(scope="module")
-def real() -> Model:
-    return load_model("smollm2-135m", n_ctx=512, n_parallel=4)
-
-
 def request(prompt: Prompt, **options: Any) -> Request:
     return Request(prompt, SamplingParams(**options), watch=Rows())
 
@@ -435,21 +424,6 @@ def test_short_prompts_do_not_wait_for_part_of_a_long_one(engine: Engine) -> Non
     assert engine.unevaluated(long) > 300  # some of it was read beside them
     engine.step()
     assert long.tokens
-
-
-def test_a_waiting_prompt_between_answers_leaves_no_gap(
-    model: Model, engine: Engine, decoded: list[tuple[Segment, ...]]
-) -> None:
-    long = submit(engine, prompt(LONG))
-    submit(engine, request("Two", max_tokens=400, temperature=0, ignore_eos=True))
-    shorter = submit(engine, prompt(LONG[250:]))
-    while not shorter.tokens:
-        engine.step()
-        assert [part.seq_id for part in decoded[-1]] == list(range(len(decoded[-1])))
-    assert not long.tokens
-    while not long.tokens:
-        engine.step()
-    check_past(model, long)
 
 
 def test_a_request_that_waits_for_a_prefix_lets_others_pass(engine: Engine) -> None:

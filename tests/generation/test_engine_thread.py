@@ -4,7 +4,7 @@ import _thread
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -22,12 +22,6 @@ from tests.conftest import held
 
 PROMPTS = ["One, two,", "Who?", "Why? " * 5, "word " * 40, "In a village", "Say hello."]
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def model(tiny_path: Path) -> Iterator[Model]:
-    with load_model(tiny_path, n_ctx=512, n_parallel=4, trust=True) as model:
-        yield model
 
 
 def test_an_error_while_waiting_is_raised() -> None:

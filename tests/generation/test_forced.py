@@ -1,11 +1,10 @@
 """Tokens that a constraint leaves no choice about: appended without sampling, evaluated together."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from mink_local import Constraints, Request, SamplingParams, load_model
+from mink_local import Constraints, Request, SamplingParams
 from mink_local.generation.answer import Answer
 from mink_local.generation.model import Model
 from mink_local.llama.context import Segment
@@ -21,65 +20,59 @@ SCHEMA = {
 ONE = Constraints(choice=[RHYME])
 
 
-@pytest.fixture(scope="module")
-def model() -> Iterator[Model]:
-    with load_model("smollm2-135m", n_ctx=512, n_parallel=4) as model:
-        yield model
-
-
-def answered(model: Model, **options: Any) -> Answer:
-    reply = model.chat("Invent a pet.", temperature=3.0, seed=1, **options)
+def answered(real: Model, **options: Any) -> Answer:
+    reply = real.chat("Invent a pet.", temperature=3.0, seed=1, **options)
     reply.read()
     return reply
 
 
-def test_what_is_forced_is_what_sampling_would_give(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_forced_is_what_sampling_would_give(real: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     constraints = Constraints(json_schema=SCHEMA)
-    forced = answered(model, constraints=constraints)
-    one_by_one = answered(model, constraints=constraints, logprobs=2)
+    forced = answered(real, constraints=constraints)
+    one_by_one = answered(real, constraints=constraints, logprobs=2)
     assert (forced.tokens, forced.k, forced.text) == (one_by_one.tokens, one_by_one.k, one_by_one.text)
     assert forced.k.count(0) > len(forced.k) / 2
     assert len(one_by_one.logprobs) == len(one_by_one.top_logprobs) == one_by_one.n_tokens
     monkeypatch.setattr(Guide, "forced", lambda _: [])
-    sampled = answered(model, constraints=ONE)
+    sampled = answered(real, constraints=ONE)
     assert 0 not in sampled.k
     monkeypatch.undo()
-    assert answered(model, constraints=ONE).text == sampled.text == RHYME
+    assert answered(real, constraints=ONE).text == sampled.text == RHYME
 
 
-def test_they_take_one_step(model: Model, decoded: list[tuple[Segment, ...]]) -> None:
-    reply = model.chat("Recite.", constraints=ONE, seed=1)
+def test_they_take_one_step(real: Model, decoded: list[tuple[Segment, ...]]) -> None:
+    reply = real.chat("Recite.", constraints=ONE, seed=1)
     pieces = list(reply)
     assert "".join(pieces) == RHYME
-    assert [piece.token for piece in pieces] == reply.tokens == model.tokenize(RHYME)
+    assert [piece.token for piece in pieces] == reply.tokens == real.tokenize(RHYME)
     assert set(reply.k) == {0}
     assert reply.finish_reason == "stop"
     assert len(decoded) <= 2
 
 
 @pytest.mark.parametrize("n_tokens", [1, 3, 7])
-def test_a_limit_in_the_middle(model: Model, n_tokens: int) -> None:
-    answer = answered(model, constraints=ONE, max_tokens=n_tokens)
+def test_a_limit_in_the_middle(real: Model, n_tokens: int) -> None:
+    answer = answered(real, constraints=ONE, max_tokens=n_tokens)
     assert (answer.n_tokens, answer.finish_reason) == (n_tokens, "length")
     assert RHYME.startswith(answer.text)
 
 
-def test_a_stop_string_in_the_middle(model: Model) -> None:
+def test_a_stop_string_in_the_middle(real: Model) -> None:
     """It ends the answer only where what precedes it conforms."""
-    answer = answered(model, constraints=ONE, stop=["the hill"])
+    answer = answered(real, constraints=ONE, stop=["the hill"])
     assert (answer.text, answer.finish_reason, answer.stopped_by) == (RHYME, "stop", None)
     either = Constraints(regex=f"{RHYME[:22]}({RHYME[22:-1]}[.])?")
-    answer = answered(model, constraints=either, stop=["the hill"], ignore_eos=True)
+    answer = answered(real, constraints=either, stop=["the hill"], ignore_eos=True)
     assert (answer.text, answer.finish_reason, answer.stopped_by) == (RHYME[:22], "stop", "the hill")
 
 
-def test_every_step_is_watched(model: Model) -> None:
+def test_every_step_is_watched(real: Model) -> None:
     seen: list[int] = []
-    answer = answered(model, constraints=ONE, watch=lambda logits: seen.append(logits.size))
+    answer = answered(real, constraints=ONE, watch=lambda logits: seen.append(logits.size))
     assert (answer.text, len(seen)) == (RHYME, answer.n_tokens)
 
 
-def test_answers_that_share_a_slot(model: Model) -> None:
+def test_answers_that_share_a_slot(real: Model) -> None:
     """Some with the same constraint, some with others, and one without; all are as they should be."""
     choices = [[RHYME], [RHYME, "Jack Sprat could eat no fat."], ["Jack and Jill"], ["x"]]
     made = [Constraints(choice=one) for one in choices] * 2
@@ -87,14 +80,14 @@ def test_answers_that_share_a_slot(model: Model) -> None:
         SamplingParams(constraints=c, temperature=5.0, seed=i, max_tokens=40) for i, c in enumerate(made)
     ]
     params.append(SamplingParams(max_tokens=12, temperature=0.0))
-    answers = list(model.answer_all((Request("Recite.", one) for one in params), ordered=True))
+    answers = list(real.answer_all((Request("Recite.", one) for one in params), ordered=True))
     for answer, choice in zip(answers, choices * 2, strict=False):
         assert answer.text in choice
         assert answer.finish_reason == "stop"
-    assert answers[-1].text == model.complete("Recite.", params[-1]).read()
+    assert answers[-1].text == real.complete("Recite.", params[-1]).read()
 
 
-def test_a_long_text_beside_others(model: Model) -> None:
+def test_a_long_text_beside_others(real: Model) -> None:
     """Longer than what a step evaluates of prompts, and than a batch."""
     long = " ".join(f"{i} bottles of beer" for i in range(80))
     params = [
@@ -102,20 +95,20 @@ def test_a_long_text_beside_others(model: Model) -> None:
         *(SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True) for _ in range(3)),
     ]
     requests = (Request(f"Count {i}.", one) for i, one in enumerate(params))
-    first, *others = model.answer_all(requests, ordered=True)
+    first, *others = real.answer_all(requests, ordered=True)
     assert long.startswith(first.text)
     assert first.n_tokens == 400
     assert {answer.n_tokens for answer in others} == {30}
 
 
-def test_what_follows_forced_tokens_sees_them(model: Model) -> None:
+def test_what_follows_forced_tokens_sees_them(real: Model) -> None:
     """The rest of the answer is that of a prompt that ends with them."""
     constraints = Constraints(regex=f"{RHYME[:-1]}[^?]*")
     asked = SamplingParams(constraints=constraints, temperature=0.0)
-    answer = model.chat("Recite.", asked, max_tokens=30)
+    answer = real.chat("Recite.", asked, max_tokens=30)
     answer.read()
     n_forced = next(i for i, k in enumerate(answer.k) if k)
     assert n_forced > 5
-    rest = model.chat("Recite.", asked, max_tokens=30 - n_forced, prefix=answer.tokens[:n_forced])
+    rest = real.chat("Recite.", asked, max_tokens=30 - n_forced, prefix=answer.tokens[:n_forced])
     rest.read()
     assert rest.tokens == answer.tokens[n_forced:]

@@ -8,7 +8,7 @@ import pytest
 from mink_local import Constraints, SamplingParams, load_model
 from mink_local.generation.model import Model
 from mink_local.generation.reasoning_budget import CLOSING, GRACE
-from mink_local.generation.text import THINK, THINK_END, ReasoningSplitter, ReasoningState, joined
+from mink_local.generation.text import THINK, THINK_END, ReasoningSplitter, ReasoningState
 from tests.support.tiny import write_scripted
 
 
@@ -46,13 +46,6 @@ def test_nothing_certain_is_held_back() -> None:
     assert splitter.feed(" now") == (" now", "")
     assert splitter.feed("</think>Yes") == ("", "Yes")
     assert splitter.feed(" more") == ("", " more")
-
-
-def test_joined_is_the_inverse() -> None:
-    assert split([joined("Let me see.", "Four.", opened=False)]) == ("Let me see.", "Four.")
-    assert split([joined("Let me see.", "Four.", opened=True)], "reasoning") == ("Let me see.", "Four.")
-    assert split([joined("Let me", "", opened=False)]) == ("Let me", "")
-    assert joined("", "Four.", opened=False) == "Four."
 
 
 # Ended at a budget: where, with which tokens, and what is known of them
