@@ -87,26 +87,6 @@ def evaluation(home: Path, model: Path) -> Victim:
     return Victim(arguments, recorded, is_complete, window=0.5)
 
 
-def catalogue(home: Path, _: Path) -> Victim:
-    """`mink-models add` of a new name each time to a user's own catalogue."""
-    path = home / "config" / "mink-local" / "models.txt"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    (home / "a.gguf").touch()
-    path.write_text("".join(f"name-{i}  file:{home / 'a.gguf'}\n" for i in range(300)))
-
-    def recorded() -> dict[str, str]:
-        return dict(line.split() for line in path.read_text().splitlines())
-
-    program = """
-import os, sys
-from mink_local.models.cli import main
-sys.argv[2] = f"added-{os.getpid()}"
-main()
-"""
-    arguments = ["-c", program, "add", "NAME", home / "a.gguf"]
-    return Victim(arguments, recorded, lambda: any("added" in line for line in recorded()), window=0.1)
-
-
 def download(home: Path, _: Path) -> Victim:
     """`mink-models pull` from a server on this machine."""
     folder = home / "hub" / ("models--" + REPOSITORY.replace("/", "--"))
@@ -130,7 +110,7 @@ def hub(user_folders: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield hub
 
 
-@pytest.mark.parametrize("victim", [evaluation, catalogue, download])
+@pytest.mark.parametrize("victim", [evaluation, download])
 @pytest.mark.usefixtures("hub", "own_files")
 def test_a_killed_program_loses_nothing(
     victim: Callable[[Path, Path], Victim], user_folders: Path, tiny_path: Path

@@ -22,7 +22,6 @@ SAMPLES = [sampler for sampler in EXAMPLES if not sampler.comes_last]
 MANY = MinK(tau=10_000.0)  # keeps hundreds of tokens of a row whose range is about 30
 INF = float("inf")
 NAN = float("nan")
-HUGE = 2.0**127  # a float32, as hypothesis wants with NumPy 1
 
 Row = NDArray[np.float32]
 

@@ -1,7 +1,7 @@
 """A sampler added at run time, by a kernel and a dataclass alone, appears wherever samplers are listed."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -48,28 +48,29 @@ def kind() -> Iterator[type[Sampler]]:
     del SAMPLERS[NAME]
 
 
-def test_it_is_parsed(kind: type[Sampler]) -> None:
+def test_it_is_parsed_compared_swept_and_coloured(kind: type[Sampler]) -> None:
     for text in ("close", "close:distance=0.11,order=temperature-last"):
         sampler = parse(text)
         assert isinstance(sampler, kind)
         assert parse(str(sampler)) == sampler
-
-
-@pytest.mark.parametrize("listed", [default_samplers, lambda: compared_with(MinK())])
-def test_it_is_listed_in_both_orders(kind: type[Sampler], listed: Callable[[], Iterable[Sampler]]) -> None:
-    ours = [sampler for sampler in listed() if isinstance(sampler, kind)]
-    assert {sampler.order for sampler in ours} == {"temperature-first", "temperature-last"}
+    for listed in (default_samplers(), compared_with(MinK())):
+        orders = {sampler.order for sampler in listed if isinstance(sampler, kind)}
+        assert orders == {"temperature-first", "temperature-last"}
+    found = [one for one in sweep([1.0, 2.0]) if isinstance(one.sampler, kind)]
+    assert [(one.curve, one.option, one.temperature) for one in found] == [
+        (f"close (T {order})", f"distance={distance}", temperature)
+        for temperature, orders in ((1.0, ["last"]), (2.0, ["first", "last"]))
+        for order in orders
+        for distance in (0.1, 0.5, 0.7, 1)
+    ]
+    assert look(NAME)["color"] not in [look(name)["color"] for name in SAMPLERS if name != NAME]
 
 
 @pytest.mark.usefixtures("kind")
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_it_is_in_the_help(command: click.Command) -> None:
+def test_it_is_in_the_help_and_completed(command: click.Command) -> None:
     assert NAME in CliRunner().invoke(command, ["--help"], catch_exceptions=False).output
-
-
-@pytest.mark.usefixtures("kind")
-def test_it_is_completed() -> None:
-    completion = ShellComplete(mink_chat, {}, "mink-chat", "_COMPLETE")
+    completion = ShellComplete(command, {}, "program", "_COMPLETE")
     assert NAME in [item.value for item in completion.get_completions(["--sampler"], "cl")]
 
 
@@ -80,22 +81,7 @@ def test_it_is_timed(tiny_path: Path) -> None:
     assert str(parse(NAME)) in [cost["method"] for cost in json.loads(printed)]
 
 
-def test_it_is_swept(kind: type[Sampler]) -> None:
-    found = [one for one in sweep([1.0, 2.0]) if isinstance(one.sampler, kind)]
-    assert [(one.curve, one.option, one.temperature) for one in found] == [
-        (f"close (T {order})", f"distance={distance}", temperature)
-        for temperature, orders in ((1.0, ["last"]), (2.0, ["first", "last"]))
-        for order in orders
-        for distance in (0.1, 0.5, 0.7, 1)
-    ]
-
-
 def test_it_is_in_the_playground_and_a_field_of_requests(kind: type[Sampler]) -> None:
     page, _ = playground_page(tuple(map(str, default_samplers())))
     assert str(kind()) in page
     assert "close_cutoff" in sampler_fields()
-
-
-@pytest.mark.usefixtures("kind")
-def test_it_has_a_colour_of_its_own() -> None:
-    assert look(NAME)["color"] not in [look(name)["color"] for name in SAMPLERS if name != NAME]

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ import pytest
 from mink_local import Greedy, Model
 from mink_local.llama.devices import gpus
 from tests.conftest import forget
-from tests.support.mink_eval import MINK_EVAL, count_lines, responses
 from tests.support.python import output_of, run_python
 from tests.support.rpc import RpcServer
 from tests.support.server import running_server
@@ -124,24 +121,3 @@ def test_a_server_without_memory_takes_fewer_layers(servers: list[RpcServer]) ->
     assert re.search(r" (7|15|23) of 31 layers", placement)
     assert "31 layers" in child.stderr
     assert text
-
-
-def test_a_run_whose_server_goes_away(servers: list[RpcServer], rpc: str, tmp_path: Path) -> None:
-    """What is recorded is kept, and the same command generates the rest."""
-    out = tmp_path / "run"
-    command = [*MINK_EVAL, "run", "sample-math", rpc, "--limit", "12", "-n", "40", "--out", str(out)]
-    run = subprocess.Popen([*command, "--parallel", "2", "--quiet"], stderr=subprocess.PIPE, text=True)
-    while count_lines(out) < 3:
-        assert run.poll() is None
-        time.sleep(0.05)
-    servers[0].kill()
-    stderr = run.communicate()[1]
-    assert run.returncode == 1
-    assert re.fullmatch(rf"\n{GONE} .*\n", stderr)
-    kept = responses(out)
-    assert 3 <= len(kept) < 24
-    servers[0].start()
-    subprocess.run([*command, "--parallel", "2", "--quiet"], check=True)
-    everything = responses(out)
-    assert len(everything) == 24
-    assert {key: everything[key] for key in kept} == kept

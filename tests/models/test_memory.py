@@ -155,10 +155,14 @@ def test_layers_that_are_given(given: int, layers: int) -> None:
     (Budget(ROOMY), {"n_ctx_train": 2048, "n_ctx": 5000}, 2048),
     (Budget(ROOMY), {"n_ctx_train": 2048, "n_ctx": 5000, "n_parallel": 2}, 2048),
     (Budget(ROOMY), {"n_ctx_train": 6000}, 6000),
+    # The KV cache on a GPU that uses system memory counts as one there: at most a sixteenth of what is left.
+    (Budget(100 * MB + 16 * 134_217_728, 10 * GB), {}, 32768),
+    (Budget(2_247_483_647, 2_247_483_647, unified=True), {"tied": True}, 16384),
 ])  # fmt: skip
 def test_the_context(budget: Budget, options: dict[str, Any], n_ctx: int) -> None:
-    options = {"n_ctx_train": 131072, **options}
-    assert choose_placement(model(n_ctx_train=options.pop("n_ctx_train")), budget, **options).n_ctx == n_ctx
+    of_model = {name: options[name] for name in ("n_ctx_train", "tied") if name in options}
+    given = {name: value for name, value in options.items() if name not in of_model}
+    assert choose_placement(model(**of_model), budget, **given).n_ctx == n_ctx
 
 
 def test_too_little_memory_is_said() -> None:
@@ -232,13 +236,6 @@ def test_a_model_that_fits_the_gpu_is_placed_as_on_a_discrete_one() -> None:
     shared, discrete = (Budget(14 * GB, 11 * GB, unified) for unified in (True, False))
     small = model(layers=400)
     assert choose_placement(small, shared, n_ctx=512) == choose_placement(small, discrete, n_ctx=512)
-
-
-def test_a_long_context_leaves_unified_memory_free() -> None:
-    """The KV cache on the GPU counts as one in system memory: at most a sixteenth of what is left."""
-    ram = 100 * MB + 16 * 134_217_728
-    assert choose_placement(model(), Budget(ram, 10 * GB)).n_ctx == 32768
-    assert choose_placement(model(tied=True), Budget(ram - 1, ram - 1, unified=True)).n_ctx == 16384
 
 
 SHAPES = {

@@ -105,27 +105,24 @@ def test_models_that_generate_no_text(user_folders: Path, tiny: Callable[..., Pa
             load_model(str(path))
 
 
-@pytest.mark.usefixtures("user_folders")
-def test_a_vocabulary_without_a_byte(tmp_path: Path) -> None:
-    """llama.cpp ends the process when it meets that byte in a text."""
-    path = write_scripted(tmp_path / "x.gguf", "{{ messages[0].content }}", {"x": ["y"]})
-    trust.check(file(path))
-    path.write_bytes(path.read_bytes().replace(b"<0x69>", b"< x69>"))
-    with pytest.raises(ModelError, match="crashed"):
-        trust.check(file(path))
-
-
-def test_a_vocabulary_with_a_token_twice(user_folders: Path, model: Path) -> None:
-    """llama.cpp ends the process."""
-    twice = model.read_bytes().replace(token("That"), token("This"), 1)
-    model.write_bytes(twice)
-    with pytest.raises(ModelError, match="crashed"):
-        trust.check(file(model))
-    assert user_folders.exists()
-
-
 def token(text: str) -> bytes:
     return struct.pack("<Q", len(text)) + text.encode()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(b"<0x69>", b"< x69>"), (token("That"), token("This"))],
+    ids=["without a byte", "with a token twice"],
+)
+@pytest.mark.usefixtures("user_folders")
+def test_a_vocabulary_that_is_none(tmp_path: Path, before: bytes, after: bytes) -> None:
+    """llama.cpp ends the process, at the latest when it meets that byte in a text."""
+    scripts = {"x": ["That", "This"]}
+    path = write_scripted(tmp_path / "x.gguf", "{{ messages[0].content }}", scripts)
+    trust.check(file(path))
+    path.write_bytes(path.read_bytes().replace(before, after, 1))
+    with pytest.raises(ModelError, match="crashed"):
+        trust.check(file(path))
 
 
 @pytest.mark.posix

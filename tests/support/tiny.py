@@ -17,7 +17,6 @@ from mink_local.models.gguf import MetadataReader
 Tensors = dict[str, NDArray[Any]]
 
 END = "<|end|>"  # of a scripted model's answers
-WIDTH = 64  # of a model of chosen logits, and its maximum number of rows
 
 
 @dataclass(frozen=True)
