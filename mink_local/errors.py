@@ -1,5 +1,6 @@
 """This package's exceptions; each text is a message for the user."""
 
+import copyreg
 from typing import Any
 
 
@@ -7,13 +8,7 @@ class _Travels:
     """An exception that can be pickled, whatever its arguments, for pools of processes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (type(self), self.args, vars(self))  # type: ignore[attr-defined]
-
-
-def _rebuilt(kind: type[Exception], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> Exception:
-    error = kind.__new__(kind, *arguments)
-    vars(error).update(attributes)
-    return error
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
 
 
 class MinkError(_Travels, Exception):
