@@ -19,7 +19,6 @@ import pytest
 
 from tests.support.hub import REPOSITORY, Hub, serve
 from tests.support.python import output_of
-from tests.support.terminal import Terminal
 
 pytestmark = [pytest.mark.linux, pytest.mark.usefixtures("own_files")]
 
@@ -28,7 +27,6 @@ PROGRAMS = {
     "mink-chat": "mink_local.chat",
     "mink-eval": "mink_local.evals.cli",
     "mink-models": "mink_local.models.cli",
-    "mink-bench": "mink_local.bench.cli",
 }
 DRIVER = """
 import importlib, json, sys
@@ -112,24 +110,6 @@ def test_chat(programs: Callable[..., str], tiny_path: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.terminal
-def test_conversation(
-    programs: Callable[..., str], elsewhere: dict[str, str], tiny_path: Path, tmp_path: Path
-) -> None:
-    options = ("--model", str(tiny_path), "--ctx", "512", "--max-tokens", "8")
-    chat = Terminal(*options, rows=24, columns=80, plain=False, waits=True, **elsewhere)
-    try:
-        chat.say("Hi")
-        chat.say("/regen 5")
-        chat.say(f"/export {tmp_path / 'talk.md'}")
-        assert chat.leave() == 0
-    finally:
-        chat.close()
-    assert "Hi" in (tmp_path / "talk.md").read_text(encoding="utf-8")
-    assert "Hi" in programs(("mink-chat", "--list"))
-
-
-@pytest.mark.slow
 def test_evaluation(programs: Callable[..., str], tiny_path: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     run = (
@@ -148,11 +128,6 @@ def test_evaluation(programs: Callable[..., str], tiny_path: Path, tmp_path: Pat
     records = (out / "records.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(records) == 4
     assert {"report.html", "report.md", "table.csv"} <= {path.name for path in (out / "report").iterdir()}
-
-
-def test_benchmark(programs: Callable[..., str], tiny_path: Path) -> None:
-    printed = programs(("mink-bench", "sampler", "--model", tiny_path, "--rounds", 2, "--sampler", "min-k"))
-    assert "min-k" in printed
 
 
 def test_library(python: Callable[..., str], tiny_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Models over RPC servers in the programs, and what remains if a server goes away."""
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,25 +98,3 @@ def test_mink_serve_over_two_servers(servers: list[RpcServer], rpc: str) -> None
             httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
         assert server.process.wait(10) == 1
         assert any(line.startswith(GONE) for line in server.said)
-
-
-IN_LITTLE_MEMORY = """
-import sys
-from mink_local import load_model
-with load_model("smollm2-135m", n_ctx=8192, n_gpu_layers=-1, rpc=[sys.argv[1]]) as model:
-    print(model.placement)
-    print(model.chat([{"role": "user", "content": "Hello"}], temperature=0, max_tokens=3).read())
-"""
-
-
-@pytest.mark.linux
-def test_a_server_without_memory_takes_fewer_layers(servers: list[RpcServer]) -> None:
-    """All 31 would take 280 MB there, with the KV cache."""
-    if has_own_gpu():
-        pytest.skip("the servers use this machine's GPU, not its memory")
-    servers[0].limit_memory(220 << 20)
-    child = run_python("-c", IN_LITTLE_MEMORY, servers[0].address).succeeded()
-    placement, text = child.stdout.splitlines()
-    assert re.search(r" (7|15|23) of 31 layers", placement)
-    assert "31 layers" in child.stderr
-    assert text

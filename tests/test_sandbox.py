@@ -89,18 +89,6 @@ def test_one_child_answers_until_a_question_fails(
     assert pid(server) not in (first, os.getpid())
 
 
-def test_memory_that_is_only_reserved_counts_on_windows(
-    server: Child, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class OfWindows:
-        rss, private = 0, MEMORY + 1
-
-    pid(server)
-    monkeypatch.setattr(psutil.Process, "memory_info", lambda _: OfWindows)
-    with pytest.raises(SandboxError, match="memory"):
-        server.ask(["sleep", 5], 10)
-
-
 def test_a_child_that_cannot_begin() -> None:
     for _ in range(2):
         with pytest.raises(ChildStartError, match="ValueError: no beginning"):

@@ -11,7 +11,6 @@ import pytest
 from mink_local.bench.cli import main
 from mink_local.bench.timing import LLAMA_CPP, llama_cpp_chain
 from mink_local.samplers import SAMPLERS, parse
-from mink_local.version import __version__
 from tests.support.python import Finished
 
 Bench = Callable[..., Finished]
@@ -26,10 +25,6 @@ def bench(run_main: Callable[..., Finished]) -> Bench:
 def rows(bench: Bench, *arguments: object) -> list[dict[str, Any]]:
     """Run the program, which must succeed, with --json."""
     return json.loads(bench(*arguments, "--json").succeeded().stdout)  # type: ignore[no-any-return]
-
-
-def test_version(bench: Bench) -> None:
-    assert bench("--version") == (0, f"mink-bench, version {__version__}\n", "")
 
 
 def test_every_method_is_timed_in_every_form_it_has(bench: Bench, tiny_path: Path) -> None:

@@ -7,7 +7,6 @@ import sys
 import time
 from contextlib import AbstractContextManager
 
-import psutil
 import pytest
 
 COMMAND = [sys.executable, "-c", "from mink_local.models.cli import main; main()", "rpc-server"]
@@ -44,13 +43,6 @@ class RpcServer(AbstractContextManager["RpcServer"]):
     @property
     def pid(self) -> int:
         return self._process.pid
-
-    def limit_memory(self, n_bytes: int) -> None:
-        """Let it allocate so many more bytes, on Linux."""
-        import resource
-
-        taken = psutil.Process(self.pid).memory_info().vms
-        resource.prlimit(self.pid, resource.RLIMIT_AS, (taken + n_bytes, resource.RLIM_INFINITY))
 
     def kill(self) -> None:
         if self._process.returncode is None:
