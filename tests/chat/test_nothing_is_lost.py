@@ -30,6 +30,8 @@ SET = {
     "logit-bias": ["5=-inf 6=1.5"],
 }
 STAGES = ("no", "prompt", "text", "kill at the prompt", "kill in the text")
+# What is answered: often a new question; an empty line sends what is offered.
+LINES = ["Question {}?"] * 3 + ["", "", "/regen", "/regen 8", "/continue"]
 Begun = set[tuple[str, str]]
 
 
@@ -138,23 +140,15 @@ class Person(RuleBasedStateMachine):
             self.settings_are_those_shown()
         self.remember()
 
-    @rule(stage=st.sampled_from(STAGES))
-    def ask(self, stage: str) -> None:
-        self.say(f"Question {next(self.numbers)}?", stage)
-
-    @rule(stage=st.sampled_from(STAGES))
-    def send_what_is_offered(self, stage: str) -> None:
-        self.say("", stage)
+    @rule(line=st.sampled_from(LINES), stage=st.sampled_from(STAGES))
+    def answer(self, line: str, stage: str) -> None:
+        self.say(line.format(next(self.numbers)), stage)
 
     @rule(stage=st.sampled_from(STAGES))
     def edit(self, stage: str) -> None:
         if self.session.branch:
             self.say("/edit")
             self.say(f"Question {next(self.numbers)}?", stage)
-
-    @rule(command=st.sampled_from(["/regen", "/regen 8", "/continue"]), stage=st.sampled_from(STAGES))
-    def answer_again(self, command: str, stage: str) -> None:
-        self.say(command, stage)
 
     @rule(command=st.sampled_from(["/undo", "/undo 2", "/redo", "/pick 1", "/pick 2", "/pick 3", "/clear"]))
     def go(self, command: str) -> None:
