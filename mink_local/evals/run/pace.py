@@ -10,19 +10,27 @@ _WINDOW_SECONDS, _SAMPLE_SECONDS = 30.0, 0.5
 
 
 def expected_lengths(finished: Sequence[int], unfinished: Sequence[int], most: int) -> list[float]:
-    """Return how long unfinished responses will be: as the finished ones that are longer than each is now.
+    """Return how long unfinished responses will be, of which one that has not begun has 0 tokens.
+
+    Early in a run, the finished responses are the short ones. So lengths are those of Kaplan and Meier's
+    estimate, in which an unfinished response says that it is longer than it is now.
 
     Args:
         finished: Lengths of the responses that are complete.
-        unfinished: Lengths so far of those that are being generated.
-        most: Maximum length; a response that is the longest so far is expected to end halfway to it.
+        unfinished: Lengths so far of those that are not.
+        most: Maximum length; what is longer than all so far is expected to end halfway to it.
     """
-    ended = np.asarray(finished)
-    longer = (ended[ended > n] for n in unfinished)
-    return [
-        float(ends.mean()) if len(ends) else (n + most) / 2
-        for n, ends in zip(unfinished, longer, strict=True)
-    ]
+    known = np.array([*finished, *unfinished])
+    lengths, n_ended = np.unique(np.array(finished, np.int64), return_counts=True)
+    n_as_long = (known[:, None] >= lengths).sum(axis=0)
+    longer = np.array([1.0, *np.cumprod(1 - n_ended / n_as_long)])  # share, than each length
+    lengths = np.append(lengths, (known.max() + most) / 2)
+    shares = np.append(longer[:-1] - longer[1:], longer[-1])
+    is_ahead = lengths > np.array(unfinished)[:, None]
+    is_ahead[:, -1] = True
+    weights = is_ahead * shares
+    expected: list[float] = (weights @ lengths / weights.sum(axis=1)).tolist()
+    return expected
 
 
 class Pace:
@@ -52,9 +60,9 @@ class Pace:
         seconds, n_tokens, slot_seconds = self._lately(unfinished)
         if not n_tokens:
             return None
-        ends = expected_lengths(self.finished, unfinished, most)
+        of_new, *ends = expected_lengths(self.finished, [0, *unfinished], most)
         ahead = [end - n for end, n in zip(ends, unfinished, strict=True)]
-        waiting = max(0, n_left - len(unfinished)) * float(np.mean([*self.finished, *ends]))
+        waiting = max(0, n_left - len(unfinished)) * of_new
         together, longest = sum(ahead) * seconds, max(ahead, default=0.0) * slot_seconds
         return (waiting * seconds + (together + max(together, longest)) / 2) / n_tokens
 
