@@ -12,7 +12,7 @@ from string import ascii_uppercase
 from mink_local.errors import DataError
 from mink_local.evals.tasks.base import Question, Scorer, ScorerError, Verdict
 from mink_local.evals.tasks.equivalence import UNIT, quantity, same, same_maths, spelled
-from mink_local.evals.tasks.statements import BOUND, Statement, plain
+from mink_local.evals.tasks.statements import BOUND, Statement, plain, said_to_be
 
 _NUMBER = re.compile(
     r"(?<![A-Za-z_\d.,])(?<!\d:)(?:(?<![\d)\]]\s)(?<!\b[A-Za-z]\s)(?<![)\]])-)?"  # a sign, no subtraction
@@ -155,6 +155,7 @@ _LETTER_TAIL = re.compile(  # (B), not (A)
     re.DOTALL,
 )
 _LOOSE = re.compile(r"[\s,]+|\.$")
+_WORD = re.compile(r"[^\W\d_]{2}")
 _AROUND_OPTION = " .\"'“”‘’()[]"
 _LOOSE_WORDS = re.compile(r"^[().:;=-]+|[().;]+$")
 
@@ -182,6 +183,13 @@ class ChoiceScorer(Scorer):
         (letter,) = named
         words = _LOOSE_WORDS.sub("", _key(_LETTER.sub("", text)))
         return None if words in options.values() and words != options[letter] else letter
+
+    def flexible(self, response: str, question: Question) -> Verdict:
+        found, last = super().flexible(response, question), _key(said_to_be(response))
+        named = [letter for letter, option in _options(question).items() if option == last]
+        if found.answer or not named or not _WORD.search(last):  # numbers may be a step of the solution
+            return found
+        return Verdict(named[0], self.is_right(named[0], question))
 
     def is_right(self, answer: str, question: Question) -> bool:
         options = _options(question)
@@ -221,7 +229,7 @@ class TextScorer(Scorer):
     """Scores answers that are texts, by equality with the stated answer.
 
     Case, markup, a leading article, surrounding punctuation and what explains the answer (", not London",
-    "because …") make no difference.
+    "because …") make no difference. A response that is no more than "… is ANSWER." counts, too.
     """
 
     def is_same(self, answer: str, gold: str) -> bool:
@@ -231,7 +239,10 @@ class TextScorer(Scorer):
         if re.search("[.?!。]", question.gold):
             words = r"\s+".join(map(re.escape, question.gold.split()))
             response = re.sub(words, _GOLD, response, flags=re.IGNORECASE)
-        return super().flexible(response, question)
+        found, last = super().flexible(response, question), said_to_be(response)
+        last = last.replace(_GOLD, question.gold)
+        is_other = found.answer and last not in found.answer  # it may be of the whole sentence
+        return found if is_other or not self.is_same(last, question.gold) else Verdict(last, correct=True)
 
     def read(self, statement: Statement, question: Question) -> str | None:
         answer = plain(statement.text).replace(_GOLD, question.gold)

@@ -83,6 +83,17 @@ _CONCLUSION = re.compile(  # a last sentence that begins with "so", or states a 
     r"([^\n]+[.!。)*$\]])$",
     re.IGNORECASE | re.DOTALL,
 )
+_IS = re.compile(r"\b(?:is|are|was|were)\b:?", re.IGNORECASE)
+_ONE_SENTENCE = re.compile(rf"[^.!?。\n]*?{_IS.pattern}([^.!?。\n]+)[.!。]?[\s*_\"”’)]*", re.IGNORECASE)
+_UNSURE = re.compile(  # it is not, may be, was once, or is said to be
+    r"\b(?:not|no|never|n?or|n?either|if|whether|unless|might|may|could|can|would|should|must|maybe|perhaps"
+    r"|probabl[ey]|possibl[ey]|(?:un)?likely|presumably|apparently|allegedly|some\w*|many|most|people|others?"
+    r"|often|usually|think\w*|thought|guess\w*|believ\w+|say\w*|said|claim\w*|suppos\w+|assum\w+|imagin\w+"
+    r"|called|known|(?:un)?sure|(?:un)?certain|doubt\w*|false|untrue|wrong|incorrect|mistak\w+|confus\w+"
+    r"|former\w*|previous\w*|once|old|earlier|until|unlike|than|except|besides|but|although|though|while"
+    r"|however|instead|opposite|question)\b|n['’]t\b",
+    re.IGNORECASE,
+)
 _WITHDRAWN = re.compile(  # No, wait, that is wrong
     r"(?:^|[.!?\n])\W*(?:(?:no|wait|oops|hmm+|actually|sorry|but)\b\W+)*(?:that|this|it|(?:this|my) answer)"
     r"(?:['’]s| is| was) (?:wrong|incorrect|not (?:right|correct))\b"
@@ -166,6 +177,17 @@ def statements(response: str) -> Iterator[Statement]:
         for found in reversed(deque(form.finditer(response), maxlen=most)):
             if not _is_denied(response, found):
                 yield _statement(response, found)
+
+
+def said_to_be(response: str) -> str:
+    """Return "Paris" of a response that is nothing but "The capital is Paris."; "" if it hedges or says more.
+
+    It is an answer only if it is one that was asked for.
+    """
+    found = _ONE_SENTENCE.fullmatch(narrow(response).strip()) if len(response) < _LONGEST else None
+    if found is None or _IS.search(found[1]) or _UNSURE.search(found[0]):
+        return ""
+    return found[1].strip()
 
 
 def _is_denied(response: str, form: re.Match[str]) -> bool:

@@ -234,6 +234,11 @@ AQUA = [
     ("The answer is 20 km/h (D).", None, "D"),
     ("The answer is 20 km/h, option (D).", None, "D"),
     ("The final answer is \\boxed{20\\text{ km/h}}", None, "D"),
+    ("The fruit is Apples.", None, "B"),
+    ("The right one of these is none of these", None, "E"),
+    ("The fruit is not Apples.", None, None),
+    ("The fruit may be what is Apples.", None, None),
+    ("The share is 15%.", None, None),
     # no letter, and no option
     ("The answer is Apricots", "A", None),
     ("The answer is Bananas.", "B", None),
