@@ -251,7 +251,7 @@ def what_can_be_found(
     """
     size = f"{n:,} question{'s' * (n != 1)}"
     if repeats > 1:
-        size += f" with {repeats} responses each"
+        size += f" answered {repeats} times each"
     if n_comparisons > 1:
         size += f" and {n_comparisons} comparisons"
     found = {share: detectable_difference(n, n_comparisons, share) for share in discordant}
