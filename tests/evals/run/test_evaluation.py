@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -12,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from mink_local.evals.answering import FileAnswerer
-from mink_local.evals.run.records import RECORDS, seed_of
+from mink_local.evals.run.records import seed_of
 from mink_local.evals.stats import what_can_be_found
 from mink_local.models.catalog import ModelFile
-from tests.support.mink_eval import MINK_EVAL, MinkEval, count_lines, read_responses, responses
+from tests.support.mink_eval import MINK_EVAL, MinkEval, read_responses, responses
 from tests.support.python import Finished
 
 
@@ -78,23 +77,11 @@ def test_a_dry_run_says_what_would_be_asked_and_writes_nothing(
 def test_what_several_cells_can_show_is_said_beforehand(
     tmp_path: Path, here: list[object], mink_eval: MinkEval
 ) -> None:
-    said = what_can_be_found(6)
     command = [*here, "-n", 1, "--limit", 6, "--out", tmp_path / "run"]
-    assert said not in mink_eval.run(*command, "--no-greedy").stdout
-    assert said in mink_eval.run(*command).stdout.partition("responses")[0]
-
-
-def test_responses_of_another_run_do_not_count_as_done(
-    tmp_path: Path, here: list[object], mink_eval: MinkEval
-) -> None:
-    command, out = [*here, "-n", 4, "--limit", 2], tmp_path / "run"
-    mink_eval.run(*command, "--seed", 5, "--out", tmp_path / "other")
-    mink_eval.run(*command, "--limit", 1, "--out", out)
-    n_before = count_lines(out)
-    shutil.copy(tmp_path / "other" / RECORDS, out / "other.jsonl")
-    mink_eval.run(*command, "--out", out)
-    assert count_lines(out) == 2 * n_before == count_lines(tmp_path / "other")
-    assert "tokens/s" not in mink_eval.run(*command, "--out", out).stdout  # all responses are there
+    assert what_can_be_found(6) not in mink_eval.run(*command, "--no-greedy").stdout
+    for repeats in (1, 2):
+        said = mink_eval.run(*command, "--repeats", repeats).stdout
+        assert what_can_be_found(6, repeats=repeats) in said
 
 
 def test_fields_of_a_record(tmp_path: Path, here: list[object], mink_eval: MinkEval) -> None:

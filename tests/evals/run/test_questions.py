@@ -137,13 +137,6 @@ def test_the_first_questions_are_examples_and_are_not_asked(tmp_path: Path) -> N
     assert [turn["content"][:5] for turn in turns] == ["0 + 0", "Add.\n", "1 + 1", "Add.\n", "2 + 2"]
 
 
-def test_examples_from_another_file_are_not_asked_either(tmp_path: Path) -> None:
-    data, train = rows(tmp_path / "data", 1, 2, 3), rows(tmp_path / "train", 8, 2, 9)
-    settings = asked("gsm8k", data, shots=2, shots_from=train)
-    assert [prompt[:5] for prompt, _ in settings.shots] == ["8 + 8", "2 + 2"]
-    assert list(settings.questions) == ["0", "2"]
-
-
 @pytest.mark.parametrize("name", ["gsm8k", "aqua", "math500"])
 def test_worked_answers_end_as_they_are_scored(name: str) -> None:
     """The published solution is found right by flexible scoring, which is what the model is to imitate."""

@@ -14,7 +14,6 @@ from mink_local.evals.run.records import (
     mark_of,
     methods,
     read_run,
-    record_files,
     rescore,
     seed_of,
 )
@@ -85,13 +84,6 @@ def test_an_open_ended_response_has_no_verdicts(tmp_path: Path) -> None:
     (found,) = read(tmp_path / RECORDS, json.dumps(line).encode()).by_key.values()
     assert found.open_ended
     assert json.loads(to_line(found)) == line
-
-
-def test_every_other_jsonl_is_a_record_file(tmp_path: Path) -> None:
-    """The records of another machine, for example, may be put into the folder."""
-    for name in (RECORDS, "other.jsonl", "questions.jsonl"):
-        (tmp_path / name).write_bytes(OLD_LINE)
-    assert [path.name for path in record_files(tmp_path)] == ["other.jsonl", RECORDS]
 
 
 MANIFEST: dict[str, Any] = {

@@ -14,14 +14,14 @@ from mink_local.evals.report.report import Report
 from mink_local.evals.run.records import read_run, rescore
 from mink_local.evals.run.report import run_report, settings_table
 from mink_local.evals.run.summary import EVERY, Summary, summarise
-from mink_local.evals.tables import Table, percent
+from mink_local.evals.tables import Table
 from tests.support.made_run import change, judge, write_run
 from tests.support.made_run import records as lines_of
 from tests.support.mink_eval import MinkEval
 from tests.support.python import Finished, run_python
 
 MIN_K, SIGMA = "min-k:tau=3", "top-n-sigma:n=1"
-LAST = "top-p:p=0.9,order=temperature-last"
+FIRST, LAST = "top-p:p=0.9,order=temperature-first", "top-p:p=0.9,order=temperature-last"
 SMALL: dict[str, Any] = {"tasks": ("gsm8k",), "samplers": (MIN_K, SIGMA), "temperatures": (1.0, 10.0)}
 
 
@@ -63,13 +63,6 @@ def test_accuracies_have_intervals_marks_and_bold_winners(tmp_path: Path) -> Non
     assert f"better than {MIN_K}: {SIGMA} at T = 10." in said
     assert f"worse than {MIN_K}: {SIGMA} at T = 1; top-p:p=0.9 (T last) at T = 1." in said
     assert "4 comparisons" in said
-
-
-def test_strict_accuracy_is_in_a_table_of_its_own(tmp_path: Path) -> None:
-    write_run(tmp_path, **SMALL | {"n_questions": 4})
-    change(tmp_path, lambda r: r.update(strict={"answer": None, "correct": False}))
-    report = report_of(tmp_path)
-    assert {cell.text for row in table_of(report, "strict accuracy").rows for cell in row[1:]} == {"0.0"}
 
 
 def test_the_terminal_shows_the_tests_beside_the_accuracies(tmp_path: Path) -> None:
@@ -143,18 +136,6 @@ def test_a_model_that_is_cut_off_in_most_responses_is_warned_of(tmp_path: Path) 
     assert "60.0%" in cut_off(hot=0, cold=6)
 
 
-def test_attempts_and_diversity_have_tables(tmp_path: Path) -> None:
-    write_run(tmp_path, **SMALL | {"samplers": (MIN_K, "greedy")})
-    report = report_of(tmp_path)
-    run = summarise(read_run(tmp_path))
-    attempts = table_of(report, "any of k responses right")
-    assert attempts.columns == ["method", "k = 1", "k = 2"]
-    assert len(attempts.rows) == 4
-    shown = percent(run.attempts.loc[run.attempts["k"] == 2, "passed"].iloc[0])
-    assert attempts.rows[0][2].text == shown
-    assert table_of(report, "distinct").rows[1][1].text == "50.0"
-
-
 def test_settings_are_a_row_each_and_so_are_environments() -> None:
     start = {"started": "2026-01-01", "executor": "local", "n_parallel": 4}
     manifest = {
@@ -167,10 +148,6 @@ def test_settings_are_a_row_each_and_so_are_environments() -> None:
     rows = [[cell.text for cell in row] for row in settings_table(manifest).rows]
     assert [name for name, _ in rows] == ["ctx", "models q4 path", "asked", "started with", "started with"]
     assert rows[1][1] == "odd\ufffd.gguf"  # what is not UTF-8 cannot be written
-
-
-MIN_K = "min-k:tau=3"
-FIRST, LAST = "top-p:p=0.9,order=temperature-first", "top-p:p=0.9,order=temperature-last"
 
 
 def make(folder: Path, **options: Any) -> Summary:
@@ -220,7 +197,6 @@ def test_there_is_a_picture_for_what_is_known(
         assert picture.data is not None
 
 
-MIN_K, SIGMA = "min-k:tau=3", "top-n-sigma:n=1"
 ONE_T: dict[str, Any] = {
     "tasks": ("gsm8k",),
     "samplers": (MIN_K, SIGMA),
@@ -258,7 +234,7 @@ def test_a_run_has_one_report_with_every_file(tmp_path: Path, mink_eval: MinkEva
         assert accuracy in printed
     order = (
         *("(1-accuracy.svg)", "5 questions, 2 responses", "accuracy, %", "tokens; cut off"),
-        *("distinct responses", "steps with one candidate", "any of k"),
+        *("distinct responses", "strict accuracy", "steps with one candidate", "any of k"),
         "## How to read this",
     )
     places = [markdown.index(part) for part in order]  # a picture after its table, and the first one first
@@ -371,19 +347,3 @@ def test_a_missing_library_is_named(tmp_path: Path) -> None:
     write_run(tmp_path, **ONE_T)
     program = "import sys; sys.modules['statsmodels'] = None; from mink_local.evals.cli import main; main()"
     run_python("-c", program, "report", tmp_path).refused(2, "mink-local[eval]")
-
-
-@pytest.mark.slow
-def test_open_ended_responses_have_no_accuracy(tmp_path: Path, mink_eval: MinkEval) -> None:
-    """Beside a task with verdicts, and alone."""
-    write_run(tmp_path, **ONE_T | {"tasks": ("gsm8k", "essay")})
-    shown = mink_eval("report", tmp_path).stdout
-    assert re.search("gsm8k .* accuracy", shown)
-    assert re.search("essay .* tokens", shown)
-    assert not re.search("essay .* accuracy", shown)
-    assert {row["accuracy"] for row in table_rows(tmp_path) if row["task"] == "essay"} == {""}
-    for against in ("min-k", "temp=1", "model=tiny-model"):
-        alone = change(tmp_path, lambda record: record["task"] == "essay")
-        shown = mink_eval("report", alone, "--against", against).stdout
-        assert "accuracy, %" not in shown
-        assert "Open-ended" in shown
