@@ -26,8 +26,9 @@ def lengths(of: str, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
 
 def errors(lengths: NDArray[np.int64], n_slots: int) -> dict[int, float]:
     """Return what is expected to be left, as a share of the truth, by the number of complete responses."""
-    found = {}
-    waiting, slots, finished = lengths.tolist(), [], []
+    found: dict[int, float] = {}
+    slots: list[list[int]] = []
+    waiting, finished = lengths.tolist(), list[int]()
     while waiting or slots:
         while waiting and len(slots) < n_slots:
             slots.append([waiting.pop(), 0])
