@@ -45,6 +45,7 @@ from mink_local.generation.slots import (
 from mink_local.generation.template import ChatTemplate
 from mink_local.generation.tool_calls import ToolParser
 from mink_local.llama.context import Context
+from mink_local.llama.devices import n_beside
 from mink_local.llama.token_data import SamplingBuffers
 from mink_local.llama.token_sampler import RowSampler
 from mink_local.llama.weights import Weights
@@ -70,9 +71,9 @@ class Engine:
     def __init__(self, context: Context, weights: Weights, template: ChatTemplate) -> None:
         self.kept: KeptCaches | None = None
         self.most_of_client: int | None = None
-        self.use(context)
         # A GPU evaluates a batch while the text of the last one is told; on a CPU, that would only be later.
         self.tells_late = weights.on_gpu
+        self.use(context)
         self._weights = weights
         self._template = template
         self._buffers = SamplingBuffers(weights.n_vocab)
@@ -89,7 +90,8 @@ class Engine:
     def use(self, context: Context) -> None:
         """Switch to another context. The engine must be idle."""
         self.context = context
-        self._rows = RowSampler(context.n_vocab, context.n_threads)
+        n_threads = context.n_threads if self.tells_late else n_beside(context.n_threads)
+        self._rows = RowSampler(context.n_vocab, n_threads)
         self.slots: list[Slot[Group]] = [Slot(context, i, self._keep) for i in range(context.n_seq)]
 
     @property

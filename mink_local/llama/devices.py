@@ -112,8 +112,22 @@ def n_cores() -> int:
     Only macOS and Linux tell which cores those are; elsewhere, all physical cores count.
     """
     physical = macos_performance_cores() or linux_performance_cores() or psutil.cpu_count(logical=False)
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(physical or 1, available or 1))
+    return max(1, min(physical or 1, _available()))
+
+
+def _available() -> int:
+    """Return the number of logical cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def n_beside(n_threads: int) -> int:
+    """Return how many threads can run after a batch that llama.cpp has evaluated in `n_threads` on the CPU.
+
+    Its own spin for some milliseconds, on a core each, unless OMP_WAIT_POLICY is "passive".
+    """
+    if os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive":
+        return n_threads
+    return max(1, _available() - n_threads + 1)  # the calling thread is one of llama.cpp's
 
 
 def macos_performance_cores() -> int | None:

@@ -15,7 +15,7 @@ import pytest
 
 from mink_local import MinkError
 from mink_local.llama import devices, rpc
-from mink_local.llama.devices import Gpu, backends, gpu_missing, gpus, gpus_in_words, servers_in_use
+from mink_local.llama.devices import Gpu, backends, gpu_missing, gpus, gpus_in_words, n_beside, servers_in_use
 from mink_local.llama.rpc import parse_servers, use_servers
 from tests.support.rpc import COMMAND, RpcServer
 
@@ -52,6 +52,18 @@ def test_a_gpu_says_what_it_is() -> None:
 
 def test_as_many_as_there_are() -> None:
     assert 1 <= devices.n_cores() <= (psutil.cpu_count(logical=False) or 1)
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 1000])
+def test_no_thread_waits_for_one_of_llama_cpps_that_spins(
+    monkeypatch: pytest.MonkeyPatch, n_threads: int
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    assert n_beside(n_threads) == n_threads
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    spare = n_beside(n_threads) - 1
+    assert spare >= 0
+    assert n_threads + spare <= max(n_threads, len(os.sched_getaffinity(0)))
 
 
 def test_a_hybrid_processor(tmp_path: Path) -> None:
