@@ -41,6 +41,7 @@ def test_by_hand() -> None:
     assert step.p.sum() == pytest.approx(1)
     assert step.shown_ranks(3) == [0, 1, 2]
     assert step.shown_ranks(2) == [0, 2]  # the sampled one is always shown
+    assert sampling_step(np.zeros(4, np.float32), 2, 5.0).entropy == pytest.approx(2)  # in bits
 
 
 def test_the_probability_that_a_token_is_sampled_with() -> None:
@@ -55,12 +56,6 @@ def test_the_probability_that_a_token_is_sampled_with() -> None:
     assert greedy.p_sampled.tolist() == [1, 0, 0, 0]
     mirostat = sampling_step(row, sampled=0, temperature=1, sampler=Mirostat(), k=3)
     assert (mirostat.k, mirostat.kept[Mirostat()], mirostat.p_sampled[3]) == (3, 3, 0)
-
-
-def test_entropy_is_in_bits() -> None:
-    row = np.array([0, 0, 0, 0, -np.inf], np.float32)
-    step = sampling_step(row, sampled=2, temperature=5.0)
-    assert step.entropy == pytest.approx(2)
 
 
 def test_another_temperature_is_the_same_as_from_the_beginning(logits: NDArray[np.float32]) -> None:

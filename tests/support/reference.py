@@ -215,14 +215,3 @@ def p_step(logits: ArrayLike, temperature: float, step: float) -> Kept:  # noqa:
     gaps = sorted_logits[:-1] - sorted_logits[1:]
     least, most = ([*np.flatnonzero(gaps > gap + slack), ids.size - 1][0] for slack in (-ROUNDING, ROUNDING))
     return prefix(ids, int(least) + 1, int(most) + 1)
-
-
-def penalties(
-    logits: ArrayLike, history: list[int], repeat: float, frequency: float, presence: float
-) -> NDArray[np.float64]:
-    """Logits after llama.cpp's repeat, frequency and presence penalties for the tokens of `history`."""
-    row = np.asarray(logits, np.float64).copy()
-    for token in set(history):
-        row[token] = row[token] * repeat if row[token] <= 0 else row[token] / repeat
-        row[token] -= history.count(token) * frequency + presence
-    return row
