@@ -22,7 +22,9 @@ from mink_local.llama.constraints import Constrainer
 from mink_local.llama.guide import Guide, fill_masks
 from mink_local.llama.token_data import APPLY, TASK, SamplingBuffers, choose, sample_rows
 from mink_local.samplers import AdaptiveP, DynamicTemperature, Mirostat, Sampler, kernels
-from mink_local.samplers.rows import NO_TOKENS, Listed, Program, listed, program_of
+from mink_local.samplers.rows import NO_TOKENS, Program, listed, program_of
+
+_Listed = tuple[NDArray[np.int32], NDArray[np.int32]]  # banned tokens, allowed ones
 
 _MOST_THREADS = 8
 _WORTHWHILE = 1 << 20  # logits for each thread: reading fewer takes less time than waking one
@@ -137,8 +139,8 @@ class RowSampler:
         self._edits = np.empty(0, np.int32)
         self._masks = np.zeros((1, -(-n_vocab // 32)), np.uint32)
         self._guided: dict[TokenSampler, int] = {}  # the row of each one's mask
-        self._filling: Future[list[Listed]] | None = None
-        self._listed: list[Listed] = []  # what each mask allows
+        self._filling: Future[list[_Listed]] | None = None
+        self._listed: list[_Listed] = []  # by each mask
 
     def fill_masks(self, samplers: Sequence[TokenSampler]) -> None:
         """Begin to compute the masks of samplers with a guide, for the next call: in other threads."""
@@ -150,7 +152,7 @@ class RowSampler:
         if guides:
             self._filling = self._pool.submit(self._fill, list(guides.values()))
 
-    def _fill(self, guides: Sequence[Guide]) -> list[Listed]:
+    def _fill(self, guides: Sequence[Guide]) -> list[_Listed]:
         fill_masks(guides, self._masks)
         return [listed(mask, self._n_vocab) for mask in self._masks[: len(guides)]]
 
@@ -203,18 +205,19 @@ class RowSampler:
     def _edit(self) -> None:
         """Tell the tasks about their samplers' bans, penalties and masks."""
         tasks, samplers = self._tasks, [self._samplers[i] for i in self._edited]
-        masks = [self._guided.get(sampler, -1) for sampler in samplers]
-        found = [self._listed[mask] if mask >= 0 else Listed() for mask in masks]
-        parts = []
-        for each, (banned, allowed, _) in zip(samplers, found, strict=True):
+        parts, masks = [], []
+        for each in samplers:
+            mask = self._guided.get(each, -1)
+            banned, allowed = self._listed[mask] if mask >= 0 else (NO_TOKENS, NO_TOKENS)
             parts += [each.banned, banned, each.constrainer.changed, allowed]
+            masks.append(-1 if banned.size or allowed.size else mask)
         if self._parts and not self._guided and all(map(is_, parts, self._parts)):
             return
         self._parts = parts
         ends = np.cumsum([0, *(part.size for part in parts)])
         for field, n in (("ban", 0), ("change", 2), ("allow", 3), ("allow_end", 4)):
             tasks[field][self._edited] = ends[n::4][: len(samplers)]
-        tasks["mask"][self._edited] = np.where([each.needs_mask for each in found], masks, -1)
+        tasks["mask"][self._edited] = masks
         self._edits = np.concatenate(parts)
 
     def _run(self, logits: NDArray[np.float32], n_threads: int) -> None:

@@ -68,27 +68,14 @@ def _tokens(mask, flips, n_vocab):
     return ids[:k].copy()
 
 
-class Listed(NamedTuple):
-    """What a mask bans and allows, in lists where one of them is short.
-
-    Attributes:
-        banned, allowed: Token ids, int32; neither, if the tokens are not listed.
-        needs_mask: Whether they are not.
-    """
-
-    banned: NDArray[np.int32] = NO_TOKENS
-    allowed: NDArray[np.int32] = NO_TOKENS
-    needs_mask: bool = False
-
-
-def listed(mask: NDArray[np.uint32], n_vocab: int) -> Listed:
-    """Return the few tokens that a mask, uint32 (V / 32,), bans, or those that it allows."""
+def listed(mask: NDArray[np.uint32], n_vocab: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return the tokens that a mask, uint32 (V / 32,), bans, and those that it allows: few, or no list."""
     n_allowed = int(np.bitwise_count(mask).sum())
     if 0 < n_allowed * _SPARSE <= n_vocab:
-        return Listed(allowed=_tokens(mask, 0, n_vocab))
+        return NO_TOKENS, _tokens(mask, 0, n_vocab)
     if (n_vocab - n_allowed) * _DENSE <= n_vocab:
-        return Listed(banned=_tokens(mask, _ALL_BITS, n_vocab))
-    return Listed(needs_mask=True)
+        return _tokens(mask, _ALL_BITS, n_vocab), NO_TOKENS
+    return NO_TOKENS, NO_TOKENS
 
 
 @helper
