@@ -68,9 +68,10 @@ class Context:
         if kv_type.startswith("q") and flash_attn is False:
             raise ValueError(f"kv_type {kv_type} needs flash attention: omit flash_attn, or use f16")
         params = C.llama_context_default_params()
+        n_ctx = -(-n_ctx // _PAD) * _PAD  # or llama.cpp limits the batch to less
         params.n_ctx = n_ctx * n_seq
         params.n_seq_max = n_seq
-        params.n_batch = params.n_ubatch = min(N_BATCH, -(-n_ctx // _PAD) * _PAD * n_seq)
+        params.n_batch = params.n_ubatch = min(N_BATCH, n_ctx * n_seq)
         params.n_outputs_max = max(n_outputs, n_seq)
         params.n_threads = params.n_threads_batch = n_threads
         params.type_k = params.type_v = type_number

@@ -106,9 +106,18 @@ def test_context_full(tiny: Callable[..., Path]) -> None:
     reply = model.chat(FRANCE, temperature=0.0)
     "".join(reply)
     assert (reply.finish_reason, reply.prompt_tokens + reply.n_tokens) == ("length", 256)
-    with pytest.raises(ContextOverflowError, match="256"):
-        model.chat([{"role": "user", "content": "word " * 300}])
+    for much in ("word " * 300, "\0" * 20_000_000):  # which no template renders in time
+        with pytest.raises(ContextOverflowError, match="256"):
+            model.chat(much)
+    with pytest.raises(ContextOverflowError):
+        model.complete("<|im_end|>" * 100_000)  # llama.cpp takes minutes for all of it
     "".join(model.chat(FRANCE, temperature=0.0, max_tokens=3))  # the model still works
+
+
+def test_more_answers_than_tokens_of_context(tiny: Callable[..., Path]) -> None:
+    model = load_model(tiny(), n_ctx=1, n_parallel=8, trust=True)
+    answers = list(model.generate(["Hi"] * 9, max_tokens=3, ignore_eos=True))
+    assert [answer.finish_reason for answer in answers] == ["length"] * 9
 
 
 @pytest.mark.cpu
