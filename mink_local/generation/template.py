@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date as Date
 from functools import cached_property, partial
+from itertools import islice
 from typing import Any, cast
 
 from llama_cpp import llama_cpp as C
@@ -80,7 +81,7 @@ class ChatTemplate:
         """
         if isinstance(prompt, str):
             has_bos = bool(self._weights.bos) and prompt.startswith(self._weights.bos)
-            tokens = self._weights.tokenize(prompt, add_special=not has_bos, parse_special=True)
+            tokens = self._tokenized(prompt, add_special=not has_bos)
         elif is_token_ids(prompt):
             tokens = list(prompt)
         else:
@@ -171,6 +172,7 @@ class ChatTemplate:
 
         `<|im_end|>` in a message, a tool's description or a call's arguments does not end a turn.
         """
+        given = _map_strings(given, self._beginning)
         try:
             text = json.dumps(given, ensure_ascii=False)
         except TypeError as error:
@@ -195,14 +197,21 @@ class ChatTemplate:
         return tokens
 
     def _tokenized(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
-        """Return the token ids of a text, or of its beginning if that alone is too long for any context.
+        text = self._beginning(text)
+        return self._weights.tokenize(text, add_special=add_special, parse_special=parse_special)
 
-        llama.cpp takes quadratic time for texts that the vocabulary spells as bytes: hours for 10 MB.
+    def _beginning(self, text: str) -> str:
+        """Return a text, or its beginning if that alone is too long for any context.
+
+        llama.cpp takes quadratic time for control tokens, and for texts that the vocabulary spells as bytes:
+        hours for 10 MB.
         """
-        weights = self._weights
-        if len(text) > weights.n_ctx_train:
-            text = text[: (weights.n_ctx_train + 1) * weights.longest_token]
-        return weights.tokenize(text, add_special=add_special, parse_special=parse_special)
+        most = self._weights.n_ctx_train + 1
+        if len(text) < most:
+            return text
+        text = text[: most * self._weights.longest_token]
+        beyond = next(islice(self._markup[1].finditer(text), most, None), None)
+        return text[: beyond.start()] if beyond else text
 
     @cached_property
     def _markup(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
