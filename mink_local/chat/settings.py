@@ -279,7 +279,7 @@ def _table(path: Path) -> dict[str, Any]:
     try:
         whole = tomllib.loads(regular(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise click.UsageError(f"{path} cannot be read: {error}.") from None
+        raise click.UsageError(f"{path} cannot be read: {getattr(error, 'strerror', error)}.") from None
     table: Any = whole.pop("chat", {})
     if whole or not isinstance(table, dict):
         name = next(iter(whole), "chat")
