@@ -114,12 +114,6 @@ def test_context_full(tiny: Callable[..., Path]) -> None:
     "".join(model.chat(FRANCE, temperature=0.0, max_tokens=3))  # the model still works
 
 
-def test_more_answers_than_tokens_of_context(tiny: Callable[..., Path]) -> None:
-    model = load_model(tiny(), n_ctx=1, n_parallel=8, trust=True)
-    answers = list(model.generate(["Hi"] * 9, max_tokens=3, ignore_eos=True))
-    assert [answer.finish_reason for answer in answers] == ["length"] * 9
-
-
 @pytest.mark.cpu
 @pytest.mark.parametrize("n_batches", [0, 1])
 def test_interrupt_during_prefill(smollm2: Model, monkeypatch: pytest.MonkeyPatch, n_batches: int) -> None:

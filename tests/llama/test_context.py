@@ -161,7 +161,8 @@ def test_verbose_is_of_one_model(tiny_path: Path) -> None:
 
 def test_a_context_of_a_token_takes_a_batch_of_all_sequences(tiny_path: Path) -> None:
     with load_model(tiny_path, n_ctx=1, n_parallel=8, trust=True) as model:
-        answers = list(model.generate(["Hi"] * 9, max_tokens=3, temperature=0.0))
+        prompts = [f"Hi {i}" for i in range(9)]
+        answers = list(model.generate(prompts, max_tokens=3, temperature=0.0))
     assert {(answer.n_tokens, answer.finish_reason) for answer in answers} == {(3, "length")}
 
 
