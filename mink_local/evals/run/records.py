@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from mink_local.errors import ReportError
-from mink_local.evals.store import Rows, public, read_manifest, to_line
+from mink_local.evals.store import MANIFEST, Rows, public, read_manifest, to_line
 from mink_local.evals.tables import count, listed
 from mink_local.evals.tasks import recorded_task
 from mink_local.evals.tasks.base import SCORER, Name, Question, ScorerError, Task, Verdict, score
@@ -229,9 +229,11 @@ def read_run(folder: Path) -> RecordedRun:
     if not found.by_key:
         why = found.problems[0] if found.problems else "repeat the mink-eval run command"
         raise ReportError(f"{folder} contains no responses: {why}")
-    notes = list(filter(None, [found.left_out]))
+    is_known = known_parts(manifest) is not None
+    unchecked = f"{MANIFEST} is missing or damaged: the run's settings are unknown, and responses unchecked."
+    notes = list(filter(None, [found.left_out, "" if is_known else unchecked]))
     questions: Mapping[Any, Question] = read_questions(folder).by_key
-    described = public(manifest) if known_parts(manifest) else {}
+    described = public(manifest) if is_known else {}
     served = [name for name, model in described.get("models", {}).items() if not model.get("sha256", True)]
     if served:
         notes.append(
