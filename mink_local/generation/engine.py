@@ -134,8 +134,12 @@ class Engine:
         parser = ToolParser(
             request.tools, template.call_marks, is_parallel=request.parallel_tool_calls is not False
         )
+        given = request.prompt
         prompt = template.tokens(
-            request.prompt, request.enable_thinking, request.tools, request.template_kwargs
+            template.beginning(given) if isinstance(given, str) else given,
+            request.enable_thinking,
+            request.tools,
+            request.template_kwargs,
         )
         answer.model = self._weights.path.stem
         splitter, answer.begun = template.reasoning(request, prompt)

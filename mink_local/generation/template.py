@@ -81,7 +81,7 @@ class ChatTemplate:
         """
         if isinstance(prompt, str):
             has_bos = bool(self._weights.bos) and prompt.startswith(self._weights.bos)
-            tokens = self._tokenized(prompt, add_special=not has_bos)
+            tokens = self._weights.tokenize(prompt, add_special=not has_bos, parse_special=True)
         elif is_token_ids(prompt):
             tokens = list(prompt)
         else:
@@ -172,7 +172,7 @@ class ChatTemplate:
 
         `<|im_end|>` in a message, a tool's description or a call's arguments does not end a turn.
         """
-        given = _map_strings(given, self._beginning)
+        given = _map_strings(given, self.beginning)
         try:
             text = json.dumps(given, ensure_ascii=False)
         except TypeError as error:
@@ -197,10 +197,10 @@ class ChatTemplate:
         return tokens
 
     def _tokenized(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
-        text = self._beginning(text)
+        text = self.beginning(text)
         return self._weights.tokenize(text, add_special=add_special, parse_special=parse_special)
 
-    def _beginning(self, text: str) -> str:
+    def beginning(self, text: str) -> str:
         """Return a text, or its beginning if that alone is too long for any context.
 
         llama.cpp takes quadratic time for control tokens, and for texts that the vocabulary spells as bytes:
