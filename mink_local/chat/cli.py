@@ -1,13 +1,12 @@
 """`mink-chat`: a conversation with a GGUF model in the terminal, or one answer to one prompt."""
 
-import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mink_local.chat.settings import RARE, SETTINGS, config_path, ignored, read_config
+from mink_local.chat.settings import RARE, SETTINGS, config_path, read_config, warn_of_variables
 from mink_local.cli import command_line_text, run
 from mink_local.errors import MinkError
 from mink_local.version import __version__
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from mink_local.chat.conversation.store import ConversationStore
 
 PROGRAM = "mink-chat"
-
-log = logging.getLogger("mink_local")
 
 EPILOG = """\b
 Examples:
@@ -209,8 +206,7 @@ def cli(
     if len(texts) > 1:
         raise click.UsageError(f'a prompt of several words needs quotes: "{" ".join(texts)}"')
     text = texts[0] if texts else None
-    for complaint in ignored():
-        log.warning("%s", complaint)
+    warn_of_variables()
     if continued and resume:
         raise click.UsageError("give --continue or --resume, not both.")
     if text is not None and prompt is not None:

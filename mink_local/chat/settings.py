@@ -302,12 +302,12 @@ def _texts(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield setting.name, str(value)
 
 
-def ignored() -> Iterator[str]:
-    """Yield a sentence for each variable that looks like a setting and is none."""
+def warn_of_variables() -> None:
+    """Log each variable that looks like a setting and is none."""
     known = [*(str(setting.envvar) for setting in SETTINGS), "MINK_CONFIG"]
     for name in sorted(os.environ):
         if name.startswith("MINK_") and name not in known:
-            yield f"there is no setting {name}{did_you_mean(name, known)}"
+            log.warning("there is no setting %s%s", name, did_you_mean(name, known))
 
 
 class Settings:

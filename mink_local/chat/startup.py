@@ -124,11 +124,11 @@ class Startup:
         offer = find_offer()
         if not offer:
             return
-        size, name = size_in_words(offer["size"]), offer["name"]
-        way = f"Use {name} ({size}), which is" if offer["path"] else f"Download {name} ({size}), which fits"
-        here = "already on this machine?" if offer["path"] else "this machine?"
+        name = offer["name"]
+        take_it, why = ("Use", "is already on") if offer["path"] else ("Download", "fits")
+        question = f"{take_it} {name} ({size_in_words(offer['size'])}), which {why} this machine?"
         try:
-            wanted = click.confirm(f"No model yet. {way} {here}\nn = the small built-in one", default=True)
+            wanted = click.confirm(f"No model yet. {question}\nn = the small built-in one", default=True)
         except click.Abort:
             self.screen.show("")  # the cursor is behind the question
             raise
