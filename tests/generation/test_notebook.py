@@ -18,6 +18,12 @@ print("begun")
 while True:
     {use}
 """
+CHILDREN = """
+import gc, psutil
+gc.collect()  # the models: their threads end
+gc.collect()  # what the threads had
+print(len(psutil.Process().children()))
+"""
 USES = [
     "model.chat('Hi', ignore_eos=True).read()",
     "list(model.generate(['Hi'] * 9, ignore_eos=True))",
@@ -42,5 +48,5 @@ def test_a_notebook(tiny_path: Path) -> None:
             assert said(LOAD.format(path=str(tiny_path))) == ""
             assert said(ENDLESS.format(use=USES[i % len(USES)])) == "begun\nKeyboardInterrupt"
             assert said("model.chat('Hi', max_tokens=3, ignore_eos=True).read()\nprint('on')") == "on\n"
-        assert int(said("import gc, psutil; gc.collect(); print(len(psutil.Process().children()))")) <= 2
+        assert int(said(CHILDREN)) <= 2
         assert int(said("import threading; print(threading.active_count())")) <= 20
