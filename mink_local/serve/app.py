@@ -36,8 +36,8 @@ from mink_local.serve.endpoints.state import as_text, playground
 from mink_local.serve.guard import (
     EXCEPTION_HANDLERS,
     UVICORN,
-    AllowedHosts,
     Guard,
+    allowed_hosts,
     read_body,
     while_connected,
 )
@@ -178,7 +178,7 @@ def serve(
     metrics = Metrics()
     guarded = partial(
         Guard,
-        hosts=AllowedHosts(host, allowed_host),
+        hosts=allowed_hosts(host, allowed_host),
         origins=allowed_origin,
         keys=keys,
         on_response=lambda path, status: metrics.responses.labels(route_of(path), status).inc(),

@@ -1,6 +1,6 @@
 """Checks on every HTTP request before an endpoint sees it; each refusal has OpenAI's error body.
 
-    app = Guard(Starlette(routes=..., exception_handlers=EXCEPTION_HANDLERS), hosts=AllowedHosts("127.0.0.1"))
+    app = Guard(Starlette(routes=..., exception_handlers=EXCEPTION_HANDLERS), hosts=allowed_hosts(""))
     uvicorn.Config(app, **UVICORN)
 
 `Guard` is plain ASGI, because `BaseHTTPMiddleware` would hide from the endpoints that a client has left.
@@ -48,9 +48,10 @@ CLIENT_LEFT = 499  # nginx's status for a response that its client did not wait 
 PUBLIC = frozenset({"/", "/health", "/ready"})  # without a key
 _ANTHROPIC = re.compile(r"(/v1)?/messages(/count_tokens)?")  # paths whose errors have Anthropic's form
 
-_LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
+_LOCAL_HOSTS = (r"127\.0\.0\.1", "localhost", r"\[::1\]")
+_ADDRESSES = (r"\[[0-9a-f:.]+\]", r"[\d.]+")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]/@\s]+)(:\d{1,5})?")
-_LOCAL_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?"
+_LOCAL_ORIGIN = rf"https?://({'|'.join(_LOCAL_HOSTS)})(:\d{{1,5}})?"
 _HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -78,8 +79,8 @@ def check_start(host: str, *, has_keys: bool) -> None:
         )
 
 
-class AllowedHosts:
-    """Names and addresses by which clients may call the server; another name is a sign of DNS rebinding.
+def allowed_hosts(bound: str, others: Iterable[str] = ()) -> re.Pattern[str]:
+    """Return a pattern for the Host headers of clients; another name is a sign of DNS rebinding.
 
     A server that listens on all addresses accepts any IP address: DNS rebinding needs a name.
 
@@ -90,25 +91,13 @@ class AllowedHosts:
     Raises:
         click.UsageError: One of the names cannot be a host's.
     """
-
-    def __init__(self, bound: str, others: Iterable[str] = ()) -> None:
-        self._any_address = bound in ("", "0.0.0.0", "::")
-        self._names = set(_LOCAL_HOSTS)
-        for name in (f"[{bound}]" if ":" in bound else bound or "localhost", *others):
-            if (host := _without_port(name)) is None:
-                raise click.UsageError(f"{name!r} is not a host: write it as in  example.com:8080")
-            self._names.add(host)
-
-    def __contains__(self, header: str) -> bool:
-        """Return whether the value of a Host header is allowed."""
-        host = _without_port(header) or ""
-        return host in self._names or (self._any_address and re.fullmatch(r"\[.+\]|[\d.]+", host) is not None)
-
-
-def _without_port(host: str) -> str | None:
-    """Return the lower-case name or address of `host[:port]`; None if it is neither."""
-    match = _HOST.fullmatch(host)
-    return match[1].lower() if match else None
+    patterns = [*_LOCAL_HOSTS, *_ADDRESSES] if bound in ("", "0.0.0.0", "::") else [*_LOCAL_HOSTS]
+    for name in (f"[{bound}]" if ":" in bound else bound or "localhost", *others):
+        host = _HOST.fullmatch(name)
+        if host is None:
+            raise click.UsageError(f"{name!r} is not a host: write it as in  example.com:8080")
+        patterns.append(re.escape(host[1]))
+    return re.compile(rf"({'|'.join(patterns)})(:\d{{1,5}})?", re.IGNORECASE | re.ASCII)
 
 
 class Guard:
@@ -116,7 +105,7 @@ class Guard:
 
     Args:
         app: The endpoints.
-        hosts: The names and addresses that the Host header may have.
+        hosts: What the Host header may be.
         origins: Web pages that may use the server, besides those of this machine: `https://example.com`.
         keys: API keys; without one, nobody needs a key.
         on_response: Called with the path and the status of each response; CLIENT_LEFT if the client left.
@@ -126,7 +115,7 @@ class Guard:
         self,
         app: ASGIApp,
         *,
-        hosts: AllowedHosts,
+        hosts: re.Pattern[str],
         origins: Iterable[str] = (),
         keys: Keys | None = None,
         on_response: Callable[[str, int], None] = lambda *_: None,
@@ -203,10 +192,10 @@ class Guard:
         await self._app(scope, receive, send)
 
 
-def check_host(headers: Headers, hosts: AllowedHosts) -> None:
+def check_host(headers: Headers, hosts: re.Pattern[str]) -> None:
     """Refuse hosts that are not allowed. Raises ApiError."""
     host = headers.get("host")  # absent in HTTP/1.0, which health checks speak and browsers do not
-    if host is not None and host not in hosts:
+    if host is not None and not hosts.fullmatch(host):
         raise ApiError(
             421,
             f"the host {host[:100]!r} is not allowed: use 127.0.0.1, or start the server with --allowed-host",

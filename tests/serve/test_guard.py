@@ -3,14 +3,12 @@
 import asyncio
 import contextlib
 import logging
-import re
 import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import click
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -19,7 +17,7 @@ from starlette.routing import Route
 
 from mink_local.serve import guard
 from mink_local.serve.bodies import ApiError
-from mink_local.serve.guard import EXCEPTION_HANDLERS, AllowedHosts, Guard, check_start, read_body
+from mink_local.serve.guard import EXCEPTION_HANDLERS, Guard, allowed_hosts, read_body
 from mink_local.serve.keys import Keys
 from tests.support.http import connect, receive, request, send, serving, until
 
@@ -48,14 +46,6 @@ async def fail(request: Request) -> Response:  # noqa: ARG001
     raise ZeroDivisionError("a defect")
 
 
-async def fail_late(request: Request) -> Response:  # noqa: ARG001
-    async def pieces() -> AsyncIterator[bytes]:
-        yield b"some"
-        raise ZeroDivisionError("a late defect")
-
-    return StreamingResponse(pieces())
-
-
 async def endless(request: Request) -> Response:  # noqa: ARG001
     async def pieces() -> AsyncIterator[bytes]:
         try:
@@ -80,13 +70,12 @@ APP = Starlette(
         Route("/length", length, methods=["POST"]),
         Route("/leave", leave, methods=["POST"]),
         Route("/fail", fail),
-        Route("/fail-late", fail_late),
         Route("/endless", endless),
         Route("/refuse", refuse),
     ],
     exception_handlers=EXCEPTION_HANDLERS,
 )
-HOSTS = AllowedHosts("127.0.0.1")
+HOSTS = allowed_hosts("127.0.0.1")
 PAGES = ["https://chat.example.com", "app://notes", "tauri://localhost", "chrome-extension://abcdef"]
 
 
@@ -178,13 +167,7 @@ FOREIGN = [
     ],
 )
 def test_which_names_are_allowed(bound: str, others: list[str], host: str, allowed: bool) -> None:
-    assert (host in AllowedHosts(bound, others)) is allowed
-
-
-@pytest.mark.parametrize("name", ["", "no/name", "http://desk.lan", "two words"])
-def test_an_invalid_host_name_is_refused(name: str) -> None:
-    with pytest.raises(click.UsageError, match=re.escape(repr(name))):
-        AllowedHosts("127.0.0.1", [name])
+    assert bool(allowed_hosts(bound, others).fullmatch(host)) is allowed
 
 
 # --- origins
@@ -242,7 +225,7 @@ def test_other_pages_are_refused_before_anything_is_done(port: int, origin: str)
 
 
 def test_the_own_page_may_use_the_server_by_any_allowed_name() -> None:
-    app = Guard(APP, hosts=AllowedHosts("127.0.0.1", ["desk.lan"]))
+    app = Guard(APP, hosts=allowed_hosts("127.0.0.1", ["desk.lan"]))
     with serving(app) as port:
         for origin, status in [
             ("http://desk.lan:8080", 200),
@@ -317,23 +300,6 @@ def test_without_the_key_a_request_learns_nothing(
 @pytest.mark.parametrize("path", ["/", "/health", "/health?x=1"])
 def test_the_page_and_health_checks_need_no_key(locked_port: int, path: str) -> None:
     assert send(locked_port, request("GET", path)).status == 200
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.168.1.5"])
-def test_an_address_that_is_not_of_this_machine_needs_a_key(host: str) -> None:
-    with pytest.raises(click.UsageError, match="--api-key"):
-        check_start(host, has_keys=False)
-    check_start(host, has_keys=True)
-    for local in ("127.0.0.1", "::1", "localhost", "127.1.2.3"):
-        check_start(local, has_keys=False)
-    with pytest.raises(click.UsageError, match="desk\\.invalid"):
-        check_start("desk.invalid", has_keys=True)
-
-
-@pytest.mark.parametrize("page", ["https://example.com/x", "example.com", "*", "null", "https://"])
-def test_an_origin_that_no_page_has_is_refused(page: str) -> None:
-    with pytest.raises(click.UsageError, match="origin"):
-        Guard(APP, hosts=HOSTS, origins=[page])
 
 
 # --- bodies
@@ -444,14 +410,6 @@ def test_a_defect_is_in_the_log_and_not_in_the_response(port: int, caplog: pytes
     assert "/fail" in record.getMessage()
     assert record.exc_info is not None
     assert record.exc_info[0] is ZeroDivisionError
-
-
-def test_a_defect_in_the_middle_of_a_response_cuts_it(port: int) -> None:
-    with connect(port) as client:
-        client.sendall(request("GET", "/fail-late"))
-        received = b"".join(iter(lambda: client.recv(65536), b""))
-    assert b"some" in received
-    assert not received.endswith(b"0\r\n\r\n")
 
 
 # --- connections

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from mink_local.serve.app import listen, model_id, refuse, refusing
 from mink_local.serve.cli import cli
-from mink_local.serve.guard import AllowedHosts, Guard
+from mink_local.serve.guard import Guard, allowed_hosts
 from mink_local.serve.keys import Keys
 from mink_local.serve.metrics import Metrics
 from tests.support.http import until
@@ -26,30 +26,51 @@ from tests.support.server import running_server
 MESSAGES = [{"role": "user", "content": "Tell me a long story."}]
 
 
-def refusal(*arguments: str) -> str:
-    result = CliRunner().invoke(cli, arguments)
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        *((("--host", host), "--api-key") for host in ("0.0.0.0", "::", "", "192.168.1.5")),
+        (("--host", "192.0.2.1", "--api-key", "k"), "192.0.2.1"),
+        (("--host", "nosuchhost.invalid", "--api-key", "k"), "--host nosuchhost.invalid"),
+        *(
+            (("--preset", f"hot={text}"), f"--preset hot={text}")
+            for text in ("min-q", "min-k:tau=x@1", "min-k@x", "min-k@-1", "min-k@inf", "min-k@nan")
+        ),
+        (("--preset", "hot"), "NAME="),
+        *(
+            (("--allowed-origin", page, "--port", "0"), repr(page))
+            for page in ("https://example.com/x", "example.com", "*", "null", "https://")
+        ),
+        *(
+            (("--allowed-host", name, "--port", "0"), repr(name))
+            for name in ("", "no/name", "http://desk.lan", "two words")
+        ),
+        *((("--api-key", key), "--api-key") for key in ("", " ", "two words", "line\n", "schl\u00fcssel")),
+        (("--api-key-file", "keys"), "utf-8"),
+        (("--model", "parrot", "--port", "0"), "parrot"),
+        (("--chat-template-file", "none.jinja"), "--chat-template-file"),
+        (("--chat-template-file", "keys"), "not UTF-8"),
+        *(
+            (("--template-kwargs", text), "--template-kwargs")
+            for text in ("[1]", "{", "[" * 99_999, '{"bos_token": ""}')
+        ),
+    ],
+    ids=range(34),
+)
+def test_what_cannot_be_served_is_one_sentence(
+    options: tuple[str, ...], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("keys").write_bytes(b"\xff")
+    result = CliRunner().invoke(cli, options)
     assert result.exit_code != 0
-    return result.output + str(result.exception or "")
+    assert named in result.output + str(result.exception or "")
 
 
-def test_what_cannot_be_served_is_one_sentence(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        assert "--port" in refusal("--port", str(taken.getsockname()[1]))
-    assert "--api-key" in refusal("--host", "0.0.0.0")
-    assert "192.0.2.1" in refusal("--host", "192.0.2.1", "--api-key", "k")
-    assert "--preset hot=min-q" in refusal("--preset", "hot=min-q")
-    assert "NAME=" in refusal("--preset", "hot")
-    assert "--host nosuchhost.invalid" in refusal("--host", "nosuchhost.invalid")
-    assert "example.com/x" in refusal("--allowed-origin", "https://example.com/x", "--port", "0")
-    (tmp_path / "keys").write_bytes(b"\xff")
-    assert "utf-8" in refusal("--api-key-file", str(tmp_path / "keys"))
-    assert "parrot" in refusal("--model", "parrot", "--port", "0")
-    assert "--chat-template-file" in refusal("--chat-template-file", str(tmp_path / "none.jinja"))
-    assert "not UTF-8" in refusal("--chat-template-file", str(tmp_path / "keys"))
-    for text in ("[1]", "{", "[" * 99_999, '{"bos_token": ""}'):
-        assert "--template-kwargs" in refusal("--template-kwargs", text)
+def test_a_port_in_use_is_named() -> None:
+    with listen("127.0.0.1", 0) as taken:
+        result = CliRunner().invoke(cli, ["--port", str(taken.getsockname()[1])])
+    assert "--port" in str(result.exception)
 
 
 yaml: Any = pytest.importorskip("yaml")
@@ -89,7 +110,7 @@ def test_requests_are_refused_while_the_model_loads() -> None:
     with listen("127.0.0.1", 0) as bound:
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         with refusing(
-            bound, Guard(partial(refuse, Metrics()), hosts=AllowedHosts("127.0.0.1"), keys=Keys(["secret"]))
+            bound, Guard(partial(refuse, Metrics()), hosts=allowed_hosts("127.0.0.1"), keys=Keys(["secret"]))
         ):
             loading = httpx.get(f"{url}/ready")
             assert httpx.get(f"{url}/v1/models").status_code == 401

@@ -197,6 +197,7 @@ class ChoicesRequest(SamplingFields, frozen=True, kw_only=True):
 
     @property
     def n_answers(self) -> int:
+        """Number of answers."""
         return self.n or 1
 
 
@@ -314,7 +315,6 @@ class CompletionRequest(ChoicesRequest, frozen=True, kw_only=True):
 
     @property
     def n_answers(self) -> int:
-        """Number of answers."""
         return len(self.prompts()) * super().n_answers
 
     @property

@@ -246,11 +246,6 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
         }
 
     @property
-    def n_answers(self) -> int:
-        """Number of answers."""
-        return 1
-
-    @property
     def token_limit(self) -> int | None:
         """Maximum length of an answer in tokens; None for the rest of the context."""
         return None if self.max_tokens == -1 else self.max_tokens
