@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mink_local import MinK, Model, TopP, load_model
+from mink_local import MinK, Model, load_model
 from mink_local.generation.model import read_rows
 from tests.support.server import RunningServer
 
@@ -103,12 +103,7 @@ def test_a_preset_wins_over_the_clients_sampling(server: RunningServer) -> None:
     assert response.headers["x-mink-ignored"] == "temperature,top_p"
     with load_model("smollm2-135m", n_ctx=512) as model:
         expected = model.chat(MESSAGES, sampler=MinK(), temperature=5.0, max_tokens=8, seed=1).read()
-        cut = model.chat(
-            MESSAGES, sampler=TopP(p=0.5, order="temperature-last"), temperature=1.5, max_tokens=8, seed=1
-        ).read()
     assert response.json()["choices"][0]["message"]["content"] == expected
-    own = ask(server, max_tokens=8, seed=1, temperature=1.5, top_p=0.5)
-    assert own["choices"][0]["message"]["content"] == cut
 
 
 def test_a_second_turn_finds_the_first_in_the_cache(server: RunningServer) -> None:
@@ -118,18 +113,11 @@ def test_a_second_turn_finds_the_first_in_the_cache(server: RunningServer) -> No
     assert details["cached_tokens"] >= first["usage"]["prompt_tokens"]
 
 
-def test_json_schemas_and_stop_strings_are_kept(server: RunningServer) -> None:
-    schema = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
-    form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": schema}}
-    answer = ask(server, response_format=form, temperature=5, max_tokens=60)
-    assert json.loads(answer["choices"][0]["message"]["content"])["colour"] in ("red", "blue")
+def test_choices_and_expressions_are_kept(server: RunningServer) -> None:
     chosen = ask(server, choice=["a parrot", "a fish"], temperature=5)
     assert chosen["choices"][0]["message"]["content"] in ("a parrot", "a fish")
     [matched] = ask(server, regex=r"\d{3}-\w+(x|y)?!", temperature=5)["choices"]
     assert re.match(r"\d{3}-\w+", matched["message"]["content"])
-    stopped = ask(server, messages=[*MESSAGES], temperature=0, stop=["e"], max_tokens=60)
-    assert "e" not in stopped["choices"][0]["message"]["content"]
-    assert stopped["choices"][0]["finish_reason"] == "stop"
 
 
 def test_an_answer_goes_on_after_other_tokens(server: RunningServer) -> None:

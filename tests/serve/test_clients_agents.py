@@ -128,7 +128,7 @@ def qwen_code(server: RunningServer, folder: Path, prompt: str) -> str:
     )
 
 
-def aider(server: RunningServer, folder: Path, prompt: str) -> str:
+def aider(server: RunningServer, folder: Path, prompt: str, *more: str) -> str:
     program = CACHE / "aider" / "bin" / "aider"
     if not program.exists():
         venv.create(CACHE / "aider", with_pip=True, clear=True)
@@ -139,7 +139,7 @@ def aider(server: RunningServer, folder: Path, prompt: str) -> str:
         folder,
         *(program, "--openai-api-base", f"{server.url}/v1", "--openai-api-key", "none"),
         *("--model", f"openai/{MODEL}:greedy", "--message", prompt, "--no-git", "--yes-always"),
-        *("--no-show-model-warnings", "--no-check-update", "--analytics-disable"),
+        *("--no-show-model-warnings", "--no-check-update", "--analytics-disable", *more),
     )
 
 
@@ -192,3 +192,17 @@ def test_an_agent_uses_a_tool_and_sends_its_result(
     model = write_scripted(tmp_path / "x.gguf", TEMPLATE, scripts)
     with running_server("--model", str(model), "--alias", MODEL, "--ctx", "4096") as server:
         assert TOLD in agent(server, tmp_path, "Which nut is it?")
+
+
+def test_aider_edits_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "nut.py"
+    file.write_text("NUT = 'hazel'\n")
+    block = [
+        "nut.py\n```\n<<<<<<< SEARCH\n",
+        "NUT = 'hazel'\n=======\n",
+        "NUT = 'walnut'\n>>>>>>> REPLACE\n```",
+    ]
+    model = write_scripted(tmp_path / "x.gguf", "{{ '<|edit|>' }}", {"<|edit|>": [*block, "```"]})
+    with running_server("--model", str(model), "--alias", MODEL, "--ctx", "4096") as server:
+        aider(server, tmp_path, "It is a walnut.", "--edit-format", "diff", "nut.py")
+    assert file.read_text() == "NUT = 'walnut'\n"

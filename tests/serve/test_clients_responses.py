@@ -362,15 +362,6 @@ def test_what_a_template_does_not_read_is_named(
     assert ignored(server, path, fields) == named
 
 
-def test_langchain_reads_responses(server: RunningServer) -> None:
-    from langchain_openai import ChatOpenAI
-
-    options: dict[str, Any] = {"api_key": "none", "use_responses_api": True, "max_tokens": 5}
-    llm = ChatOpenAI(base_url=f"{server.url}/v1", model=MODEL, **options)
-    assert llm.invoke("Say hello.").text
-    assert "".join(chunk.text for chunk in llm.stream("Say hello."))
-
-
 # Messages
 
 

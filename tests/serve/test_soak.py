@@ -44,8 +44,7 @@ class Outcome:
 
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
-    memory: list[int] = field(default_factory=list)
-    seconds: float = 1.0  # of an answer, a moving average
+    memory: list[int] = field(default_factory=list)  # that the server takes, after each answer
 
 
 def body_of(path: str, mark: str) -> Json:
@@ -57,13 +56,11 @@ def body_of(path: str, mark: str) -> Json:
 
 async def ask(client: httpx.AsyncClient, path: str, mark: str, outcome: Outcome, is_stream: bool) -> None:
     """Have a mark written, and check that it is, and no other."""
-    began = time.monotonic()
     response = await client.post(path, json=body_of(path, mark) | {"stream": is_stream})
     if response.status_code == 429:
         outcome.counts["queue full"] += 1
         await asyncio.sleep(min(1.0, float(response.headers["retry-after"])))
         return
-    outcome.seconds += 0.1 * (time.monotonic() - began - outcome.seconds)
     outcome.counts["answered, streaming" if is_stream else "answered whole"] += 1
     written = "".join(re.findall(r'"(?:text|content|delta)":"([^"]*)"', response.text))
     is_whole = any(f'"{reason}"' in response.text for reason in FINISHED)
@@ -71,12 +68,14 @@ async def ask(client: httpx.AsyncClient, path: str, mark: str, outcome: Outcome,
         outcome.wrong.append(f"{response.status_code}, {mark!r}: {written!r}")
 
 
-async def behave(client: httpx.AsyncClient, outcome: Outcome, end: float, seed: int) -> None:
+async def behave(
+    client: httpx.AsyncClient, process: psutil.Process, outcome: Outcome, end: float, seed: int
+) -> None:
     """Ask for one mark after the other until the end; leave some before the answer is there."""
     chance = random.Random(seed)
     while time.monotonic() < end:
         path, mark, is_stream = chance.choice(PATHS), chance.choice(MARKS), chance.random() < 0.6
-        patience = chance.uniform(0, 1.2 * outcome.seconds) if chance.random() < LEAVING else 600
+        patience = chance.uniform(0, 2) if chance.random() < LEAVING else 600
         try:
             async with asyncio.timeout(patience):
                 await ask(client, path, mark, outcome, is_stream)
@@ -84,14 +83,7 @@ async def behave(client: httpx.AsyncClient, outcome: Outcome, end: float, seed: 
             outcome.counts["left, streaming" if is_stream else "left, not streaming"] += 1
         except httpx.HTTPError as error:
             outcome.wrong.append(repr(error))
-
-
-async def watch(server: RunningServer, outcome: Outcome, interval: float) -> None:
-    """Note now and then what memory the server's process takes."""
-    process = psutil.Process(server.process.pid)
-    while True:
         outcome.memory.append(process.memory_info().rss)
-        await asyncio.sleep(interval)
 
 
 def is_idle(server: RunningServer) -> bool:
@@ -105,10 +97,8 @@ async def soak(server: RunningServer) -> Outcome:
     async with httpx.AsyncClient(base_url=server.url, timeout=600, limits=limits) as client:
         # What is set up once takes its memory here.
         await asyncio.gather(*(ask(client, *pair, outcome, True) for pair in product(PATHS, MARKS)))
-        watching = asyncio.create_task(watch(server, outcome, SECONDS / 100))
-        end = time.monotonic() + SECONDS
-        await asyncio.gather(*(behave(client, outcome, end, seed) for seed in range(CLIENTS)))
-        watching.cancel()
+        process, end = psutil.Process(server.process.pid), time.monotonic() + SECONDS
+        await asyncio.gather(*(behave(client, process, outcome, end, seed) for seed in range(CLIENTS)))
     return outcome
 
 

@@ -55,7 +55,7 @@ MESSAGES = [{"role": "user", "content": "Tell me a long story."}]
             for text in ("[1]", "{", "[" * 99_999, '{"bos_token": ""}')
         ),
     ],
-    ids=range(34),
+    ids=range(35),
 )
 def test_what_cannot_be_served_is_one_sentence(
     options: tuple[str, ...], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,73 +1,17 @@
 """Messages of chats: reasoning, text and calls, in order and whole, in all three protocols."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import pytest
 
-from mink_local.generation.answer import Answer, Piece, Splitter
-from mink_local.generation.request import Request
-from mink_local.generation.text import ReasoningSplitter
-from mink_local.generation.tool_calls import ToolParser
-from mink_local.serve.protocols.completions import message_delta, whole_message
-from tests.support.server import RunningServer
+from tests.support.server import RunningServer, running_server
+from tests.support.tiny import write_scripted
 
 REASONING = "Shall I write <tool_call>? Yes."
-CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
-TEXT = f"<think>\n{REASONING}\n</think>\n\nOne moment.\n{CALL}"
-
-
-NOW = {"type": "function", "function": {"name": "now"}}
-
-
-def pieces_of(text: str, length: int) -> list[Piece]:
-    """Return the pieces of a text whose tokens all have one length."""
-    splitter = Splitter(ReasoningSplitter("start"), ToolParser([NOW]))
-    return [
-        *(splitter.feed(text[start : start + length]) for start in range(0, len(text), length)),
-        splitter.feed("", is_final=True),
-    ]
-
-
-def answer_of(text: str, length: int) -> Answer:
-    answer = Answer(Request(""))
-    for piece in pieces_of(text, length):
-        answer.add(piece)
-    return answer
-
-
-@pytest.mark.parametrize("length", [1, 5, 1000])
-def test_reasoning_comes_before_text_and_calls(length: int) -> None:
-    message = msgspec.to_builtins(whole_message(answer_of(TEXT, length)))
-    [call] = message.pop("tool_calls")
-    assert message == {
-        "role": "assistant",
-        "content": "One moment.",
-        "reasoning_content": REASONING,
-        "reasoning": REASONING,
-    }
-    assert call["function"] == {"name": "now", "arguments": "{}"}
-
-
-def test_a_call_that_is_cut_off_is_incomplete() -> None:
-    message = whole_message(answer_of(f"{TEXT}\n{CALL[:-15]}", 3))
-    assert message.content == "One moment."
-    assert [call.function.arguments for call in message.tool_calls or ()] == ["{}", "{"]
-
-
-def test_text_after_a_call_comes_after_it() -> None:
-    """A stop string that might begin inside the call holds back its end and the text after it."""
-    [piece, _] = pieces_of(f"{CALL}\nDone.", 1000)
-    assert [event if isinstance(event, str) else event.name for event in piece.events] == ["now", "Done."]
-
-
-def test_a_chunk_has_one_entry_of_a_call() -> None:
-    """Clients read the first one, or refuse two with the same index."""
-    delta = message_delta(pieces_of(CALL + CALL, 1))
-    assert [call.index for call in delta.tool_calls or ()] == [0, 1]
-
-
+CALL = '{"name": "f", "arguments": {"a": 1}}'
+THINKING = ["<think>\n", REASONING, "\n</think>\n\n", "Look.\n", "<tool_call>\n", CALL, "\n</tool_call>"]
 WRITTEN = 'Look.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\nDone.'
 GRAMMAR = f"root ::= {json.dumps(WRITTEN)}"
 TOOL = {"name": "f", "description": "x"}
@@ -81,8 +25,11 @@ def chat_parts(server: RunningServer, stream: bool, **fields: Any) -> tuple[list
     choices = [one for event in events_of(answered, stream) for one in event["choices"]]
     parts: list[Any] = []
     for message in (choice.get("delta", choice.get("message")) for choice in choices):
-        parts += [message["content"]] if message.get("content") else []
-        for call in message.get("tool_calls") or ():
+        assert message.get("reasoning") == message.get("reasoning_content")
+        parts += filter(None, map(message.get, ("reasoning", "content")))
+        calls = message.get("tool_calls") or ()
+        assert len({call.get("index") for call in calls}) == len(calls)  # clients read one entry of a call
+        for call in calls:
             parts += [[call["function"]["name"], ""]] if call.get("id") else []
             parts[-1][1] += call["function"]["arguments"]
     return parts, choices[-1]["finish_reason"]
@@ -99,19 +46,20 @@ def messages_parts(
     answered = server.post("/v1/messages", stream=stream, stop_sequences=stop, **body)
     events = events_of(answered, stream)
     if not stream:
-        blocks = [(block.get("text") or [block["name"], block["input"]]) for block in events[0]["content"]]
-        return blocks, events[0]["stop_reason"]
-    parts: list[Any] = []
+        blocks = events[0]["content"]
+        parts = [b.get("thinking") or b.get("text") or [b["name"], b["input"]] for b in blocks]
+        return parts, events[0]["stop_reason"]
+    parts = []
     for event in events:
         if event["type"] == "content_block_start":
             block = event["content_block"]
             parts.append([block["name"], ""] if block["type"] == "tool_use" else "")
         elif event["type"] == "content_block_delta":
             delta = event["delta"]
-            if delta["type"] == "text_delta":
-                parts[event["index"]] += delta["text"]
-            else:
+            if delta["type"] == "input_json_delta":
                 parts[event["index"]][1] += delta["partial_json"]
+            else:
+                parts[event["index"]] += delta[delta["type"].removesuffix("_delta")]
     return parts, next(event["delta"]["stop_reason"] for event in events if event["type"] == "message_delta")
 
 
@@ -140,8 +88,7 @@ def arguments(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str) else value
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
+PROTOCOLS = pytest.mark.parametrize(
     ("parts_of", "whole", "cut"),
     [
         (chat_parts, "tool_calls", "length"),
@@ -149,6 +96,10 @@ def arguments(value: Any) -> Any:
         (responses_parts, "completed", "incomplete"),
     ],
 )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@PROTOCOLS
 def test_parts_are_whole_and_in_order(
     server: RunningServer, parts_of: Any, whole: str, cut: str, stream: bool
 ) -> None:
@@ -165,3 +116,24 @@ def test_parts_are_whole_and_in_order(
         assert "".join(part for part in parts if isinstance(part, str)).strip() in ("Look", "Look.")
         assert [part[0] for part in parts if not isinstance(part, str)] in ([], ["f"])
     assert parts[-1][0] == "f"
+
+
+@pytest.fixture(scope="module")
+def reasoner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server whose model reasons, says something and calls a tool."""
+    template = "{# tools <tool_call> <think> #}{{ '<|go|>' }}"
+    path = write_scripted(tmp_path_factory.mktemp("reasoner") / "x.gguf", template, {"<|go|>": THINKING})
+    with running_server("--model", str(path)) as server:
+        yield server
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@PROTOCOLS
+def test_reasoning_comes_before_text_and_calls(
+    reasoner: RunningServer, parts_of: Any, whole: str, cut: str, stream: bool
+) -> None:
+    parts, reason = parts_of(reasoner, stream, max_tokens=99)
+    [*texts, [name, given]] = parts
+    assert ("".join(texts), name, arguments(given), reason) == (f"{REASONING}Look.", "f", {"a": 1}, whole)
+    parts, reason = parts_of(reasoner, stream, max_tokens=2)
+    assert ("".join(parts), reason) == (REASONING, cut)
