@@ -57,7 +57,7 @@ from rich import progress as bars
 from rich.console import Console
 
 from mink_local.cli import printable
-from mink_local.errors import ReportError
+from mink_local.errors import GenerationError, ReportError
 from mink_local.evals.store import ROWS, R, Rows, Store, read_manifest
 from mink_local.interrupts import on_interrupt
 
@@ -125,7 +125,10 @@ class Measurement(ABC, Generic[R]):
 
     @abstractmethod
     def measure(self, keys: Sequence[Any], store: Store[R]) -> Generator[R, None, None]:
-        """Yield a row for every key, in any order; end soon after `interrupt`, and close what it opens."""
+        """Yield a row for every key, in any order, and close what it opens.
+
+        It ends soon after `interrupt`, if need be with a GenerationError.
+        """
 
     @staticmethod
     @abstractmethod
@@ -215,9 +218,13 @@ def _measure(measurement: Measurement[Any], keys: Sequence[Hashable], store: Sto
         on_interrupt(measurement.interrupt, terminate=True),
         closing(measurement.measure(missing, store)) as rows,
     ):
-        for row in rows:
-            store.append(row)
-            advance()
+        try:
+            for row in rows:
+                store.append(row)
+                advance()
+        except GenerationError:
+            if not measurement.interrupted:  # else it ended what a model was reading
+                raise
     if measurement.interrupted:
         raise KeyboardInterrupt
 

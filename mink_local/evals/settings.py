@@ -75,17 +75,6 @@ class RowMeasurement(Measurement[R]):
     def __init__(self) -> None:
         self._models: list[Model] = []
 
-    @abstractmethod
-    def measure_rows(self, keys: Sequence[Any], store: Store[R]) -> Iterator[R]:
-        """Yield a row for every key; see `measure`."""
-
-    def measure(self, keys: Sequence[Any], store: Store[R]) -> Generator[R, None, None]:
-        try:
-            yield from self.measure_rows(keys, store)
-        except GenerationError:
-            if not self.interrupted:
-                raise
-
     def interrupt(self) -> None:
         super().interrupt()
         for model in list(self._models):
@@ -186,7 +175,7 @@ class SettingsMeasurement(RowMeasurement[R], Generic[R, Unit]):
     def plan(self) -> list[tuple[str, str, str]]:
         return [(key, *setting) for key in self._units for setting in self._by_text]
 
-    def measure_rows(self, keys: Sequence[tuple[str, str, str]], store: Store[R]) -> Iterator[R]:
+    def measure(self, keys: Sequence[tuple[str, str, str]], store: Store[R]) -> Generator[R, None, None]:
         units = [
             (self._units[key], [self._by_text[sampler, temperature] for _, sampler, temperature in members])
             for key, members in groupby(keys, lambda key: key[0])

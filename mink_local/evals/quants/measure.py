@@ -6,7 +6,7 @@ chat template, since a quantization is used through it.
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import chain, groupby, zip_longest
@@ -216,7 +216,9 @@ class Quants(RowMeasurement[ChunkRow]):
     def plan(self) -> list[tuple[str, int]]:
         return [(name, chunk) for name in self._files for chunk in range(len(self._chunks))]
 
-    def measure_rows(self, keys: Sequence[tuple[str, int]], store: Store[ChunkRow]) -> Iterator[ChunkRow]:
+    def measure(
+        self, keys: Sequence[tuple[str, int]], store: Store[ChunkRow]
+    ) -> Generator[ChunkRow, None, None]:
         kept = {chunk: store.folder / BASE / f"{chunk:05}.npz" for _, chunk in keys}
         unknown = {chunk: path for chunk, path in kept.items() if read_positions(path) is None}
         if unknown:
