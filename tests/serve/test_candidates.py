@@ -139,7 +139,12 @@ def test_fields_that_are_not_read_are_not_published(server: RunningServer) -> No
 
 def test_the_tools_are_part_of_the_prompt(server: RunningServer) -> None:
     tools = [{"type": "function", "function": {"name": "now"}}]
-    counts = [post(server, tools=given, top=0).json()["prompt_tokens"] for given in ([], tools)]
+    given: tuple[dict[str, Any], ...] = (
+        {"tools": []},
+        {"tools": tools, "tool_choice": "none"},
+        {"tools": tools},
+    )
+    counts = [post(server, **fields, top=0).json()["prompt_tokens"] for fields in given]
     named = [{"type": "function", "name": "now"}]
     counted = server.post("/v1/responses/input_tokens", input=MESSAGES, tools=named).json()
-    assert counts[0] < counts[1] == counted["input_tokens"]
+    assert counts[0] == counts[1] < counts[2] == counted["input_tokens"]

@@ -215,16 +215,6 @@ def test_what_is_refused_is_named_as_the_client_named_it(
     assert "function." not in error["message"]
 
 
-def test_what_the_system_says_first_is_one_message() -> None:
-    """Codex sends two messages of the developer's; templates refuse a second one of the system's."""
-    said = [{"role": role, "content": role} for role in ("developer", "system", "user", "user", "developer")]
-    body = json.dumps({"instructions": "Obey.", "input": said}).encode()
-    chat = parse(body, ResponsesRequest).request.normal()
-    first, *others = [message.for_template() for message in chat.messages]
-    assert first == {"role": "system", "content": "Obey.\n\ndeveloper\n\nsystem"}
-    assert [message["role"] for message in others] == ["user", "user", "system"]
-
-
 SAID = [{"type": "output_text", "text": text} for text in ("One.", "Two.")]
 CALLED = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
@@ -235,6 +225,15 @@ CONVERSATIONS: list[tuple[type[ResponsesRequest | MessagesRequest], list[Any], l
         ResponsesRequest,
         [{"role": "assistant", "content": SAID}, {"role": "assistant", "content": "Three.", "type": None}],
         [("assistant", "One.\nTwo.", None), ("assistant", "Three.", None)],
+    ),
+    (  # Codex sends two messages of the developer's; templates refuse a second one of the system's
+        ResponsesRequest,
+        [{"role": role, "content": role} for role in ("developer", "system", "user", "user", "developer")],
+        [
+            ("system", "developer\n\nsystem", None),
+            *(("user", "user", None),) * 2,
+            ("system", "developer", None),
+        ],
     ),
     (
         ResponsesRequest,

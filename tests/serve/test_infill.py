@@ -53,13 +53,3 @@ def test_what_suffix_cannot_go_with(server: RunningServer, fields: dict[str, Any
     response = server.post(COMPLETION, suffix="b", **fields)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "suffix"
-
-
-@pytest.mark.parametrize("suffix", ["", None])
-def test_no_suffix_is_a_prompt_alone(server: RunningServer, suffix: str | None) -> None:
-    plain, given = (
-        server.post(COMPLETION, prompt="The sea", **GREEDY, **fields).json()
-        for fields in ({}, {"suffix": suffix})
-    )
-    assert given["choices"] == plain["choices"]
-    assert server.post(COMPLETION, prompt="", suffix=suffix).status_code == 400

@@ -41,7 +41,7 @@ from mink_local.serve.request.chat import ChatRequest, CompletionRequest
 from mink_local.serve.request.fields import REFUSED, Fields
 from mink_local.serve.request.parsing import naming, parse
 from mink_local.serve.request.presets import BUILT_IN, Preset, Presets
-from mink_local.serve.request.sampling import chat_for_engine, sampling_params
+from mink_local.serve.request.sampling import sampling_params
 
 LAST: Order = "temperature-last"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -221,20 +221,6 @@ def test_messages_are_given_to_the_template_in_its_form() -> None:
         {"role": "tool", "content": "sunny", "tool_call_id": "call_1", "name": "weather"},
         {"role": "assistant", "content": "No."},
     ]
-
-
-def for_engine(**fields: Any) -> Any:
-    return chat_for_engine(SimpleNamespace(has_thinking_switch=False), chat(**fields), SamplingParams())  # type: ignore[arg-type]
-
-
-def test_tools_are_given_to_the_engine_as_they_came() -> None:
-    assert for_engine(tools=[WEATHER]).tools == [WEATHER]
-    assert for_engine(tools=[WEATHER], tool_choice={"function": {"name": "weather"}}).tool_choice[
-        "function"
-    ] == {"name": "weather"}
-    without: list[dict[str, Any]] = [{"tools": []}, {}, {"tools": [WEATHER], "tool_choice": "none"}]
-    for fields in without:
-        assert not for_engine(**fields).tools
 
 
 @pytest.mark.parametrize(
