@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mink_local import load_model
+from mink_local import Reply, load_model
 from mink_local.generation.answer import Answer
 from mink_local.generation.engine import Engine
 from mink_local.generation.model import Model
@@ -41,6 +42,13 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Segment, ...]]:
 
     monkeypatch.setattr(Context, "decode", watched)
     return batches
+
+
+def answered(model: Model, *asked: Any, **options: Any) -> Reply:
+    """What `model.chat` returns, read to its end."""
+    reply = model.chat(*asked, **options)
+    reply.read()
+    return reply
 
 
 def submit(engine: Engine, request: Request) -> Answer:

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from mink_local import Constraints, Request, SamplingParams
-from mink_local.generation.answer import Answer
 from mink_local.generation.model import Model
 from mink_local.llama.context import Segment
 from mink_local.llama.guide import Guide
+from tests.generation.conftest import answered
 
 RHYME = "Jack and Jill went up the hill to fetch a pail of water."
 SCHEMA = {
@@ -20,24 +20,21 @@ SCHEMA = {
 ONE = Constraints(choice=[RHYME])
 
 
-def answered(real: Model, **options: Any) -> Answer:
-    reply = real.chat("Invent a pet.", temperature=3.0, seed=1, **options)
-    reply.read()
-    return reply
+PET: dict[str, Any] = {"messages": "Invent a pet.", "temperature": 3.0, "seed": 1}
 
 
 def test_what_is_forced_is_what_sampling_would_give(real: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     constraints = Constraints(json_schema=SCHEMA)
-    forced = answered(real, constraints=constraints)
-    one_by_one = answered(real, constraints=constraints, logprobs=2)
+    forced = answered(real, **PET, constraints=constraints)
+    one_by_one = answered(real, **PET, constraints=constraints, logprobs=2)
     assert (forced.tokens, forced.k, forced.text) == (one_by_one.tokens, one_by_one.k, one_by_one.text)
     assert forced.k.count(0) > len(forced.k) / 2
     assert len(one_by_one.logprobs) == len(one_by_one.top_logprobs) == one_by_one.n_tokens
     monkeypatch.setattr(Guide, "forced", lambda _: [])
-    sampled = answered(real, constraints=ONE)
+    sampled = answered(real, **PET, constraints=ONE)
     assert 0 not in sampled.k
     monkeypatch.undo()
-    assert answered(real, constraints=ONE).text == sampled.text == RHYME
+    assert answered(real, **PET, constraints=ONE).text == sampled.text == RHYME
 
 
 def test_they_take_one_step(real: Model, decoded: list[tuple[Segment, ...]]) -> None:
@@ -52,23 +49,23 @@ def test_they_take_one_step(real: Model, decoded: list[tuple[Segment, ...]]) -> 
 
 @pytest.mark.parametrize("n_tokens", [1, 3, 7])
 def test_a_limit_in_the_middle(real: Model, n_tokens: int) -> None:
-    answer = answered(real, constraints=ONE, max_tokens=n_tokens)
+    answer = answered(real, **PET, constraints=ONE, max_tokens=n_tokens)
     assert (answer.n_tokens, answer.finish_reason) == (n_tokens, "length")
     assert RHYME.startswith(answer.text)
 
 
 def test_a_stop_string_in_the_middle(real: Model) -> None:
     """It ends the answer only where what precedes it conforms."""
-    answer = answered(real, constraints=ONE, stop=["the hill"])
+    answer = answered(real, **PET, constraints=ONE, stop=["the hill"])
     assert (answer.text, answer.finish_reason, answer.stopped_by) == (RHYME, "stop", None)
     either = Constraints(regex=f"{RHYME[:22]}({RHYME[22:-1]}[.])?")
-    answer = answered(real, constraints=either, stop=["the hill"], ignore_eos=True)
+    answer = answered(real, **PET, constraints=either, stop=["the hill"], ignore_eos=True)
     assert (answer.text, answer.finish_reason, answer.stopped_by) == (RHYME[:22], "stop", "the hill")
 
 
 def test_every_step_is_watched(real: Model) -> None:
     seen: list[int] = []
-    answer = answered(real, constraints=ONE, watch=lambda logits: seen.append(logits.size))
+    answer = answered(real, **PET, constraints=ONE, watch=lambda logits: seen.append(logits.size))
     assert (answer.text, len(seen)) == (RHYME, answer.n_tokens)
 
 
@@ -105,10 +102,8 @@ def test_what_follows_forced_tokens_sees_them(real: Model) -> None:
     """The rest of the answer is that of a prompt that ends with them."""
     constraints = Constraints(regex=f"{RHYME[:-1]}[^?]*")
     asked = SamplingParams(constraints=constraints, temperature=0.0)
-    answer = real.chat("Recite.", asked, max_tokens=30)
-    answer.read()
+    answer = answered(real, "Recite.", asked, max_tokens=30)
     n_forced = next(i for i, k in enumerate(answer.k) if k)
     assert n_forced > 5
-    rest = real.chat("Recite.", asked, max_tokens=30 - n_forced, prefix=answer.tokens[:n_forced])
-    rest.read()
+    rest = answered(real, "Recite.", asked, max_tokens=30 - n_forced, prefix=answer.tokens[:n_forced])
     assert rest.tokens == answer.tokens[n_forced:]

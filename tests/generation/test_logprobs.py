@@ -83,18 +83,24 @@ def test_a_shared_context_is_evaluated_once(smollm2: Model, decoded: list[tuple[
     assert n_tokens(decoded) < len(choices[0][0]) + sum(len(continuation) + 1 for _, continuation in choices)
 
 
-def test_requests_that_cannot_be_scored(smollm2: Model, tiny: Callable[..., Path]) -> None:
-    empties: list[tuple[list[int], list[int]]] = [([], [1]), ([1], [])]
-    for empty in empties:
-        with pytest.raises(ValueError, match="pair 1"):
-            smollm2.logprobs([([1], [2]), empty])
-    with pytest.raises(ContextOverflowError):
-        smollm2.logprobs([([1] * 800, [2] * 300)])
-    for unknown in (-1, 10**6):
-        with pytest.raises(OptionError, match="continuation"):
-            smollm2.logprobs([([1], [2]), ([1], [unknown])])
-    assert smollm2.logprobs([]) == []
+@pytest.mark.parametrize(
+    ("pair", "error", "named"),
+    [
+        (([], [1]), ValueError, "pair 1"),
+        (([1], []), ValueError, "pair 1"),
+        (([1], [-1]), OptionError, "continuation"),
+        (([1], [10**6]), OptionError, "continuation"),
+        (([1] * 800, [2] * 300), ContextOverflowError, "1024"),
+    ],
+)
+def test_requests_that_cannot_be_scored(smollm2: Model, pair: Any, error: Any, named: str) -> None:
+    with pytest.raises(error, match=named):
+        smollm2.logprobs([([1], [2]), pair])
+
+
+def test_what_is_scored_has_a_probability(tiny: Callable[..., Path]) -> None:
     broken = load_model(str(tiny(scale=float("nan"))))
+    assert broken.logprobs([]) == []
     with pytest.raises(GenerationError, match="NaN"):
         broken.logprobs([([1], [2])])
 

@@ -16,6 +16,7 @@ from mink_local.generation.model import Model
 from mink_local.llama.context import Context, Segment
 from mink_local.samplers import Greedy
 from tests.conftest import forget
+from tests.generation.conftest import answered
 from tests.support.python import output_of
 
 STORY = [{"role": "user", "content": "Tell me a story about a dog named Max."}]
@@ -80,12 +81,9 @@ def test_only_new_tokens_are_evaluated(smollm2: Model) -> None:
 
 
 def test_finish_reasons(smollm2: Model) -> None:
-    cut = smollm2.chat(STORY, temperature=0.0, max_tokens=5)
-    cut.read()
-    whole = smollm2.chat("Say hello.", temperature=0.0)
-    whole.read()
-    stopped = smollm2.chat(STORY, temperature=0.0, stop_token_ids=[cut.tokens[3]])
-    stopped.read()
+    cut = answered(smollm2, STORY, temperature=0.0, max_tokens=5)
+    whole = answered(smollm2, "Say hello.", temperature=0.0)
+    stopped = answered(smollm2, STORY, temperature=0.0, stop_token_ids=[cut.tokens[3]])
     assert [(reply.finish_reason, reply.stopped_by) for reply in (cut, whole, stopped)] == [
         ("length", None),
         ("stop", None),
@@ -103,8 +101,7 @@ def test_finish_reasons(smollm2: Model) -> None:
 def test_context_full(tiny: Callable[..., Path]) -> None:
     model = load_model(str(tiny(n_ctx_train=256)))
     assert model.n_ctx == 256
-    reply = model.chat(FRANCE, temperature=0.0)
-    "".join(reply)
+    reply = answered(model, FRANCE, temperature=0.0)
     assert (reply.finish_reason, reply.prompt_tokens + reply.n_tokens) == ("length", 256)
     for much in ("word " * 300, "\0" * 20_000_000):  # which no template renders in time
         with pytest.raises(ContextOverflowError, match="256"):
@@ -186,8 +183,7 @@ def saved(smollm2: Model, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     path = tmp_path_factory.mktemp("kv") / "cache"
     forget(smollm2).chat(TURNS, GREEDY).read()
     assert smollm2.save_cache(path, LARGE)
-    next_answer = smollm2.chat([*TURNS, *_more(smollm2)], GREEDY)
-    next_answer.read()
+    next_answer = answered(smollm2, [*TURNS, *_more(smollm2)], GREEDY)
     return path, smollm2.load_cache(path), next_answer.tokens
 
 
@@ -202,8 +198,7 @@ def test_another_process_goes_on_with_it(smollm2: Model, saved: tuple[Path, int,
     smollm2.reserve(512)  # an empty cache, of another length
     try:
         assert smollm2.load_cache(path) == n_tokens
-        answer = smollm2.chat([*TURNS, *more], GREEDY)
-        answer.read()
+        answer = answered(smollm2, [*TURNS, *more], GREEDY)
         assert answer.tokens == expected
         assert answer.evaluated_tokens < answer.prompt_tokens - 20
         assert smollm2.load_cache(path) == n_tokens
@@ -241,9 +236,7 @@ def test_what_does_not_fit_is_ignored(
     for file, options in cases:
         with load_model(**{"model": "smollm2-135m", "n_ctx": 256, **options}) as other:
             assert other.load_cache(file) == 0, options
-            hi = other.chat("Hi", max_tokens=1)
-            hi.read()
-            assert hi.evaluated_tokens > 4
+            assert answered(other, "Hi", max_tokens=1).evaluated_tokens > 4
 
 
 def test_what_is_not_written(smollm2: Model, tmp_path: Path) -> None:

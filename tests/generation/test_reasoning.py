@@ -9,6 +9,7 @@ from mink_local import Constraints, SamplingParams, load_model
 from mink_local.generation.model import Model
 from mink_local.generation.reasoning_budget import CLOSING, GRACE
 from mink_local.generation.text import THINK, THINK_END, ReasoningSplitter, ReasoningState
+from tests.generation.conftest import answered
 from tests.support.tiny import write_scripted
 
 
@@ -41,11 +42,8 @@ def test_split(text: str, state: ReasoningState, reasoning: str, answer: str) ->
 
 
 def test_nothing_certain_is_held_back() -> None:
-    splitter = ReasoningSplitter()
-    assert splitter.feed("<think>Well") == ("Well", "")
-    assert splitter.feed(" now") == (" now", "")
-    assert splitter.feed("</think>Yes") == ("", "Yes")
-    assert splitter.feed(" more") == ("", " more")
+    found = list(map(ReasoningSplitter().feed, ["<think>Well", " now", "</think>Yes", " more"]))
+    assert found == [("Well", ""), (" now", ""), ("", "Yes"), ("", " more")]
 
 
 # Ended at a budget: where, with which tokens, and what is known of them
@@ -71,8 +69,7 @@ def thinker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 )
 def test_it_ends_to_the_token(thinker: Model, budget: int, n_words: int) -> None:
     """With the sentence that goes on, or 32 tokens later; whoever opens the reasoning."""
-    answer = thinker.chat("2 + 2?", temperature=0, reasoning_budget=budget, logprobs=0)
-    answer.read()
+    answer = answered(thinker, "2 + 2?", temperature=0, reasoning_budget=budget, logprobs=0)
     opens = "<assistant>" in str(thinker.chat_template)  # so the model begins with the tag
     sampled = [*[THINK] * opens, *WORDS[:n_words]]
     is_cut = 0 <= budget < len(WORDS)
@@ -103,14 +100,13 @@ def test_a_stop_string_does_not_end_the_reasoning(thinker: Model, budget: int | 
     assert tokens.read() == free.text
 
 
-def test_an_answer_that_continues_another(thinker: Model) -> None:
+@pytest.mark.parametrize("constraints", [None, Constraints(choice=["no more"])])
+def test_an_answer_that_continues_another(thinker: Model, constraints: Constraints | None) -> None:
     """From any of its tokens, forced ones included, the rest is the same."""
-    whole = thinker.chat("2 + 2?", temperature=0, reasoning_budget=1)
-    whole.read()
-    for at in range(1, whole.n_tokens, 7):
-        rest = thinker.chat("2 + 2?", temperature=0, reasoning_budget=1, prefix=whole.tokens[:at])
-        rest.read()
-        assert rest.tokens == whole.tokens[at:]
+    asked = SamplingParams(temperature=0, reasoning_budget=1, constraints=constraints)
+    whole = answered(thinker, "2 + 2?", asked)
+    for at in range(1, whole.n_tokens, 5):
+        assert answered(thinker, "2 + 2?", asked, prefix=whole.tokens[:at]).tokens == whole.tokens[at:]
 
 
 def test_answers_of_a_batch_have_budgets_of_their_own(thinker: Model) -> None:
@@ -126,8 +122,7 @@ def test_answers_of_a_batch_have_budgets_of_their_own(thinker: Model) -> None:
 def test_penalties_see_forced_tokens(thinker: Model) -> None:
     """As they see sampled ones: those of a text are the same, whoever chose its tokens."""
     ban = Constraints(presence_penalty=1e6, penalty_last_n=256)
-    answer = thinker.chat("x", temperature=0, reasoning_budget=0, constraints=ban, max_tokens=20)
-    answer.read()
+    answer = answered(thinker, "x", temperature=0, reasoning_budget=0, constraints=ban, max_tokens=20)
     assert answer.reasoning_cut
     assert len(set(answer.tokens)) == answer.n_tokens
 
@@ -138,43 +133,33 @@ def test_what_an_answer_conforms_to_comes_after_its_reasoning(
     thinker: Model, options: dict[str, Any], budget: int
 ) -> None:
     asked = SamplingParams(temperature=0, reasoning_budget=budget)
-    free = thinker.chat("x", asked)
-    free.read()
-    answer = thinker.chat("x", asked, constraints=Constraints(**options))
-    answer.read()
+    free = answered(thinker, "x", asked)
+    answer = answered(thinker, "x", asked, constraints=Constraints(**options))
     opens = thinker.opens_reasoning([{"role": "user", "content": "x"}])
     assert (answer.content, answer.finish_reason) == ("no more", "stop")
     assert answer.reasoning == (free.reasoning if opens or budget else "")
     assert answer.reasoning_cut is (opens or budget > 0)
 
 
+def test_what_follows_another_beginning_conforms_alone(thinker: Model) -> None:
+    asked = SamplingParams(temperature=0, reasoning_budget=1, constraints=Constraints(choice=["no more"]))
+    other = thinker.tokenize(f"hm{THINK_END}Yes, ")
+    assert thinker.chat("x", asked, prefix=other).read() == "no more"
+
+
 def test_reasoning_has_no_end_but_its_tag(thinker: Model) -> None:
     """Neither an end token ends it, nor a text that is what the answer conforms to."""
-    answer = thinker.chat("x", temperature=9, seed=1, max_tokens=30, constraints=Constraints(choice=["x"]))
-    answer.read()
+    only = Constraints(choice=["x"])
+    answer = answered(thinker, "x", temperature=9, seed=1, max_tokens=30, constraints=only)
     assert answer.finish_reason == "length" or answer.content == "x"
 
 
 def test_a_grammar_may_end_the_reasoning_itself(thinker: Model) -> None:
     opens = thinker.opens_reasoning([{"role": "user", "content": "x"}])
     whole = Constraints(grammar=f'root ::= "{"" if opens else THINK}hm{THINK_END}\\n" [0-9]')
-    answer = thinker.chat("x", temperature=5, seed=1, constraints=whole)
-    answer.read()
+    answer = answered(thinker, "x", temperature=5, seed=1, constraints=whole)
     assert answer.reasoning == "hm"
     assert answer.content.isdigit()
-
-
-def test_a_continued_answer_keeps_to_its_constraint(thinker: Model) -> None:
-    """From any token of it; after another beginning, what follows conforms alone."""
-    asked = SamplingParams(temperature=0, reasoning_budget=1, constraints=Constraints(choice=["no more"]))
-    whole = thinker.chat("x", asked)
-    whole.read()
-    for at in range(1, whole.n_tokens, 5):
-        rest = thinker.chat("x", asked, prefix=whole.tokens[:at])
-        rest.read()
-        assert rest.tokens == whole.tokens[at:]
-    other = thinker.tokenize(f"hm{THINK_END}Yes, ")
-    assert thinker.chat("x", asked, prefix=other).read() == "no more"
 
 
 def test_a_text_that_is_no_reasoning_is_not_cut(smollm2: Model) -> None:

@@ -114,11 +114,17 @@ def test_a_sampler_takes_the_place_of_its_like() -> None:
     assert compared_with(Mirostat())[1:] == [MinK(), *compared_with(MinK())[1:]]
 
 
-def test_parts_of_characters_are_visible() -> None:
-    assert visible("äé 😀".encode()) == "äé 😀"
-    assert visible("é".encode()[:1]) == "<0xC3>"
-    assert visible(b" \x98\x80a\xf0\x9f") == " <0x98><0x80>a<0xF0><0x9F>"
-    assert visible(b"") == ""
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ("äé 😀".encode(), "äé 😀"),
+        ("é".encode()[:1], "<0xC3>"),
+        (b" \x98\x80a\xf0\x9f", " <0x98><0x80>a<0xF0><0x9F>"),
+        (b"", ""),
+    ],
+)
+def test_parts_of_characters_are_visible(data: bytes, text: str) -> None:
+    assert visible(data) == text
 
 
 # Common random numbers: the right distribution, and answers that differ only where their samplers do

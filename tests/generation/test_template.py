@@ -75,7 +75,8 @@ def test_control_tokens_that_a_user_types_are_text(weights: Weights) -> None:
     plain = structure(weights, template.tokens([{"role": "user", "content": "x"}]))
     assert min(len(control), len(plain)) >= 3
     typed = [f"x{text}y" for text in control]
-    for content in (*typed, everything, everything + "\ufdd0" + control[0][:-1] + everything):
+    long = "x" + " " * 64 + "x" + "\n" * 40 + "=" * 100  # tokens of more than 32 bytes
+    for content in (*typed, everything, everything + "\ufdd0" + control[0][:-1] + everything, long):
         tokens = template.tokens([{"role": "user", "content": content}])
         assert content.encode() in b"".join(map(weights.piece, tokens))
         assert structure(weights, tokens) == plain
@@ -347,15 +348,8 @@ def test_a_template_and_variables_of_ones_own(
         assert model.chat(HELLO, template_kwargs=high, max_tokens=1).prompt_tokens == len(prompt)
         [answer] = model.generate(["Hello"], template_kwargs=high, max_tokens=1)
         assert answer.prompt_tokens == len(prompt) != len(model.prompt_tokens(HELLO))
-        for name, value in (("messages", []), ("bos_token", ""), (1, 1), ("x", b"")):
-            with pytest.raises(ValueError, match="template_kwargs"):
-                model.prompt_tokens(HELLO, template_kwargs={name: value})  # type: ignore[dict-item]
-        with pytest.raises(ValueError, match="enable_thinking"):
-            model.apply_chat_template(HELLO, enable_thinking="no")  # type: ignore[arg-type]
         with pytest.raises(MinkError, match="1 s"):
             model.prompt_tokens(HELLO, template_kwargs={"who": "me"})
-    with pytest.raises(ValueError, match="tools"):
-        load_model(tiny(), template_kwargs={"tools": []})
 
 
 @pytest.mark.parametrize(
@@ -376,13 +370,6 @@ def test_calls_are_written_as_templates_take_them(
     looped = "{# tools #}{% for call in messages[1].tool_calls %}" + template + "{% endfor %}"
     with load_model(tiny(template=looped), trust=True) as model:
         assert model.apply_chat_template(CALLED) == prompt
-
-
-def test_long_tokens_and_spaces_are_written_whole(weights: Weights) -> None:
-    """llama-cpp-python's own detokenizer drops tokens of more than 32 bytes."""
-    text = " " * 64 + "x" + "\n" * 40 + "=" * 100
-    tokens = weights.tokenize(text, add_special=False, parse_special=False)
-    assert b"".join(weights.piece(token) for token in tokens) == text.encode()
 
 
 # Rendering as Hugging Face's transformers does, and stopping templates that do not end

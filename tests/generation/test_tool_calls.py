@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -184,6 +185,11 @@ def test_a_call_that_is_cut_off_is_no_text(name: str, before: str) -> None:
          "", [("now", '{"a": "x\\\\", "b-c": [1, {"x": null, "y": "}<tool_call|>\\""}], "d": true}')]),
         ('<|tool_call>call:now{ <|"|>a b<|"|> : False}', "", [("now", '{"a b": false}')]),
         ("<|tool_call>call:now{a:<b>}", "<|tool_call>call:now{a:<b>}", []),
+        # after a malformed one
+        ('<tool_call>\n{"name": "now", "arguments": {"a": "}}\n</tool_call>\n' f"<tool_call>{WEATHER}",
+         "", [("now", '{"a": "}}'), ROM]),
+        (f'<tool_call>\n{{"arguments": {{"a": }}}}\n</tool_call>\n<tool_call>{WEATHER}</tool_call>',
+         '<tool_call>\n{"arguments": {"a": }}\n</tool_call>', [ROM]),
     ],
 )  # fmt: skip
 def test_how_calls_are_written(text: str, content: str, calls: list[tuple[str, str]]) -> None:
@@ -244,14 +250,6 @@ def test_the_types_of_parameters_in_tags(parameter: str, text: str, value: objec
 def test_what_is_no_call_is_text(text: str) -> None:
     assert parsed([text]) == (text, [])
     assert parsed(list(text)) == (text, [])
-
-
-def test_a_call_after_a_malformed_one_is_found() -> None:
-    again = f"\n<tool_call>{WEATHER}</tool_call>"
-    unclosed = '<tool_call>\n{"name": "now", "arguments": {"a": "}}\n</tool_call>'
-    assert parsed([unclosed + again]) == parsed([*unclosed, again]) == ("", [("now", '{"a": "}}'), ROM])
-    unnamed = '<tool_call>\n{"arguments": {"a": }}\n</tool_call>'
-    assert parsed([unnamed + again]) == parsed([*unnamed, again]) == (unnamed, [ROM])
 
 
 def test_only_one_call_if_they_are_not_parallel() -> None:
@@ -338,29 +336,32 @@ def test_pieces_do_not_matter(parts: list[str], rng: random.Random, is_parallel:
 
 def test_nothing_certain_is_held_back() -> None:
     parser = ToolParser(TOOLS)
-    assert "".join(map(str, parser.feed("Let me see <"))) == "Let me see"
-    assert [*parser.feed("b>\n")] == [" <b>"]
-    assert [*parser.feed('{"name": "n')] == []
-    assert [*parser.feed('one"')] == ['\n{"name":', ' "none"']
-    assert "".join(map(str, parser.feed("\n<tool_call>{]}"))) == "\n<tool_call>{]}"
-    assert [*parser.feed("", is_final=True)] == []
+    for piece, text in (
+        ("Let me see <", "Let me see"),
+        ("b>\n", " <b>"),
+        ('{"name": "n', ""),
+        ('one"', '\n{"name": "none"'),
+        ("\n<tool_call>{]}", "\n<tool_call>{]}"),
+    ):
+        assert "".join(map(str, parser.feed(piece))) == text
+    assert parser.n_held == 0
 
 
 def test_a_name_comes_at_once_and_arguments_when_they_are_complete() -> None:
     parser = ToolParser(TOOLS, CALL_MARKS)
-    assert [*parser.feed('<tool_call>\n{"name": "get_weather", "arguments":')] == []
-    [first] = parser.feed(' {"city')
-    assert isinstance(first, ToolCallDelta)
-    assert first == ToolCallDelta(0, "", first.id, "get_weather")
-    assert first.id
-    assert [*parser.feed('": "<tool_call>{"}')] == []
-    assert [*parser.feed("}\n</tool_call>")] == [ToolCallDelta(0, '{"city": "<tool_call>{"}')]
-    [second] = parser.feed("<function=get_weather>\n<parameter=city>\nRom")
-    assert isinstance(second, ToolCallDelta)
-    assert second == ToolCallDelta(1, "", second.id, "get_weather")
-    assert [*parser.feed("\n</parameter>\n<parameter=days>2</parameter>")] == []
-    assert [*parser.feed("</function>")] == [ToolCallDelta(1, '{"city": "Rom", "days": 2}')]
-    assert [*parser.feed("", is_final=True)] == []
+    for piece, *expected in (
+        ('<tool_call>\n{"name": "get_weather", "arguments":',),
+        (' {"city', (0, "get_weather", "")),
+        ('": "<tool_call>{"}',),
+        ("}\n</tool_call>", (0, None, '{"city": "<tool_call>{"}')),
+        ("<function=get_weather>\n<parameter=city>\nRom", (1, "get_weather", "")),
+        ("\n</parameter>\n<parameter=days>2</parameter>",),
+        ("</function>", (1, None, '{"city": "Rom", "days": 2}')),
+    ):
+        deltas: list[Any] = [*parser.feed(piece)]
+        assert [(delta.index, delta.name, delta.arguments) for delta in deltas] == expected
+        assert all((delta.id is None) == (delta.name is None) for delta in deltas)
+    assert parser.n_held == 0
 
 
 @pytest.mark.parametrize(

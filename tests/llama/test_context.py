@@ -109,12 +109,8 @@ def test_close_frees_contexts_first_and_may_be_called_again(tiny: Callable[..., 
     assert weights.is_closed
     assert all(context.is_closed for context in contexts)
     with pytest.raises(ModelError, match="tiny is closed"):
-        weights.tokenize("Hello", add_special=True, parse_special=False)
-    with pytest.raises(ModelError, match="tiny is closed"):
         Context(weights, 64, 1)
     contexts[0].close()
-    with pytest.raises(ModelError, match="closed"):
-        contexts[0].decode(Segment([1], 0))
     del weights, contexts
     gc.collect()
 
