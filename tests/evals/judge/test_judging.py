@@ -53,19 +53,15 @@ def win_rate(outcomes: Sequence[tuple[str | int, int]]) -> pd.Series:
 
 
 def test_the_papers_human_evaluation() -> None:
-    """75 of 200 pairs for Min-k, 67 for top-nσ, 58 ties: its binomial test finds no difference."""
-    found = win_rate(list(enumerate(75 * [1] + 58 * [0] + 67 * [-1])))
+    """75 of 200 pairs for Min-k, 67 for top-nσ, 58 ties, which are no wins: no difference is found."""
+    outcomes = list(enumerate(75 * [1] + 58 * [0] + 67 * [-1]))
+    found = win_rate(outcomes)
     assert found["won:tied:lost"] == "75:58:67"
     assert found.win_rate == pytest.approx((75 + 29) / 200)
     assert found.p == pytest.approx(stats.binomtest(75, 142).pvalue)
     assert found.p == pytest.approx(0.557, abs=5e-4)
-
-
-def test_by_the_papers_protocol_a_tie_is_no_win() -> None:
-    outcomes = list(enumerate(75 * [1] + 58 * [0] + 67 * [-1]))
-    found = win_rates(votes(outcomes, protocol=PAPER)).iloc[0]
-    assert found.win_rate == pytest.approx(75 / 200)
-    assert found.p == win_rate(outcomes).p
+    papers = win_rates(votes(outcomes, protocol=PAPER)).iloc[0]
+    assert (papers.win_rate, papers.p) == (pytest.approx(75 / 200), found.p)
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.sampled_from([-1, 0, 1])), min_size=1, max_size=40))
@@ -75,12 +71,6 @@ def test_the_interval_excludes_half_where_the_test_finds_a_difference(
     found = win_rate(outcomes)
     assert (found.p <= ALPHA) == (not found.win_rate_low <= 0.5 <= found.win_rate_high)
     assert 0 <= found.win_rate_low <= found.win_rate <= found.win_rate_high <= 1
-
-
-def test_every_question_has_the_same_weight() -> None:
-    found = win_rate([("a", 1)] * 3 + [("b", 1), ("b", -1), ("b", 1)] + [("c", -1)] * 3)
-    assert (found["won:tied:lost"], found.questions) == ("5:0:4", 3)
-    assert found.win_rate == pytest.approx((1 + 2 / 3 + 0) / 3)
 
 
 def test_rate_and_p_test_the_same_mean() -> None:
@@ -255,7 +245,6 @@ def test_the_noise_of_a_run(
     assert len(server.bodies) == 12 * 5
     schema = server.bodies[0]["response_format"]["json_schema"]["schema"]
     assert schema["properties"]["collapse"]["enum"] in ([-1, 1, 2, 3, 4], [-1, 1, 2, 3, 4, 5])
-    assert "worth what the judge is worth" in (run / "judge-noise" / "noise.md").read_text()
     assert {"noise.html", "noise.csv"} <= {path.name for path in (run / "judge-noise").iterdir()}
     noise("--against", TOP_P).succeeded()
     assert len(server.bodies) == 12 * 5

@@ -1,7 +1,5 @@
 """The page of a report: its text, its packed responses, and what a browser shows of them."""
 
-import base64
-import gzip
 import json
 import re
 from collections.abc import Callable
@@ -91,8 +89,9 @@ class Reader(HTMLParser):
         self.text += "" if self._skip else data
 
 
-def test_the_page_asks_for_nothing_and_runs_only_its_own_script(page: Path) -> None:
+def test_the_page_asks_for_nothing_and_says_all_but_responses_without_script(page: Path) -> None:
     html = page.read_text(encoding="utf-8")
+    assert HOSTILE not in html
     reader = Reader(html)
     policy = next(a["content"] for _, a in reader.tags if a.get("http-equiv") == "Content-Security-Policy")
     assert policy is not None
@@ -106,36 +105,15 @@ def test_the_page_asks_for_nothing_and_runs_only_its_own_script(page: Path) -> N
             "data:image/svg+xml;base64,"
         )
         assert (attributes.get("href") or "#").startswith("#")
-    assert HOSTILE not in html
-
-
-def test_tables_and_sentences_are_in_the_page_without_script(page: Path) -> None:
-    text = Reader(page.read_text(encoding="utf-8")).text
-    assert f"gsm8k with model {HOSTILE}" in text
-    assert "a <note>" in text
-    assert "top-p:p=0.9" in text
-    assert "6 questions, 2 responses each, 2 methods at T = 1 and 5." in text
-    assert re.search(r"sha\s+ab\b", text)
-    assert "/home/me" not in text
-
-
-def test_all_responses_are_packed(page: Path) -> None:
-    packed = re.search(r'id="data">([^<]+)<', page.read_text(encoding="utf-8"))
-    assert packed
-    data: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(packed[1])))
-    records = [json.loads(line) for line in (page.parent / "records.jsonl").read_bytes().splitlines()]
-    assert data["baseline"] == ["sampler", "min-k:tau=3"]
-    got = []
-    for cell, question, *rest in data["responses"]:
-        repeat, response, strict, right, _, _, _, n_tokens, n_steps, ones, largest = rest
-        model, task, sampler, temperature, _ = data["cells"][cell]
-        of, name, _, _ = data["questions"][question]
-        assert of == task
-        assert ones <= n_steps == n_tokens
-        assert largest >= 1
-        got.append((model, task, sampler, temperature, name, repeat, response, strict, right))
-    keys = ("model", "task", "sampler", "temperature", "question_id", "repeat", "response")
-    assert got == [(*(r[k] for k in keys), r["strict"]["answer"], r["strict"]["correct"]) for r in records]
+    for said in (
+        HOSTILE,
+        "a <note>",
+        "top-p:p=0.9",
+        "6 questions, 2 responses each, 2 methods at T = 1 and 5.",
+    ):
+        assert said in reader.text
+    assert re.search(r"sha\s+ab\b", reader.text)
+    assert "/home/me" not in reader.text
 
 
 @pytest.fixture
@@ -172,6 +150,12 @@ def test_a_link_opens_a_question(opened: Callable[..., Page], browser: Page) -> 
     assert count(browser, "#question script, #question img") == 0
     assert browser.evaluate("document.title") == "Min-k evaluation: gsm8k"
     assert complaints == []
+
+
+def test_every_response_to_a_question_is_shown(opened: Callable[..., Page], page: Path) -> None:
+    shown = text(opened("in=gsm8k&question=2"), "question")
+    records = [json.loads(line) for line in (page.parent / "records.jsonl").read_bytes().splitlines()]
+    assert all(r["response"] in shown for r in records if r["question_id"] == "2")
 
 
 def test_filters_offer_what_the_run_has(opened: Callable[..., Page]) -> None:

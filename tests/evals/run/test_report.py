@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from mink_local.evals.figures import GREY, Picture, accuracy_figure, look
+from mink_local.evals.figures import GREY, accuracy_figure, look
 from mink_local.evals.report.report import Report
 from mink_local.evals.run.records import read_run, rescore
 from mink_local.evals.run.report import run_report, settings_table
-from mink_local.evals.run.summary import EVERY, Summary, summarise
+from mink_local.evals.run.summary import CELL, summarise
 from mink_local.evals.tables import Table
 from tests.support.made_run import change, judge, write_run
 from tests.support.made_run import records as lines_of
@@ -65,36 +65,17 @@ def test_accuracies_have_intervals_marks_and_bold_winners(tmp_path: Path) -> Non
     assert "4 comparisons" in said
 
 
-def test_the_terminal_shows_the_tests_beside_the_accuracies(tmp_path: Path) -> None:
-    report = report_of(write_run(tmp_path, **SMALL | {"n_questions": 4, "samplers": (MIN_K, SIGMA, LAST)}))
-    titles = [table.title for table in report.printed]
-    assert "accuracy" in titles[0]
-    assert f"against {MIN_K}" in titles[1]
-    assert report.printed[1].columns[2:] == ["questions", "difference", "won", "lost", "p", "p, Holm"]
-    every = report_of(tmp_path, "sampler", EVERY)
-    assert "every pair" in every.printed[1].title
-    assert every.folder != report.folder == "report"
-
-
-def test_categories_are_rows(tmp_path: Path) -> None:
+def test_categories_are_rows_with_the_accuracies_of_their_questions(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path, **SMALL | {"n_questions": 4}))
     for key, question in run.questions.items():
         run.questions[key] = structs.replace(question, category="odd" if int(question.id) % 2 else "even")
-    table = table_of(run_report(run), "by category")
-    assert table.columns == ["method", "T = 1", "T = 10"]
     names = [f"{category} (2) · {sampler}" for category in ("even", "odd") for sampler in (MIN_K, SIGMA)]
-    assert [row[0].text for row in table.rows] == names
-
-
-def test_models_are_compared_with_the_first(tmp_path: Path) -> None:
-    write_run(tmp_path, **SMALL | {"models": ("q8", "q4")})
-    judge(tmp_path, lambda r: r["model"] == "q8" or int(r["question_id"]) < 15)
-    table = table_of(report_of(tmp_path), "against q8")
-    assert "· q4 ·" in table.title
-    assert len(table.rows) == 4
-    method, t, questions, difference, *_, p = (cell.text for cell in table.rows[0])
-    assert (method, t, questions, difference, p[-1]) == (MIN_K, "1", "30", "−50.0", "▼")
-    assert "with q8 by the same method" in sentences(report_of(tmp_path))
+    assert [row[0].text for row in table_of(run_report(run), "by category").rows] == names
+    summary = summarise(run)
+    for row in summary.categories.itertuples():
+        own = summary.judged[(summary.judged[CELL] == [getattr(row, name) for name in CELL]).all(axis=1)]
+        own = own[own["question_id"].astype(int) % 2 == (row.category == "odd")]
+        assert (row.questions, row.accuracy) == (2, pytest.approx(own["correct"].mean()))
 
 
 @pytest.mark.parametrize(
@@ -105,6 +86,7 @@ def test_models_are_compared_with_the_first(tmp_path: Path) -> None:
         ({"tasks": ("essay",)}, "True", "Open-ended"),
         ({}, "flexible.update(answer=None) or True", "no answer was found in 100.0%"),
         ({"samplers": (SIGMA, LAST)}, "True", "no Min-k"),
+        ({"models": ("q8", "q4")}, "True", "with q8 by the same method"),
         ({"n_questions": 6}, "int(question_id) < 4", "2 questions of the run"),
         ({"n_questions": 10}, "sampler[:3] != 'top' or int(question_id) < 4", "2 of 4 cells, marked *"),
         ({"n_questions": 2}, "(sampler[:3] == 'top') == (temperature == 10)", f"compare with {MIN_K}."),
@@ -150,20 +132,13 @@ def test_settings_are_a_row_each_and_so_are_environments() -> None:
     assert rows[1][1] == "odd\ufffd.gguf"  # what is not UTF-8 cannot be written
 
 
-def make(folder: Path, **options: Any) -> Summary:
-    chosen = {"tasks": ("gsm8k",), "samplers": (MIN_K, "greedy", FIRST, LAST), "temperatures": (1.0, 10.0)}
-    return summarise(read_run(write_run(folder, **chosen | {"n_questions": 6} | options)))
-
-
-def curves_of(axis: Any) -> dict[str, Any]:
-    return {line.get_label(): line for line in axis.lines if not line.get_label().startswith("_")}
-
-
 def test_a_panel_has_a_method_in_both_orders_and_the_baseline(tmp_path: Path) -> None:
-    summary = make(tmp_path)
+    write_run(tmp_path, **SMALL | {"samplers": (MIN_K, "greedy", FIRST, LAST), "n_questions": 6})
+    summary = summarise(read_run(tmp_path))
     figure = accuracy_figure(summary.cells, summary.baseline)
     assert [axis.get_title() for axis in figure.axes] == ["greedy", "top-p:p=0.9"]
-    shown = curves_of(figure.axes[1])
+    lines: list[Any] = list(figure.axes[1].lines)
+    shown = {line.get_label(): line for line in lines if not line.get_label().startswith("_")}
     assert list(shown) == [MIN_K, "top-p:p=0.9 (T first)", "top-p:p=0.9 (T last)"]
     assert shown[MIN_K].get_color() == GREY
     for sampler, line in zip((MIN_K, FIRST, LAST), shown.values(), strict=True):
@@ -171,10 +146,6 @@ def test_a_panel_has_a_method_in_both_orders_and_the_baseline(tmp_path: Path) ->
         accuracies = cells[cells["sampler"] == sampler]["accuracy"]
         assert line.get_xydata().tolist() == [[t, 100 * a] for t, a in zip((1, 10), accuracies, strict=True)]
         assert line.get_linestyle() == look(sampler)["linestyle"]
-
-
-def pictures_of(folder: Path) -> dict[str, Picture]:
-    return {picture.stem: picture for picture in run_report(read_run(folder)).pictures}
 
 
 @pytest.mark.parametrize(
@@ -188,10 +159,10 @@ def pictures_of(folder: Path) -> dict[str, Picture]:
 def test_there_is_a_picture_for_what_is_known(
     tmp_path: Path, temperatures: tuple[float, ...], edit: dict[str, Any], stems: set[str]
 ) -> None:
-    make(tmp_path, samplers=(MIN_K,), temperatures=temperatures, n_questions=1)
-    found = pictures_of(change(tmp_path, lambda r: r.update(edit)))
-    assert found.keys() == stems
-    for picture in found.values():
+    write_run(tmp_path, **SMALL | {"samplers": (MIN_K,), "temperatures": temperatures, "n_questions": 1})
+    found = report_of(change(tmp_path, lambda r: r.update(edit))).pictures
+    assert {picture.stem for picture in found} == stems
+    for picture in found:
         assert b"<svg" in picture.svg
         assert picture.description.endswith("gsm8k with tiny-model")
         assert picture.data is not None

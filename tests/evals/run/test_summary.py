@@ -4,15 +4,12 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from mink_local.evals.run.records import read_run
 from mink_local.evals.run.summary import (
-    CELL,
     EVERY,
     Summary,
     attempt_sizes,
@@ -167,19 +164,6 @@ def test_every_pair_of_samplers_is_compared_once_in_one_family(tmp_path: Path) -
         assert (abs(pair["difference"].iloc[0]), pair["p"].iloc[0]) == (abs(row.difference), row.p)
 
 
-def test_accuracy_by_category_is_that_of_its_questions(tmp_path: Path) -> None:
-    run = read_run(make(tmp_path, samplers=(MIN_K, "greedy"), n_questions=6))
-    for key, question in run.questions.items():
-        run.questions[key] = replace(question, category="even" if int(question.id) % 2 == 0 else "odd")
-    summary = summarise(run)
-    assert len(summary.categories) == 2 * 2 * 2
-    for row in summary.categories.itertuples():
-        own = summary.judged[(summary.judged[CELL] == [getattr(row, name) for name in CELL]).all(axis=1)]
-        own = own[own["question_id"].astype(int) % 2 == (row.category == "odd")]
-        assert (row.questions, row.accuracy) == (3, pytest.approx(own["correct"].mean()))
-    assert set(once(summary.categories)["temperature"]) == {0.0, 1.0, 10.0}
-
-
 def test_without_min_k_samplers_are_not_compared(tmp_path: Path) -> None:
     summary = summary_of(make(tmp_path, samplers=(SIGMA, LAST), n_questions=2))
     assert (summary.baselines, summary.baseline, len(summary.comparisons)) == ([], None, 0)
@@ -201,48 +185,28 @@ def test_sizes_are_powers_of_two_and_all() -> None:
     assert [attempt_sizes(n) for n in (2, 6, 8)] == [[1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
 
 
-def made(folder: Path, **options: Any) -> Path:
-    chosen: dict[str, Any] = {"tasks": ("gsm8k",), "samplers": (MIN_K,), "temperatures": (1.0,), "repeats": 4}
-    return write_run(folder, **chosen | options)
-
-
-def attempts_of(folder: Path, sampler: str = MIN_K) -> tuple[Summary, pd.DataFrame]:
-    summary = summarise(read_run(folder))
-    found = summary.attempts
-    return summary, found[found["sampler"] == sampler]
-
-
-def test_questions_that_are_being_answered_are_left_out(tmp_path: Path) -> None:
-    made(tmp_path, n_questions=5)
-    change(tmp_path, lambda r: (r["question_id"], r["repeat"]) not in (("1", 3), ("4", 0)))
-    summary, found = attempts_of(tmp_path)
-    assert found["k"].tolist() == [1, 2, 4]
-    assert set(found["questions"]) == {3}
-    kept = summary.judged[summary.judged["question_id"].isin(["0", "2", "3"])]
-    right = kept.groupby("question_id")["correct"]
-    assert found["passed"].iloc[-1] == pytest.approx(right.max().mean())
+def test_attempts_are_those_of_questions_with_every_repeat(tmp_path: Path) -> None:
+    """Others are being answered; two of a method are not the four of others, and greedy's are one."""
+    samplers = (MIN_K, FIRST, "greedy")
+    make(tmp_path, samplers=samplers, temperatures=(1.0,), repeats=4, n_questions=5)
+    missing = [(MIN_K, "1", 3), (MIN_K, "4", 0), *((FIRST, str(i), n) for i in range(5) for n in (2, 3))]
+    change(tmp_path, lambda r: (r["sampler"], r["question_id"], r["repeat"]) not in missing)
+    summary = summary_of(tmp_path)
+    found = summary.attempts[summary.attempts["sampler"] == MIN_K]
+    assert (found["k"].tolist(), set(found["questions"])) == ([1, 2, 4], {3})
+    is_kept = (summary.judged["sampler"] == MIN_K) & summary.judged["question_id"].isin(["0", "2", "3"])
+    right = summary.judged[is_kept].groupby("question_id")["correct"]
     assert found["passed"].iloc[0] == pytest.approx(right.mean().mean())
-
-
-def test_fewer_repeats_than_other_methods_have_are_left_out(tmp_path: Path) -> None:
-    """The diversity of two responses is not that of four, nor are two attempts four."""
-    made(tmp_path, samplers=(MIN_K, "top-k:k=20"), n_questions=3)
-    change(tmp_path, lambda r: r["sampler"] == MIN_K or r["repeat"] < 2)
-    summary, found = attempts_of(tmp_path, "top-k:k=20")
-    assert found.empty
-    assert set(summary.cells.dropna(subset=["distinct"])["sampler"]) == {MIN_K}
-
-
-def test_greedy_gains_nothing_by_attempts(tmp_path: Path) -> None:
-    made(tmp_path, samplers=(MIN_K, "greedy"), n_questions=9)
-    summary, found = attempts_of(tmp_path, "greedy")
-    cell = summary.cells[summary.cells["sampler"] == "greedy"].iloc[0]
-    assert set(found["passed"]) == {cell["accuracy"]}
-    assert cell["distinct"] == pytest.approx(0.25)
+    assert found["passed"].iloc[-1] == pytest.approx(right.max().mean())
+    others = summary.attempts.groupby("sampler")["passed"].unique().drop(MIN_K)
+    greedy = summary.cells.set_index("sampler").loc["greedy"]
+    assert others.to_dict() == {"greedy": [greedy["accuracy"]]}
+    assert greedy["distinct"] == pytest.approx(0.25)
+    assert set(summary.cells.dropna(subset=["distinct"])["sampler"]) == {MIN_K, "greedy"}
 
 
 def test_open_ended_responses_have_diversity_alone(tmp_path: Path) -> None:
-    made(tmp_path, n_questions=2, repeats=3)
-    summary = summarise(read_run(change(tmp_path, lambda r: r.update(strict=None, flexible=None))))
+    make(tmp_path, samplers=(MIN_K,), temperatures=(1.0,), n_questions=2)
+    summary = summary_of(change(tmp_path, lambda r: r.update(strict=None, flexible=None)))
     assert summary.cells["distinct"].notna().all()
     assert summary.attempts.empty
