@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page
@@ -10,6 +11,8 @@ from playwright.sync_api import Page
 from tests.support.browser import open_page
 from tests.support.mink_eval import MinkEval
 from tests.support.python import Finished
+
+Write = Callable[..., Path]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -34,12 +37,23 @@ def mink_eval(run_main: Callable[..., Finished]) -> MinkEval:
 
 
 @pytest.fixture
-def questions(tmp_path: Path) -> list[object]:
+def write(tmp_path: Path) -> Write:
+    """Write a file: its content, or the rows of a .jsonl file."""
+
+    def write(*rows: str | bytes | dict[str, Any], name: str = "mine.jsonl") -> Path:
+        path = tmp_path / name
+        lines = [json.dumps(row) + "\n" if isinstance(row, dict) else row for row in rows]
+        path.write_bytes(b"".join(line.encode() if isinstance(line, str) else line for line in lines))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def questions(write: Write) -> list[object]:
     """Options for 12 questions, and one response at a time."""
-    data = tmp_path / "gsm8k.jsonl"
-    rows = [{"question": f"What is {i} + {i}?", "answer": f"It is\n#### {2 * i}"} for i in range(12)]
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return ["--data", data, "--parallel", 1]
+    rows = ({"question": f"What is {i} + {i}?", "answer": f"It is\n#### {2 * i}"} for i in range(12))
+    return ["--data", write(*rows, name="gsm8k.jsonl"), "--parallel", 1]
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 from mink_local.evals.cli import cli
 from mink_local.evals.judge.judging import ORDERS, Judgement
 from mink_local.evals.tasks import TASKS
+from tests.evals.conftest import Write
 from tests.support.made_run import write_run
 from tests.support.mink_eval import MINK_EVAL, MinkEval, read_responses
 from tests.support.python import output_of
@@ -33,6 +34,9 @@ from tests.support.python import output_of
         (["run", "gsm8k", "--parallel", "0"], 2, "--parallel"),
         (["run", "gsm8k", "--parallel", "many"], 2, "'many'"),
         (["run", "gsm8k", "--data", "no/such"], 1, "no/such"),
+        (["run", "gsm8k", "--data", str(Path(__file__).parent)], 1, str(Path(__file__).parent)),
+        (["run", "gsm8k", "--data", "long" * 999], 1, "longlong"),
+        (["run", "gpqa"], 1, "gpqa_main.csv"),
         (["run", "gsm8k", "aqua", "--data", __file__], 2, "TASK="),
         (["run", "gsm8k", "--data", f"aqua={__file__}"], 1, "aqua="),
         (["run", "gsm8k", "--data", __file__, "--data", __file__], 2, "twice for gsm8k"),
@@ -77,12 +81,10 @@ def test_models_of_one_name_have_their_folders_names(
     refused.refused(2, f"larger/{tiny_path.stem}")
 
 
-def test_own_files(tmp_path: Path, mink_eval: MinkEval) -> None:
-    for name in ("mine.jsonl", "other/mine.jsonl"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text('{"question": "Why?"}\n')
-    mink_eval("run", tmp_path / "mine.jsonl", tmp_path / "other" / "mine.jsonl").refused(2)
-    mink_eval("run", tmp_path / "mine.jsonl", "--data", tmp_path / "mine.jsonl").refused(2)
+def test_own_files(write: Write, mink_eval: MinkEval) -> None:
+    mine, other = (write({"question": "Why?"}, name=name) for name in ("mine.jsonl", "mine.json"))
+    mink_eval("run", mine, other).refused(2)
+    mink_eval("run", mine, "--data", mine).refused(2)
 
 
 def test_the_tasks_are_in_the_help(mink_eval: MinkEval) -> None:

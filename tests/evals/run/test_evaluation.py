@@ -14,6 +14,7 @@ from mink_local.evals.answering import FileAnswerer
 from mink_local.evals.run.records import seed_of
 from mink_local.evals.stats import what_can_be_found
 from mink_local.models.catalog import ModelFile
+from tests.evals.conftest import Write
 from tests.support.mink_eval import MINK_EVAL, MinkEval, read_responses, responses
 from tests.support.python import Finished
 
@@ -107,11 +108,12 @@ def test_fields_of_a_record(tmp_path: Path, here: list[object], mink_eval: MinkE
     assert [verdict and verdict.correct for verdict in (record.strict, record.flexible)] == [False, False]
 
 
-def test_thoughts_end_at_their_budget(tmp_path: Path, tiny: Callable[..., Path], mink_eval: MinkEval) -> None:
+def test_thoughts_end_at_their_budget(
+    tmp_path: Path, tiny: Callable[..., Path], mink_eval: MinkEval, write: Write
+) -> None:
     """What was cut is recorded and reported apart from responses that are too long."""
     thinker = tiny(template="{% for m in messages %}{{ m.content }}{% endfor %}<think>")
-    data = tmp_path / "gsm8k.jsonl"
-    data.write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}) + "\n")
+    data = write({"question": "1 + 1?", "answer": "#### 2"})
     command = ["--model", thinker, "--data", data, "-n", 8, "-o", tmp_path / "run", "--no-greedy"]
     mink_eval.run(*command, "--reasoning-budget", 0)
     [record] = read_responses(tmp_path / "run")
@@ -122,11 +124,9 @@ def test_thoughts_end_at_their_budget(tmp_path: Path, tiny: Callable[..., Path],
 
 
 def test_a_prompt_that_does_not_fit_is_recorded_and_the_run_continues(
-    tmp_path: Path, tiny_path: Path, mink_eval: MinkEval
+    tmp_path: Path, tiny_path: Path, mink_eval: MinkEval, write: Write
 ) -> None:
-    data = tmp_path / "gsm8k.jsonl"
-    rows = [{"question": "word " * n, "answer": "#### 1"} for n in (5, 600, 6)]
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = write(*({"question": "word " * n, "answer": "#### 1"} for n in (5, 600, 6)))
     command = ["--model", tiny_path, "--data", data, "-n", 8, "--ctx", 256, "--parallel", 2]
     finished = mink_eval.run(*command, "-o", tmp_path / "run")
     assert "2 prompts did not fit" in finished.stdout
@@ -147,11 +147,10 @@ def test_a_broken_model_ends_the_run_and_what_was_recorded_is_kept(
     assert {record.model for record in read_responses(tmp_path / "run")} == {"tiny"}
 
 
-def test_a_task_from_an_own_file(tmp_path: Path, tiny_path: Path, mink_eval: MinkEval) -> None:
+def test_a_task_from_an_own_file(tmp_path: Path, tiny_path: Path, mink_eval: MinkEval, write: Write) -> None:
     """Asked with its ids, scored, and open-ended without answers."""
-    mine, talk = tmp_path / "mine.jsonl", tmp_path / "talk.jsonl"
-    mine.write_text('{"question": "1 + 1?", "answer": 2, "id": "sum"}\n')
-    talk.write_text('{"instruction": "Tell me a story."}\n')
+    mine = write({"question": "1 + 1?", "answer": 2, "id": "sum"})
+    talk = write({"instruction": "Tell me a story."}, name="talk.jsonl")
     command = ["--model", tiny_path, "-n", 4, "--parallel", 1, "--threads", 1, "-o", tmp_path / "run"]
     mink_eval("run", mine, talk, *command).succeeded()
     by_task = {record.task: record for record in read_responses(tmp_path / "run")}
@@ -164,16 +163,14 @@ def test_a_task_from_an_own_file(tmp_path: Path, tiny_path: Path, mink_eval: Min
 
 
 def test_questions_are_added_to_a_file_and_changed_ones_are_named(
-    tmp_path: Path, tiny_path: Path, mink_eval: MinkEval
+    tmp_path: Path, tiny_path: Path, mink_eval: MinkEval, write: Write
 ) -> None:
-    mine, out = tmp_path / "mine.jsonl", tmp_path / "run"
+    out = tmp_path / "run"
     command = ["--model", tiny_path, "-n", 2, "--parallel", 1, "--threads", 1, "--no-greedy", "-o", out]
 
     def ask(*answers: object, data: bool = False) -> Finished:
-        rows = [
-            {"question": f"{i} + 1?", "answer": f"#### {a}" if data else a} for i, a in enumerate(answers)
-        ]
-        mine.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        given = enumerate(f"#### {answer}" if data else answer for answer in answers)
+        mine = write(*({"question": f"{i} + 1?", "answer": answer} for i, answer in given))
         return mink_eval("run", *(["gsm8k", "--data", mine] if data else [mine]), *command)
 
     for data in (False, True):

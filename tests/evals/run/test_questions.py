@@ -3,7 +3,6 @@
 import hashlib
 import json
 import random
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,11 @@ import pytest
 from msgspec.structs import replace
 
 from mink_local.errors import DataError
-from mink_local.evals.run.questions import AskedTask, ask, fetch, locate
+from mink_local.evals.run.questions import AskedTask, ask, fetch
 from mink_local.evals.tasks import TASKS, find_task, score
 from mink_local.evals.tasks.base import Published, prompt_of
 from tests.conftest import shared
+from tests.evals.conftest import Write
 from tests.support.hub import REPOSITORY, Hub, serve
 from tests.support.mink_eval import MinkEval, read_responses
 
@@ -99,21 +99,6 @@ def test_the_pinned_sums_are_those_of_the_published_files(name: str) -> None:
     assert len(content) == source.size
 
 
-def test_locate(tmp_path: Path) -> None:
-    file = tmp_path / "own.jsonl"
-    file.write_text("")
-    assert locate(TASKS["gsm8k"], file) == file
-    assert locate(TASKS["sample-math"]).name == "sample-math.jsonl"
-    for task, data, named in (
-        ("gsm8k", tmp_path, str(tmp_path)),
-        ("gsm8k", tmp_path / "none", "none"),
-        ("gsm8k", tmp_path / ("long" * 999), "longlong"),
-        ("gpqa", None, "gpqa_main.csv"),
-    ):
-        with pytest.raises(DataError, match=re.escape(named)):
-            locate(TASKS[task], data)
-
-
 def asked(task: str, file: Path, shots: int, **options: Any) -> AskedTask:
     return ask(find_task(task), file, shots=shots, **options)
 
@@ -150,22 +135,17 @@ def test_worked_answers_end_as_they_are_scored(name: str) -> None:
         assert score(TASKS[name], question, worked, "stop")[1].correct
 
 
-def test_own_files_show_their_answers(tmp_path: Path) -> None:
-    own = tmp_path / "own.jsonl"
-    own.write_text(
-        '{"question": "a?", "choices": ["x", "y"], "answer": "y"}\n'
-        '{"question": "b?", "choices": ["x", "y"], "answer": "A"}\n'
-    )
+def test_own_files_show_their_answers(write: Write) -> None:
+    rows = [{"question": f"{answer}?", "choices": ["x", "y"], "answer": answer} for answer in "yA"]
+    own = write(*rows)
     settings = asked(str(own), own, shots=1)
     assert settings.shots[0][1] == "The answer is (B)."
 
 
-def test_data_that_cannot_be_shown_is_refused(tmp_path: Path) -> None:
+def test_data_that_cannot_be_shown_is_refused(tmp_path: Path, write: Write) -> None:
     data = rows(tmp_path / "data", 1, 2, 3)
-    bare = tmp_path / "bare.jsonl"
-    bare.write_text('{"question": "Why?", "answer": "#### 3"}\n')
-    talk = tmp_path / "talk.jsonl"
-    talk.write_text('{"question": "Why?"}\n{"question": "How?"}\n')
+    bare = write({"question": "Why?", "answer": "#### 3"}, name="bare.jsonl")
+    talk = write({"question": "Why?"}, {"question": "How?"}, name="talk.jsonl")
     for task, file, shots, source, named in (
         ("gsm8k", data, 4, None, "3 questions"),
         ("gsm8k", data, 3, None, "--shots"),
@@ -213,11 +193,9 @@ def test_a_stop_string_ends_a_response(tmp_path: Path, here: list[object], mink_
     assert stops == ["no such text", stop.replace("\\n", "\n")]
 
 
-def test_gpqa_explains_its_answers_if_the_file_does(tmp_path: Path) -> None:
-    options = "Correct Answer,Incorrect Answer 1,Incorrect Answer 2,Incorrect Answer 3"
-    data = tmp_path / "gpqa.csv"
-    row = "Q{},a,b,c,d,Because\n"
-    data.write_text(f"Question,{options},Explanation\n" + row.format(1) + row.format(2))
+def test_gpqa_explains_its_answers_if_the_file_does(write: Write) -> None:
+    names = "Question,Correct Answer,Incorrect Answer 1,Incorrect Answer 2,Incorrect Answer 3,Explanation\n"
+    data = write(names, "Q1,a,b,c,d,Because\n", "Q2,a,b,c,d,Because\n", name="gpqa.csv")
     settings = asked("gpqa", data, shots=1)
     [question, _] = TASKS["gpqa"].read(data, 0)
     assert settings.shots[0][1].startswith("Because\n")
@@ -227,29 +205,23 @@ def test_gpqa_explains_its_answers_if_the_file_does(tmp_path: Path) -> None:
         asked("gpqa", data, shots=1)
 
 
-def test_other_forms_of_an_example_are_not_asked(tmp_path: Path) -> None:
+def test_other_forms_of_an_example_are_not_asked(write: Write) -> None:
     """Blanks, case and the order of the options make no new question."""
-    options = {"choices": ["red", "blue"], "answer": "red"}
     examples = [
         {"question": "What is 1+1?", "answer": 2},
-        {"question": "Which?", **options},
+        {"question": "Which?", "choices": ["red", "blue"], "answer": "red"},
     ]
-    asked_for = [
+    path = write(
         {"question": " what  is 1+1? ", "answer": 2},
         {"question": "WHICH?", "choices": ["Blue", "red"], "answer": "red"},
         {"question": "Which?", "choices": ["red", "green"], "answer": "red"},
         {"question": "What is 1-1?", "answer": 0},
-    ]
-    for name, content in (("train", examples), ("mine", asked_for)):
-        text = "".join(json.dumps(row) + "\n" for row in content)
-        (tmp_path / f"{name}.jsonl").write_text(text, encoding="utf-8")
-    path = tmp_path / "mine.jsonl"
-    settings = asked(str(path), path, shots=2, shots_from=tmp_path / "train.jsonl")
+    )
+    settings = asked(str(path), path, shots=2, shots_from=write(*examples, name="train.jsonl"))
     assert list(settings.questions) == ["2", "3"]
     assert settings.remarks == (
         f"{path}: 2 questions are left out, as --shots shows the same but for case, blanks or order.",
     )
-    assert asked("gsm8k", rows(tmp_path / "data", 1, 2), shots=1).remarks == ()
 
 
 OPTIONS = "(A) yes\n(B) no"
@@ -292,15 +264,13 @@ def test_they_are_asked_recorded_and_not_changed(
     mink_eval.run(*command, *given)
 
 
-def test_an_own_file_has_both_per_question_and_per_file(tmp_path: Path) -> None:
-    path = tmp_path / "mine.jsonl"
-    rows = [
+def test_an_own_file_has_both_per_question_and_per_file(write: Write) -> None:
+    path = write(
         {"defaults": {"system": "You are kind.", "instruction": "Say why."}},
         {"question": "1 + 1?", "answer": 2},
         {"question": "2 + 2?", "answer": 4, "system": "You are curt.", "instruction": "{question} Now!"},
         {"question": "Up?", "answer": "A", "choices": ["yes", "no"]},
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    )
     asked = ask(find_task(str(path)), path, system="You are there.")
     messages = [asked.messages(question) for question in asked.questions.values()]
     assert [(system["content"], user["content"]) for system, user in messages] == [
@@ -308,6 +278,6 @@ def test_an_own_file_has_both_per_question_and_per_file(tmp_path: Path) -> None:
         ("You are curt.", "2 + 2? Now!"),
         ("You are kind.", f"Up?\n\n{OPTIONS}\n\nSay why."),
     ]
-    path.write_text('{"question": "1 + 1?", "answer": 2}\n')
+    write({"question": "1 + 1?", "answer": 2})
     asked = ask(find_task(str(path)), path, system="You are there.")
     assert asked.messages(asked.questions["0"])[0] == {"role": "system", "content": "You are there."}

@@ -10,7 +10,7 @@ from mink_local.errors import DataError, TaskNotFoundError
 from mink_local.evals.tasks import Question, Task, Verdict, find_task, recorded_task, score
 from mink_local.evals.tasks.base import ScorerError
 from tests.conftest import shared
-from tests.evals.tasks.conftest import Write
+from tests.evals.conftest import Write
 from tests.support.mink_eval import MinkEval, read_responses
 
 
