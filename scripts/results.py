@@ -72,6 +72,8 @@ TABLES = {
             ("temperatures", "against T = 1", "comparisons", ("temperature", 1.0)),
         )
     },
+    "rivals-gsm8k": Source("rivals-gsm8k", "· accuracy, %", "table"),
+    "rivals-gsm8k-minus": Source("rivals-gsm8k", "against min-k:tau=1", "comparisons"),
     "ablations": Source("ablations-gsm8k", "· accuracy, %", "table"),
     "ablations-minus": Source("ablations-gsm8k", "against min-k:tau=3", "comparisons"),
     "options": Source("options-gsm8k", "· accuracy, %", "table"),
