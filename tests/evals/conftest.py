@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
+from mink_local.evals import addresses
 from tests.support.browser import open_page
+from tests.support.judge_server import JudgeServer, judge_server, says
 from tests.support.mink_eval import MinkEval
 from tests.support.python import Finished
 
@@ -34,6 +36,14 @@ def browser() -> Iterator[Page]:
 def mink_eval(run_main: Callable[..., Finished]) -> MinkEval:
     """Run mink-eval in this process."""
     return MinkEval(run_main)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
+    """A server whose answers a test sets; a request that fails is tried once more."""
+    monkeypatch.setattr(addresses, "RETRIES", 1)
+    with judge_server(lambda _: says(None)) as running:
+        yield running
 
 
 @pytest.fixture

@@ -1,10 +1,9 @@
 """Which texts are valid answers, which can become one, and by which tokens; files of prompts."""
 
 import contextlib
-import json
 import keyword
 import string
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +11,7 @@ from mink_local.errors import DataError
 from mink_local.evals.coverage.measure import BUNDLED, ClosedPrompt, read_prompts
 from mink_local.evals.coverage.tree import AnswerSet, fold, normalise
 from mink_local.generation.model import Model
+from tests.evals.conftest import Write
 
 NAMES = (
     ("Ivory Coast", "Côte d'Ivoire"), ("The Gambia",), ("Guinea",), ("Guinea-Bissau",), ("St. Lucia",),
@@ -147,19 +147,15 @@ def test_sets_that_a_program_can_compute(bundled: dict[str, ClosedPrompt]) -> No
     assert {name[0] for name in first_names(bundled["spelling-alphabet"])} == set(string.ascii_uppercase)
 
 
-GOOD = {"id": "a", "prompt": "Name one side of a coin.", "answers": [["heads", "obverse"], "tails"]}
+GOOD: dict[str, Any] = {
+    "id": "a",
+    "prompt": "Name one side of a coin.",
+    "answers": [["heads", "obverse"], "tails"],
+}
 
 
-def written(folder: Path, *rows: object) -> Path:
-    path = folder / "prompts.jsonl"
-    path.write_text(
-        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), "utf-8"
-    )
-    return path
-
-
-def test_own_prompts(tmp_path: Path) -> None:
-    (prompt,) = read_prompts(written(tmp_path, GOOD, ""))
+def test_own_prompts(write: Write) -> None:
+    (prompt,) = read_prompts(write(GOOD, "\n"))
     assert (prompt.id, prompt.prompt) == ("a", GOOD["prompt"])
     assert prompt.names == [("heads", "obverse"), ("tails",)]
 
@@ -167,9 +163,9 @@ def test_own_prompts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "named"),
     [
-        (["a prompt"], "line 1"),
-        ([[1]], "item 1"),
-        ([], "prompts.jsonl"),
+        (["a prompt\n"], "line 1"),
+        (["[1]\n"], "item 1"),
+        ([], "mine.jsonl"),
         ([GOOD, GOOD | {"prompt": "Other"}], "id as in line 1"),
         ([GOOD, GOOD | {"id": "b"}], "line 2"),
         ([{"prompt": "x", "answers": ["a", "b"]}], "`id`"),
@@ -186,8 +182,8 @@ def test_own_prompts(tmp_path: Path) -> None:
         ([GOOD | {"answers": [["heads", "côté"], ["tails", "Cote"]]}], "'Cote'"),
     ],
 )
-def test_files_that_are_refused(tmp_path: Path, rows: list[object], named: str) -> None:
+def test_files_that_are_refused(write: Write, rows: list[Any], named: str) -> None:
     with pytest.raises(DataError) as raised:
-        read_prompts(written(tmp_path, *rows))
+        read_prompts(write(*rows))
     assert named in str(raised.value)
     assert "\n" not in str(raised.value)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from mink_local.errors import ReportError
 from mink_local.evals.coverage.measure import N_SAMPLES, best, expected_distinct, means
+from tests.evals.conftest import Write
 from tests.support.mink_eval import MinkEval
 from tests.support.python import Finished
 
@@ -23,17 +25,10 @@ Coverage = Callable[..., Finished]
 
 
 @pytest.fixture
-def coverage(mink_eval: MinkEval, tiny_path: Path, tmp_path: Path) -> Coverage:
+def coverage(mink_eval: MinkEval, tiny_path: Path, tmp_path: Path, write: Write) -> Coverage:
     """`coverage(*options)` measures two samplers with a small random model, into tmp_path / "out"."""
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in PROMPTS), "utf-8")
-    samplers = ["-s", "top-p", "-s", "min-k"]
-
-    def run(*options: object) -> Finished:
-        model = ["-m", tiny_path, "--threads", 1, "--prompts", path, "--out", tmp_path / "out"]
-        return mink_eval("coverage", *model, *samplers, *options)
-
-    return run
+    model = ["-m", tiny_path, "--threads", 1, "--prompts", write(*PROMPTS), "--out", tmp_path / "out"]
+    return partial(mink_eval, "coverage", *model, "-s", "top-p", "-s", "min-k")
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -120,11 +115,10 @@ def test_a_run_writes_tables_picture_and_figures(coverage: Coverage, tmp_path: P
     ],
 )
 def test_what_is_refused(
-    coverage: Coverage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    coverage: Coverage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Write,
     options: tuple[str, ...], status: int, error: str,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    long = PROMPTS[0] | {"prompt": "heads or tails? " * 5000}
-    Path("long.jsonl").write_text(json.dumps(long) + "\n")
+    write(PROMPTS[0] | {"prompt": "heads or tails? " * 5000}, name="long.jsonl")
     coverage(*options).refused(status, error)
     assert not (tmp_path / "out" / "coverage.md").exists()

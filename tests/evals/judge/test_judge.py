@@ -3,7 +3,7 @@
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from mink_local.evals import addresses, answering
 from mink_local.evals.addresses import AddressAnswerer
 from mink_local.evals.judge.judging import ORDERS, WINNERS, Prompt
 from mink_local.evals.judge.report import COHERENT
-from tests.support.judge_server import Body, JudgeServer, Said, fails, judge_server, says, shown_answers
+from tests.support.judge_server import Body, JudgeServer, Said, fails, says, shown_answers
 from tests.support.made_run import change, write_run
 from tests.support.mink_eval import MinkEval
 from tests.support.python import Finished
@@ -64,15 +64,9 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
-    monkeypatch.setattr(addresses, "RETRIES", 1)
-    with judge_server(prefers_minimal) as running:
-        yield running
-
-
-@pytest.fixture
 def judge(mink_eval: MinkEval, run: Path, server: JudgeServer) -> Judge:
     """`judge(*options)` has the server judge the run; a later --judge wins."""
+    server.answer = prefers_minimal
     return partial(mink_eval, "judge", run, "--judge", server.url)
 
 

@@ -28,7 +28,7 @@ from mink_local.evals.judge.report import (
 from mink_local.evals.run.records import ResponseKey, read_run
 from mink_local.evals.stats import ALPHA
 from mink_local.evals.tables import ENDS
-from tests.support.judge_server import Body, JudgeServer, Said, fails, judge_server, says
+from tests.support.judge_server import Body, JudgeServer, Said, fails, says
 from tests.support.made_run import change, write_run
 from tests.support.mink_eval import MinkEval
 from tests.support.python import Finished
@@ -204,13 +204,8 @@ def answer(body: Body) -> Said:
 
 
 @pytest.fixture
-def server() -> Any:
-    with judge_server(answer) as running:
-        yield running
-
-
-@pytest.fixture
 def noise(mink_eval: MinkEval, run: Path, server: JudgeServer) -> Callable[..., Finished]:
+    server.answer = answer
     return partial(mink_eval, "judge", run, "--judge", server.url, "--method", "noise")
 
 

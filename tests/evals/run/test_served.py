@@ -1,7 +1,7 @@
 """`mink-eval run` with a model behind an address: mink-serve, and a server that knows few parameters."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from mink_local.evals import addresses
-from tests.support.judge_server import Body, JudgeServer, Said, fails, judge_server
+from tests.support.judge_server import Body, JudgeServer, Said, fails
 from tests.support.mink_eval import MinkEval, read_responses
 from tests.support.python import Finished
 from tests.support.server import running_server
@@ -26,15 +25,9 @@ def doubles(body: Body) -> Said:
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
-    monkeypatch.setattr(addresses, "RETRIES", 1)
-    with judge_server(doubles) as running:
-        yield running
-
-
-@pytest.fixture
 def run(mink_eval: MinkEval, questions: list[object], server: JudgeServer, tmp_path: Path) -> Any:
     """`run(*options)` asks the server four questions."""
+    server.answer = doubles
     command = ["run", "gsm8k", *questions, "--limit", 4, "-q", "-o", tmp_path / "run"]
     return partial(mink_eval, *command, "--model", server.url)
 
