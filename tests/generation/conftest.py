@@ -15,6 +15,9 @@ from mink_local.generation.model import Model
 from mink_local.generation.request import Request
 from mink_local.llama.context import Context, Segment
 
+STORY = [{"role": "user", "content": "Tell me a story about a dog named Max."}]
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+
 
 @pytest.fixture(scope="module")
 def model(tiny_path: Path) -> Iterator[Model]:

@@ -15,11 +15,8 @@ from mink_local import Constraints, load_model
 from mink_local.errors import GenerationError, ModelError
 from mink_local.generation.model import Model
 from mink_local.generation.request import Prompt, Request, SamplingOptions, SamplingParams
-from tests.generation.conftest import answered
+from tests.generation.conftest import FRANCE, STORY, answered
 from tests.support.python import output_of
-
-STORY = [{"role": "user", "content": "Tell me a story about a dog named Max."}]
-FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 def test_options_are_the_fields_of_sampling_params() -> None:

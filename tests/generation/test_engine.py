@@ -418,8 +418,7 @@ def test_short_prompts_do_not_wait_for_part_of_a_long_one(engine: Engine) -> Non
     engine.cancel()
     long = submit(engine, prompt(LONG))
     short = [submit(engine, prompt([n, *LONG[:80]])) for n in range(3)]
-    engine.step()
-    engine.step()  # they start together
+    run(engine, 2)  # they start together
     assert all(answer.tokens for answer in short)
     assert engine.unevaluated(long) > 300  # some of it was read beside them
     engine.step()

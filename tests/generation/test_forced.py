@@ -34,7 +34,10 @@ def test_what_is_forced_is_what_sampling_would_give(real: Model, monkeypatch: py
     sampled = answered(real, **PET, constraints=ONE)
     assert 0 not in sampled.k
     monkeypatch.undo()
-    assert answered(real, **PET, constraints=ONE).text == sampled.text == RHYME
+    seen: list[int] = []  # every step is watched
+    answer = answered(real, **PET, constraints=ONE, watch=lambda logits: seen.append(logits.size))
+    assert answer.text == sampled.text == RHYME
+    assert len(seen) == answer.n_tokens
 
 
 def test_they_take_one_step(real: Model, decoded: list[tuple[Segment, ...]]) -> None:
@@ -61,12 +64,6 @@ def test_a_stop_string_in_the_middle(real: Model) -> None:
     either = Constraints(regex=f"{RHYME[:22]}({RHYME[22:-1]}[.])?")
     answer = answered(real, **PET, constraints=either, stop=["the hill"], ignore_eos=True)
     assert (answer.text, answer.finish_reason, answer.stopped_by) == (RHYME[:22], "stop", "the hill")
-
-
-def test_every_step_is_watched(real: Model) -> None:
-    seen: list[int] = []
-    answer = answered(real, **PET, constraints=ONE, watch=lambda logits: seen.append(logits.size))
-    assert (answer.text, len(seen)) == (RHYME, answer.n_tokens)
 
 
 def test_answers_that_share_a_slot(real: Model) -> None:

@@ -21,11 +21,12 @@ def model(smollm2_path: Path) -> Iterator[Model]:
         yield model
 
 
-def restarted(model: Model, folder: Path, most_bytes: int = 10**9) -> None:
-    """Forget what is in memory, as a restart does, and take the caches of a folder."""
+def restarted(model: Model, folder: Path, most_bytes: int = 10**9) -> Model:
+    """Forget what is in memory, as a restart does, and take the caches of a folder; return the model."""
     keep(model)
     model.forget()
     model.core.engine.kept = KeptCaches(folder, most_bytes, model.core.engine.context)
+    return model
 
 
 def keep(model: Model) -> None:
@@ -42,11 +43,9 @@ def asked(model: Model, prompt: str) -> Reply:
 
 
 def test_a_cache_is_read_after_a_restart_and_by_its_owner_alone(model: Model, tmp_path: Path) -> None:
-    restarted(model, tmp_path / "new")
-    first = asked(model, PROMPT)
+    first = asked(restarted(model, tmp_path / "new"), PROMPT)
     assert first.evaluated_tokens == first.prompt_tokens > 300
-    restarted(model, tmp_path / "new")
-    longer = asked(model, PROMPT + "And then")
+    longer = asked(restarted(model, tmp_path / "new"), PROMPT + "And then")
     assert longer.evaluated_tokens < 10
     restarted(model, tmp_path / "new")  # the longer one takes the place of the shorter
     [path] = (tmp_path / "new").iterdir()
@@ -68,8 +67,7 @@ def test_nobody_waits_for_a_large_copy(
 ) -> None:
     monkeypatch.setattr(engine, "MOST_BESIDE", most)
     with load_model(str(smollm2_path), n_ctx=1024, n_parallel=2) as model:
-        restarted(model, tmp_path)
-        asked(model, PROMPT)
+        asked(restarted(model, tmp_path), PROMPT)
         running = model.complete("Once", max_tokens=1000, ignore_eos=True)
         next(running)
         for prompt in (OTHER, PROMPT):
@@ -81,45 +79,37 @@ def test_nobody_waits_for_a_large_copy(
 def test_the_oldest_are_deleted_beyond_the_limit_and_nothing_else(model: Model, tmp_path: Path) -> None:
     (tmp_path / "mine.kv").write_bytes(b"x" * 100)
     os.utime(tmp_path / "mine.kv", (0, 0))
-    restarted(model, tmp_path)
-    asked(model, PROMPT)
+    asked(restarted(model, tmp_path), PROMPT)
     keep(model)
     size = max(path.stat().st_size for path in tmp_path.iterdir())
-    restarted(model, tmp_path, int(1.5 * size))
-    asked(model, OTHER)
+    asked(restarted(model, tmp_path, int(1.5 * size)), OTHER)
     keep(model)
     assert len([*tmp_path.iterdir()]) == 2
-    restarted(model, tmp_path)
-    assert asked(model, PROMPT).evaluated_tokens > 300
+    assert asked(restarted(model, tmp_path), PROMPT).evaluated_tokens > 300
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff" * 100, None])
 def test_a_damaged_file_is_not_read(model: Model, tmp_path: Path, damage: bytes | None) -> None:
-    restarted(model, tmp_path)
-    first = asked(model, PROMPT)
+    first = asked(restarted(model, tmp_path), PROMPT)
     keep(model)
     [path] = tmp_path.iterdir()
     data = bytearray(path.read_bytes())
     data[-1000] ^= 1
     path.write_bytes(data if damage is None else damage)
-    restarted(model, tmp_path)
-    assert asked(model, PROMPT).evaluated_tokens == first.prompt_tokens
+    assert asked(restarted(model, tmp_path), PROMPT).evaluated_tokens == first.prompt_tokens
 
 
 def test_a_file_of_another_type_is_not_read(model: Model, smollm2_path: Path, tmp_path: Path) -> None:
-    restarted(model, tmp_path)
-    asked(model, PROMPT)
+    asked(restarted(model, tmp_path), PROMPT)
     keep(model)
     with load_model(str(smollm2_path), n_ctx=1024, kv_type="q8_0") as other:
-        restarted(other, tmp_path)
-        assert asked(other, PROMPT).evaluated_tokens > 300
+        assert asked(restarted(other, tmp_path), PROMPT).evaluated_tokens > 300
 
 
 def test_a_file_deleted_after_it_was_found_is_evaluated_again(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    restarted(model, tmp_path)
-    asked(model, PROMPT)
+    asked(restarted(model, tmp_path), PROMPT)
     restarted(model, tmp_path)
     kept = model.core.engine.kept
     assert kept is not None

@@ -16,12 +16,8 @@ from mink_local.generation.model import Model
 from mink_local.llama.context import Context, Segment
 from mink_local.samplers import Greedy
 from tests.conftest import forget
-from tests.generation.conftest import answered
+from tests.generation.conftest import FRANCE, STORY, answered
 from tests.support.python import output_of
-
-STORY = [{"role": "user", "content": "Tell me a story about a dog named Max."}]
-FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
-
 
 SAME = """
 import json, sys

@@ -102,10 +102,9 @@ def test_a_minimum_holds_against_them(smollm2: Model, min_tokens: int) -> None:
     free = smollm2.chat("Count to nine.", **options)
     text = free.read()
     least = len("".join(smollm2.token_texts(free.tokens[:min_tokens])))
-    stop = " "
-    reply = smollm2.chat("Count to nine.", **options, min_tokens=min_tokens, stop=[stop])
-    assert reply.read() == text[: text.index(stop, least)]
-    assert (reply.n_tokens > min_tokens, reply.stopped_by) == (True, stop)
+    reply = smollm2.chat("Count to nine.", **options, min_tokens=min_tokens, stop=[" "])
+    assert reply.read() == text[: text.index(" ", least)]
+    assert (reply.n_tokens > min_tokens, reply.stopped_by) == (True, " ")
 
 
 def test_what_a_constraint_promises_is_kept(smollm2: Model) -> None:

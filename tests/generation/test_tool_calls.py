@@ -65,36 +65,13 @@ def parsed(
 
 ROM, EMPTY = ("get_weather", '{"city": "Rom"}'), ("now", "{}")
 MARK = ("now", '{"a": "</tool_call>"}')
-DEEPSEEK_R1 = (
-    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
-    '{"city": "Rom"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n'
-    "```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
-)
-DEEPSEEK_V3 = (
-    '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Rom"}<｜tool▁call▁end｜>'
-    "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
-)
 QWEN_CODER = (
     "<tool_call>\n<function=get_weather>\n<parameter=city>\nRom\n</parameter>\n</function>\n</tool_call>\n"
     "<tool_call>\n<function=now>\n</function>\n</tool_call>"
 )
-GLM = (
-    "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rom</arg_value>\n</tool_call>\n"
-    "<tool_call>now\n</tool_call>"
-)
-KIMI_K2 = (
-    "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
-    '{"city": "Rom"}<|tool_call_end|><|tool_call_begin|>functions.now:1 <|tool_call_argument_begin|> '
-    "{}<|tool_call_end|><|tool_calls_section_end|>"
-)
 COMMAND = (
     '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Rom"}}'
     ',\n    {"tool_call_id": "1", "tool_name": "now", "parameters": {}}\n]<|END_ACTION|>'
-)
-GEMMA = '<|tool_call>call:get_weather{city:<|"|>Rom<|"|>}<tool_call|><|tool_call>call:now{}<tool_call|>'
-FUNCTION_GEMMA = (
-    "<start_function_call>call:get_weather{city:<escape>Rom<escape>}<end_function_call>"
-    "<start_function_call>call:now{}<end_function_call>"
 )
 BOTH = {  # calls of both tools
     "Hermes": f"<tool_call>\n{WEATHER}\n</tool_call>\n<tool_call>\n{NOW}\n</tool_call>",
@@ -107,17 +84,36 @@ BOTH = {  # calls of both tools
     "Qwen3-Coder": QWEN_CODER,
     "Qwen3-Coder, bare": QWEN_CODER.replace("<tool_call>\n", ""),
     "LLaMA, tagged": '<function=get_weather>{"city": "Rom"}</function>\n<function=now>{}</function>',
-    "GLM": GLM,
-    "DeepSeek R1": DEEPSEEK_R1,
-    "DeepSeek V3": DEEPSEEK_V3,
+    "GLM": (
+        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rom</arg_value>\n</tool_call>\n"
+        "<tool_call>now\n</tool_call>"
+    ),
+    "DeepSeek R1": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+        '{"city": "Rom"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n'
+        "{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
+    "DeepSeek V3": (
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Rom"}'
+        "<｜tool▁call▁end｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
     "pythonic": "[get_weather(city='Rom'), now()]",
     "LFM2": '<|tool_call_start|>[get_weather(city="Rom"), now()]<|tool_call_end|>',
-    "Kimi": KIMI_K2,
+    "Kimi": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+        '{"city": "Rom"}<|tool_call_end|><|tool_call_begin|>functions.now:1 <|tool_call_argument_begin|> '
+        "{}<|tool_call_end|><|tool_calls_section_end|>"
+    ),
     "Command": COMMAND,
     "Command, names first": COMMAND.replace('"tool_call_id": "0", ', ""),
     "Gemma 3": "```tool_code\nget_weather(city='Rom')\nnow()\n```",
-    "Gemma 4": GEMMA,
-    "FunctionGemma": FUNCTION_GEMMA,
+    "Gemma 4": (
+        '<|tool_call>call:get_weather{city:<|"|>Rom<|"|>}<tool_call|><|tool_call>call:now{}<tool_call|>'
+    ),
+    "FunctionGemma": (
+        "<start_function_call>call:get_weather{city:<escape>Rom<escape>}<end_function_call>"
+        "<start_function_call>call:now{}<end_function_call>"
+    ),
     "Nemotron": f"<TOOLCALL>[{WEATHER}, {NOW}]</TOOLCALL>",
     "Phi": f"<|tool_call|>[{WEATHER}, {NOW}]<|/tool_call|>",
     "array": f"[{WEATHER}, {NOW}]",
