@@ -72,6 +72,9 @@ class ReasoningBudget:
         """Count a token of the answer."""
         if self.forced == token:
             self._forced.popleft()
+        elif self._forced:  # a prefix goes on in its own way
+            self._forced.clear()
+            self.is_used_up = False
         text = self._weights.piece(token).decode(errors="replace")
         self._n_tokens += self._splitter.in_reasoning
         self._tail = (self._tail + text)[-_TAIL:]

@@ -141,9 +141,12 @@ def test_what_an_answer_conforms_to_comes_after_its_reasoning(
     assert answer.reasoning_cut is (opens or budget > 0)
 
 
-def test_what_follows_another_beginning_conforms_alone(thinker: Model) -> None:
-    asked = SamplingParams(temperature=0, reasoning_budget=1, constraints=Constraints(choice=["no more"]))
-    other = thinker.tokenize(f"hm{THINK_END}Yes, ")
+@pytest.mark.parametrize("budget", [0, 1])
+@pytest.mark.parametrize("beginning", ["hm", ""])
+def test_what_follows_another_beginning_conforms_alone(thinker: Model, budget: int, beginning: str) -> None:
+    constraints = Constraints(choice=["no more"])
+    asked = SamplingParams(temperature=0, reasoning_budget=budget, constraints=constraints)
+    other = thinker.tokenize(f"{beginning}{THINK_END}Yes, ")
     assert thinker.chat("x", asked, prefix=other).read() == "no more"
 
 
