@@ -169,8 +169,10 @@ class Constrainer:
         lengths = constraints.penalty_last_n, constraints.dry_penalty_last_n
         self._last: deque[int] = deque(maxlen=max(_history(length, weights) for length in lengths))
         self._chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
-        # The finalizer holds the weights: the samplers read their vocabulary.
-        weakref.finalize(self, lambda chain, _: C.llama_sampler_free(chain), self._chain, weights)
+        # The finalizer holds the weights: the samplers read their vocabulary. It is not called at the end of
+        # the program: other threads may still be using them then.
+        free = weakref.finalize(self, lambda chain, _: C.llama_sampler_free(chain), self._chain, weights)
+        free.atexit = False
         for sampler in (
             _logit_bias(constraints, weights),
             C.llama_sampler_init_penalties(

@@ -65,7 +65,8 @@ class TokenSampler:
         self._program = partial(program_of, sampler, temperature)
         self._drawn: list[float] = []  # random numbers for cuts to come
         self._chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
-        weakref.finalize(self, C.llama_sampler_free, self._chain)
+        # Not at the end of the program: other threads may still be using it then.
+        weakref.finalize(self, C.llama_sampler_free, self._chain).atexit = False
         self.address: int = ctypes.cast(self._chain, ctypes.c_void_p).value or 0
         last = sampler.members[-1]
         for handle in (_temperature(last, temperature), _choice(last, seed, n_vocab)):

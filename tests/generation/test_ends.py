@@ -60,3 +60,25 @@ def test_a_program_ends_at_any_moment(tiny_path: Path) -> None:
                 raise
         assert child.returncode in (0, 1, -signal.SIGINT), (seed, child.returncode, said[-2000:])
         assert b"Fatal" not in said, seed
+
+
+USES_LATE = """
+import atexit, sys
+late = []
+atexit.register(lambda: [use() for use in late])  # runs after the finalizers of what is imported now
+import numpy as np
+from mink_local import Constraints, MinK, load_model
+from mink_local.llama.constraints import Constrainer
+from mink_local.llama.token_sampler import TokenSampler
+weights = load_model(sys.argv[1], n_ctx=256, n_threads=1, trust=True).weights
+constrainer = Constrainer(Constraints(repeat_penalty=1.5), weights)
+sampler = TokenSampler(MinK(), 1.0, 1, weights.n_vocab, constrainer)
+row = np.arange(weights.n_vocab, dtype=np.float32)
+late.append(lambda: print(*(sampler(row, step) for step in range(3))))
+"""
+
+
+def test_what_a_thread_may_still_use_is_not_freed_at_the_end(tiny_path: Path) -> None:
+    """A sampler: a daemon thread that is just making one goes on while the finalizers run."""
+    command = [sys.executable, "-c", USES_LATE, str(tiny_path)]
+    assert len(subprocess.run(command, capture_output=True, check=True).stdout.split()) == 3
