@@ -92,6 +92,8 @@ TABLES = {
         for below in ((1, 5) if size == "1.5b" else (5,))
     },
     **{f"quants-{size}": Source(f"quants-{size}", "Divergence", "quants") for size in ("0.5b", "1.5b")},
+    "quants-0.5b-kinds": Source("quants-0.5b", "by kind", "quants-kinds"),
+    "quants-0.5b-predictions": Source("quants-0.5b", "Predictions", "quants"),
     "kv-types": Source("kv-1.5b", "Divergence", "quants"),
 }
 FIGURES = {  # the run, and the file's name in its report
