@@ -9,7 +9,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,11 +88,16 @@ def _origin(error: click.ClickException) -> str:
     if context is None or not isinstance(option, click.Option):
         return ""
     origins = {
-        ParameterSource.ENVIRONMENT: option.envvar,
+        ParameterSource.ENVIRONMENT: next(filter(os.environ.get, variables_of(option)), None),
         ParameterSource.DEFAULT_MAP: context.meta.get("config"),
     }
     origin = origins.get(context.get_parameter_source(option.name))
     return f" (in {origin})" if origin else ""
+
+
+def variables_of(option: click.Option) -> Sequence[str]:
+    """Return the environment variables that set an option; the first that is set does."""
+    return [option.envvar] if isinstance(option.envvar, str) else option.envvar or []
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -167,7 +167,11 @@ def test_a_pipe_is_no_file(
 
 @pytest.mark.parametrize(
     ("name", "arguments", "variable"),
-    [("serve", [], "MINK_SERVE_TEMP"), ("evals", ["run", "sample-math"], "MINK_RPC")],
+    [
+        ("serve", [], "MINK_SERVE_TEMP"),
+        ("serve", [], "MINK_SERVE_RPC"),
+        ("evals", ["run", "sample-math"], "MINK_RPC"),
+    ],
 )
 def test_a_bad_variable_is_named(
     name: str,

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from mink_local.cli import FiniteFloat, WholeNumber, command_line_text, run
+from mink_local.cli import FiniteFloat, WholeNumber, command_line_text, run, variables_of
 from mink_local.errors import MinkError
 from mink_local.models.options import (
     SamplerType,
@@ -221,8 +221,9 @@ def cli(
 
 
 for _option in cli.params:  # the environment sets --ctx by MINK_SERVE_CTX
-    if isinstance(_option, click.Option) and not _option.envvar and _option.name != "version":
-        _option.envvar = f"MINK_SERVE_{max(_option.opts, key=len).strip('-').replace('-', '_').upper()}"
+    if isinstance(_option, click.Option) and _option.name != "version":
+        _variable = f"MINK_SERVE_{max(_option.opts, key=len).strip('-').replace('-', '_').upper()}"
+        _option.envvar = [_variable, *variables_of(_option)]
 
 
 def main() -> None:
