@@ -100,6 +100,11 @@ def variables_of(option: click.Option) -> Sequence[str]:
     return [option.envvar] if isinstance(option.envvar, str) else option.envvar or []
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 token`, `2 tokens`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the ending of a message that suggests the closest known word; "" if none is close."""
     near = difflib.get_close_matches(word, list(known), n=1)

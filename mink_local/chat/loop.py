@@ -24,7 +24,8 @@ from mink_local.chat.conversation.store import StoredMessage
 from mink_local.chat.settings import BY_KEY
 from mink_local.chat.terminal.editor import InputLine
 from mink_local.chat.terminal.input import NOT_KEPT, PROMPT, QuietTerminal
-from mink_local.chat.terminal.screen import Screen, beginnings, counted, one_line
+from mink_local.chat.terminal.screen import Screen, beginnings, one_line
+from mink_local.cli import counted
 from mink_local.errors import ContextOverflowError, MinkError
 from mink_local.interrupts import interrupt_raises, on_interrupt
 from mink_local.models.options import with_sampler_names

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from mink_local.cli import no_blanks_at_line_ends, printable
+from mink_local.cli import counted, no_blanks_at_line_ends, printable
 from mink_local.errors import ModelError, ModelNotFoundError
 from mink_local.files import size_in_words
 from mink_local.llama.devices import gpus
@@ -262,25 +262,17 @@ def in_words(facts: dict[str, Any]) -> str:
     kind = ", ".join(filter(None, (vocabulary["kind"], vocabulary["split"])))
     each = f" for each of {memory['parallel']} answers" if memory["parallel"] > 1 else ""
     tokens = f"{memory['ctx']:,} tokens{each}, {memory['kv_per_token']:,} bytes of KV cache per token"
-    types = "{type:<8}{counted:>13} {parameters:>16,} parameters {size:>10}"
-    layers = f"{_counted(facts['layers'], 'layer')} of {facts['width']}"
+    moved = f"the experts of {counted(memory['n_cpu_moe'], 'layer')} are on the CPU"
+    layers = f"{counted(facts['layers'], 'layer')} of {facts['width']}"
     lines = [
         ("file", facts["path"]),
         ("size", f"{facts['size']:,} bytes"),
         ("name", facts["name"]),
         ("licence", facts["licence"]),
         ("architecture", f"{facts['architecture']}, {layers}{experts}"),
-        ("attention", f"{_counted(facts['heads'], 'head')}, {_counted(facts['kv_heads'], 'KV head')}"),
+        ("attention", f"{counted(facts['heads'], 'head')}, {counted(facts['kv_heads'], 'KV head')}"),
         ("parameters", f"{facts['parameters']:,}{bits}"),
-        *(
-            (
-                "",
-                types.format(
-                    **row, counted=_counted(row["tensors"], "tensor"), size=size_in_words(row["bytes"])
-                ),
-            )
-            for row in facts["tensor_types"]
-        ),
+        *(("", _tensors_in_words(row)) for row in facts["tensor_types"]),
         ("context", f"{facts['context_length']:,} tokens" if facts["context_length"] else ""),
         ("vocabulary", f"{vocabulary['tokens']:,} tokens ({kind})"),
         ("chat template", "yes" if facts["chat_template"] else "no"),
@@ -288,12 +280,7 @@ def in_words(facts: dict[str, Any]) -> str:
         ("memory", f"with {tokens}:"),
         ("", _usage_in_words("GPU", memory["gpu"])),
         ("", _usage_in_words("CPU", memory["cpu"])),
-        (
-            "",
-            f"the experts of {_counted(memory['n_cpu_moe'], 'layer')} are on the CPU"
-            if memory["n_cpu_moe"]
-            else "",
-        ),
+        ("", moved if memory["n_cpu_moe"] else ""),
         *(
             ("", f"{way}: {_totals(memory[key])}")
             for way, key in (("all on the GPU", "all_on_gpu"), ("experts on the CPU", "experts_on_cpu"))
@@ -304,14 +291,15 @@ def in_words(facts: dict[str, Any]) -> str:
     return "\n".join(f"{label:<15}{text}" for label, text in lines if text)
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
-
-
 def _totals(need: dict[str, dict[str, int]]) -> str:
     return ", ".join(
         f"{size_in_words(usage['total'])} on the {device.upper()}" for device, usage in need.items()
     )
+
+
+def _tensors_in_words(row: dict[str, Any]) -> str:
+    tensors, size = counted(row["tensors"], "tensor"), size_in_words(row["bytes"])
+    return f"{row['type']:<8}{tensors:>13} {row['parameters']:>16,} parameters {size:>10}"
 
 
 def _usage_in_words(device: str, usage: dict[str, int]) -> str:

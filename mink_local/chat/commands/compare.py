@@ -13,7 +13,8 @@ from mink_local.chat.chat import Chat
 from mink_local.chat.conversation.session import Messages, Session
 from mink_local.chat.settings import BY_KEY
 from mink_local.chat.terminal.progress import candidates
-from mink_local.chat.terminal.screen import Screen, counted, one_line
+from mink_local.chat.terminal.screen import Screen, one_line
+from mink_local.cli import counted
 from mink_local.errors import ContextOverflowError, MinkError
 from mink_local.generation.answer import Answer
 from mink_local.generation.common_numbers import CommonNumbers

@@ -19,8 +19,8 @@ from rich.text import Text
 from mink_local.chat.chat import Chat
 from mink_local.chat.conversation.answer_steps import AnswerSteps
 from mink_local.chat.terminal.progress import coloured
-from mink_local.chat.terminal.screen import Screen, counted, one_line, wrapped_rows
-from mink_local.cli import printable
+from mink_local.chat.terminal.screen import Screen, one_line, wrapped_rows
+from mink_local.cli import counted, printable
 from mink_local.errors import MinkError
 from mink_local.generation.sampling_step import SamplingStep
 

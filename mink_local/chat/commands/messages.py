@@ -16,8 +16,8 @@ from mink_local.chat.conversation.export import export as write_export
 from mink_local.chat.conversation.session import cache_path
 from mink_local.chat.conversation.store import Conversation, ConversationStore, StoredMessage, time_of
 from mink_local.chat.settings import BY_KEY
-from mink_local.chat.terminal.screen import Screen, beginnings, counted, one_line
-from mink_local.cli import UNPRINTABLE, WholeNumber
+from mink_local.chat.terminal.screen import Screen, beginnings, one_line
+from mink_local.cli import UNPRINTABLE, WholeNumber, counted
 from mink_local.errors import MinkError
 
 _SHOWN = 20  # conversations, in a terminal

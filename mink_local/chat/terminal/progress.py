@@ -13,8 +13,8 @@ from mink_local.chat.conversation.export import answer_as_json
 from mink_local.chat.conversation.session import AnswerStream
 from mink_local.chat.conversation.store import StoredMessage
 from mink_local.chat.settings import Settings
-from mink_local.chat.terminal.screen import COLOURLESS, Screen, Theme, counted, joined_line_ends
-from mink_local.cli import INTERRUPTED
+from mink_local.chat.terminal.screen import COLOURLESS, Screen, Theme, joined_line_ends
+from mink_local.cli import INTERRUPTED, counted
 from mink_local.generation.model import Model
 from mink_local.llama.devices import n_cores
 

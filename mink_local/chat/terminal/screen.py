@@ -140,11 +140,6 @@ def joined_line_ends(texts: Iterable[str]) -> Iterator[str]:
     yield held
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 token`, `2 tokens`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 class _GatedConsole(Console):
     """A console that passes no control characters on, whatever text a renderable or a link holds."""
 
