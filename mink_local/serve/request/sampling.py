@@ -5,7 +5,7 @@ import re
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any
 
 import msgspec
@@ -79,7 +79,7 @@ def chat_for_engine(model: Model, chat: ChatRequest, params: SamplingParams) -> 
 def unread(request: Fields, model: Model) -> Iterator[str]:
     """Yield the places of a request's fields about reasoning that the model's chat template does not read."""
     template, kwargs = model.chat_template or "", _at(request, "chat_template_kwargs") or {}
-    names = {name for name in (*kwargs, *_SWITCHES) if re.search(rf"\b{re.escape(name)}\b", template)}
+    names = {name for name in (*kwargs, *_SWITCHES) if _reads(template, name)}
     yield from (f"chat_template_kwargs.{name}" for name in kwargs if name not in names)
     names -= kwargs.keys()  # which win over other fields
     for place in ("reasoning_effort", "reasoning.effort", "thinking.type"):
@@ -91,6 +91,12 @@ def unread(request: Fields, model: Model) -> Iterator[str]:
             names.clear()  # the first effort wins
     if not model.can_reason:
         yield from (name for name in _BUDGETS if _at(request, name) not in (None, -1))
+
+
+@lru_cache
+def _reads(template: str, name: str) -> bool:
+    """Return whether a chat template has a variable's name."""
+    return re.search(rf"\b{re.escape(name)}\b", template) is not None
 
 
 def _at(request: Any, place: str) -> Any:
