@@ -429,12 +429,11 @@ class Noise(Judging[Collapse]):
     report = staticmethod(report_noise)
 
 
-def collapse_prompt(question: str, text: str, characters: int) -> Prompt:
-    """Return the prompt that shows the sentences of a text that fit into `characters`, at least one."""
-    parts = sentences(text)
+def collapse_prompt(question: str, parts: Sequence[str], characters: int) -> Prompt:
+    """Return the prompt that shows those of a text's sentences that fit into `characters`, at least one."""
     shown = parts[: max(1, bisect_right(list(accumulate(map(len, parts))), characters))]
     numbered = (f"{number}: {' '.join(part.split())}" for number, part in enumerate(shown, 1))
-    texts = {"mark": mark_of(question, [text]), "question": question, "solution": "\n".join(numbered)}
+    texts = {"mark": mark_of(question, parts), "question": question, "solution": "\n".join(numbered)}
     return Prompt(COLLAPSE_PROMPT, texts, "collapse", (COHERENT, *range(1, len(shown) + 1)))
 
 
@@ -442,9 +441,10 @@ def collapses_of(judge: str, run: RecordedRun, characters: int) -> Iterator[tupl
     """Yield the responses of a run that have a text."""
     for response in run.responses:
         if text := without_reasoning(response.response):
-            prompt = collapse_prompt(run.questions[response.question].prompt, text, characters)
+            parts = sentences(text)
+            prompt = collapse_prompt(run.questions[response.question].prompt, parts, characters)
             about = asked_about(judge, response.key, [text], prompt, characters)
-            yield Collapse(**about, lengths=list(map(len, sentences(text)))), prompt
+            yield Collapse(**about, lengths=list(map(len, parts))), prompt
 
 
 def judging_of(

@@ -156,7 +156,7 @@ def test_noise_is_the_share_from_the_collapse_on(sentence: int, noise: float) ->
 @pytest.mark.parametrize(
     "prompt_of",
     [
-        lambda text: collapse_prompt("Why?", text, 999),
+        lambda text: collapse_prompt("Why?", sentences(text), 999),
         lambda text: Pair(KEY, "Why?", (text, "two"), "greedy").prompt(ORDERS[0], BOTH_ORDERS, 999),
     ],
 )
