@@ -5,11 +5,11 @@
 
 import io
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
+import click
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -66,11 +66,13 @@ def drawn(model: Model, answers: Sequence[tuple[str, Reply]], theme: Theme, grou
     return "\n".join(line.rstrip() for line in without_web_fonts.splitlines() if line.strip())
 
 
-def main() -> None:
-    with load_model(sys.argv[1], n_ctx=512) as model:
-        answers = [answered(model, sampler) for sampler in (MinK(), TopP(0.9))]
+@click.command(help=__doc__)
+@click.argument("model")
+def main(model: str) -> None:
+    with load_model(model, n_ctx=512) as loaded:
+        answers = [answered(loaded, sampler) for sampler in (MinK(), TopP(0.9))]
         grounds = (DARK, SVG_EXPORT_THEME), (LIGHT, DEFAULT_TERMINAL_THEME)
-        SVG.write_text(on_both_grounds(*(drawn(model, answers, *one) for one in grounds)), encoding="utf-8")
+        SVG.write_text(on_both_grounds(*(drawn(loaded, answers, *one) for one in grounds)), encoding="utf-8")
 
 
 if __name__ == "__main__":

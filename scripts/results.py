@@ -1,5 +1,6 @@
 """Write the tables of docs/results.md, docs/quantizations.md and README.md from docs/results/*.md.
 
+\b
 .venv/bin/python scripts/results.py
 .venv/bin/python scripts/results.py FOLDER       first remake docs/results from the runs in FOLDER
 
@@ -20,6 +21,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
+import click
 import pandas as pd
 
 from mink_local.chat.commands.set_show import ADVICE
@@ -192,10 +194,11 @@ def with_tables(text: str) -> str:
     return BLOCK.sub(lambda block: block[1] + read(block[2]), text)
 
 
-def main() -> None:
-    if sys.argv[1:]:
-        for problem in remake(Path(sys.argv[1])):
-            print(problem, file=sys.stderr)
+@click.command(help=__doc__)
+@click.argument("folder", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
+def main(folder: Path | None) -> None:
+    for problem in remake(folder) if folder else ():
+        print(problem, file=sys.stderr)
     for path in PAGES:
         path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")
 

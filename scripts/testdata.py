@@ -42,16 +42,22 @@ VOCABULARIES = {
 def main() -> None:
     sources = {f"data/{name}_test.jsonl": task.source for name, task in TASKS.items()}
     sources |= {f"vocab/{name}": source for name, source in VOCABULARIES.items()}
+    failures = []
     for name, source in sources.items():
         path = SHARED / name
-        if isinstance(source, Published) and not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(fetch(source, path.stem), path)
-            print(f"{path}  from {source.url}")
+        if path.exists() or not isinstance(source, Published):
+            continue
+        try:
+            downloaded = fetch(source, path.stem)
+        except DataError as error:
+            failures.append(str(error))
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(downloaded, path)
+        print(f"{path}  from {source.url}")
+    if failures:
+        sys.exit("\n".join(failures))
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except DataError as error:
-        sys.exit(str(error))
+    main()
