@@ -136,6 +136,7 @@ class Engine:
         )
         given = request.prompt
         prompt = template.tokens(
+            # `tokens` counts all of a text; of messages, it takes the beginning itself.
             template.beginning(given) if isinstance(given, str) else given,
             request.enable_thinking,
             request.tools,
