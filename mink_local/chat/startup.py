@@ -128,7 +128,7 @@ class Startup:
         take_it, why = ("Use", "is already on") if offer["path"] else ("Download", "fits")
         question = f"{take_it} {name} ({size_in_words(offer['size'])}), which {why} this machine?"
         try:
-            wanted = click.confirm(f"No model yet. {question}\nn = the small built-in one", default=True)
+            wanted = click.confirm(f"No model yet.\n{question}\nn = the small built-in one", default=True)
         except click.Abort:
             self.screen.show("")  # the cursor is behind the question
             raise
