@@ -7,9 +7,9 @@ placement are a file's alone.
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cached_property
 from itertools import groupby, takewhile
@@ -218,17 +218,21 @@ class FileAnswerer(Answerer):
         self, requests: Sequence[Request], room: Iterable[Request]
     ) -> Generator[Answered | ModelSession, None, None]:
         if session := self._make_room(room):
+            self._warm_up(requests)
             yield session
+        numbered = list(enumerate(requests))
         alone = self.model.n_parallel == 1  # then an answer must depend on nothing but its own request
-        for first, group in _by_prompt(requests) if alone else [(0, requests)]:
+        for _, group in groupby(numbered, lambda one: one[1].prompt if alone else None):
+            members = list(group)
             if self.interrupted:
                 return
             if alone:
-                self._prefill(group[0].prompt)
-            for answer in self.model.answer_all(takewhile(lambda _: not self.interrupted, group)):
+                self._prefill(members[0][1].prompt)
+            wanted = takewhile(lambda _: not self.interrupted, (request for _, request in members))
+            for answer in self.model.answer_all(wanted):
                 if answer.finish_reason != "interrupted":
                     yield Answered(
-                        first + answer.index,
+                        members[answer.index][0],
                         answer.text,
                         str(answer.finish_reason),
                         answer.n_tokens,
@@ -238,6 +242,12 @@ class FileAnswerer(Answerer):
                         answer.seconds,
                         str(answer.error or ""),
                     )
+
+    def _warm_up(self, requests: Sequence[Request]) -> None:
+        """Do what is done once, before answers are timed: compile samplers, evaluate what prompts share."""
+        each = {request.params.sampler: request.params for request in requests}
+        prompt = requests[0].prompt
+        list(self.model.answer_all([Request(prompt, replace(one, max_tokens=1)) for one in each.values()]))
 
     def _prefill(self, prompt: Prompt) -> None:
         """Evaluate a prompt in an empty cache, for an answer that is thrown away.
@@ -263,12 +273,3 @@ class FileAnswerer(Answerer):
     def close(self) -> None:
         if model := vars(self).pop("model", None):
             model.close()
-
-
-def _by_prompt(requests: Sequence[Request]) -> Iterator[tuple[int, Sequence[Request]]]:
-    """Yield runs of requests with the same prompt, each with the index of its first one."""
-    first = 0
-    for _, members in groupby(requests, lambda request: request.prompt):
-        group = list(members)
-        yield first, group
-        first += len(group)

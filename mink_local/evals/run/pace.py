@@ -5,8 +5,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
 
 _WINDOW_SECONDS, _SAMPLE_SECONDS = 30.0, 0.5
+_SAMPLES = 200  # of a long run, at most
 
 
 def expected_lengths(finished: Sequence[int], unfinished: Sequence[int], most: int) -> list[float]:
@@ -34,7 +37,7 @@ def expected_lengths(finished: Sequence[int], unfinished: Sequence[int], most: i
 
 
 class Pace:
-    """The tokens of a model's responses, and the time that they took.
+    """The prompts and tokens of a model's responses, and the time that they took.
 
     Args:
         clock: Returns the time in seconds.
@@ -42,14 +45,14 @@ class Pace:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.finished: list[int] = []
-        self._clock, self._began = clock, clock()
-        # times within the window, each with the numbers until then of tokens and of seconds of a busy slot
-        self._past = deque([(self._began, 0, 0.0)])
+        self._clock, self._began, self._n_slots = clock, clock(), 1
+        # times within the window, each with the numbers of responses that have begun, and of tokens
+        self._past = deque([(self._began, 0, 0)])
 
     def speed(self, unfinished: Sequence[int]) -> float:
         """Return the tokens per second of late, given the lengths of the responses being generated."""
-        seconds, n_tokens, _ = self._lately(unfinished)
-        return n_tokens / max(1e-3, seconds)
+        *_, last = self._lately(unfinished)
+        return float(last[2] / max(1e-3, last[0]))
 
     def seconds_left(self, unfinished: Sequence[int], n_left: int, most: int) -> float | None:
         """Return the expected time for `n_left` responses; None before the first token.
@@ -57,29 +60,30 @@ class Pace:
         When no response is waiting, slots fall idle: some devices then serve the others faster, and some do
         not, so that the longest response decides. The truth lies between these, and so does the estimate.
         """
-        seconds, n_tokens, slot_seconds = self._lately(unfinished)
-        if not n_tokens:
+        past = self._lately(unfinished)
+        if not past[-1, 2]:
             return None
+        (of_prompt, of_token), _ = nnls(past[:, 1:], past[:, 0])
         of_new, *ends = expected_lengths(self.finished, [0, *unfinished], most)
         ahead = [end - n for end, n in zip(ends, unfinished, strict=True)]
         waiting = max(0, n_left - len(unfinished)) * of_new
-        together, longest = sum(ahead) * seconds, max(ahead, default=0.0) * slot_seconds
-        return (waiting * seconds + (together + max(together, longest)) / 2) / n_tokens
+        n_prompts = n_left - sum(n > 0 for n in unfinished)
+        together, longest = sum(ahead), max(ahead, default=0.0) * self._n_slots
+        tokens = waiting + (together + max(together, longest)) / 2
+        return float(n_prompts * of_prompt + tokens * of_token)
 
-    def _lately(self, unfinished: Sequence[int]) -> tuple[float, int, float]:
-        """Return the seconds, tokens and seconds of busy slots of late: of the last third, but at least 30 s.
+    def _lately(self, unfinished: Sequence[int]) -> NDArray[np.float64]:
+        """Return the growth of what is in `_past`, of the last half, but of at least 30 s.
 
         Other programs, and what is in the slots, change the speed: of a whole run, the beginning says little.
+        Only at first are there many prompts to few tokens, so that both need a time of their own.
         """
-        now, n_tokens = self._clock(), sum(self.finished) + sum(unfinished)
-        if not n_tokens:  # the first step may have to wait for samplers to be compiled
-            self._began, self._past = now, deque([(now, 0, 0.0)])
-        last, _, slot_seconds = self._past[-1]
-        slot_seconds += (now - last) * len(unfinished)
-        if now - last >= _SAMPLE_SECONDS:
-            self._past.append((now, n_tokens, slot_seconds))
-        window = max(_WINDOW_SECONDS, (now - self._began) / 3)
+        now, n_begun = self._clock(), len(self.finished) + sum(n > 0 for n in unfinished)
+        here = (now, n_begun, sum(self.finished) + sum(unfinished))
+        self._n_slots = max(self._n_slots, len(unfinished))
+        if now - self._past[-1][0] >= max(_SAMPLE_SECONDS, (now - self._began) / _SAMPLES):
+            self._past.append(here)
+        window = max(_WINDOW_SECONDS, (now - self._began) / 2)
         while len(self._past) > 1 and now - self._past[1][0] > window:
             self._past.popleft()
-        then, n_before, slot_seconds_before = self._past[0]
-        return now - then, n_tokens - n_before, slot_seconds - slot_seconds_before
+        return np.array([*self._past, here])[1:] - self._past[0]

@@ -59,19 +59,28 @@ def test_the_first_responses_are_not_taken_for_all(of: str) -> None:
     assert 0.85 < np.median(found) < 1.15
 
 
-@pytest.mark.parametrize(("before", "after"), [(0, 4), (1, 4), (4, 1)])
-def test_a_machine_that_was_busy_or_idle_is_soon_forgotten(before: int, after: int) -> None:
-    """A slot makes `before` tokens a second for 40 s, and then `after`; half a minute later, that counts."""
+@pytest.mark.parametrize(
+    ("before", "after", "prompt", "known"), [(0, 4, 0, 75), (1, 4, 0, 75), (4, 1, 0, 75), (4, 4, 2, 45)]
+)
+def test_a_machine_that_was_busy_or_idle_is_soon_forgotten(
+    before: int, after: int, prompt: int, known: int
+) -> None:
+    """A slot makes `before` tokens a second for 40 s, and then `after`; half a minute later, that counts.
+
+    A prompt takes `prompt` seconds, in which all slots wait.
+    """
     now, slots = 0.0, [0] * 8
     pace = Pace(clock=lambda: now)
-    n_left, errors = 400, []
+    now, n_left, errors = 8.0 * prompt, 400, []
     while n_left:
         now += 1
         slots = [n + (before if now <= 40 else after) for n in slots]
-        pace.finished += [100 for n in slots if n >= 100]
-        n_left -= sum(n >= 100 for n in slots)
+        n_ended = sum(n >= 100 for n in slots)
+        pace.finished += [100] * n_ended
+        n_left -= n_ended
+        now += prompt * n_ended
         slots = [0 if n >= 100 else n for n in slots][:n_left]
         left = pace.seconds_left(slots, n_left, 512)
-        if now > 75 and n_left > 40 and left is not None:
-            errors.append(left * 8 * after / (100 * n_left - sum(slots)))
+        if now > known and n_left > 40 and left is not None:
+            errors.append(left / ((100 * n_left - sum(slots)) / (8 * after) + n_left * prompt))
     assert 2 / 3 < min(errors) <= max(errors) < 4 / 3
