@@ -93,10 +93,6 @@ class Response(ResponseKey):
             raise ValueError('"strict" and "flexible" must both be null or both be set')
 
     @property
-    def open_ended(self) -> bool:
-        return self.flexible is None
-
-    @property
     def question(self) -> tuple[str, str]:
         """The key of its question."""
         return self.task, self.question_id
@@ -263,7 +259,7 @@ def rescore(run: RecordedRun) -> RecordedRun:
     stale = {
         i: response
         for i, response in enumerate(run.responses)
-        if not response.open_ended and response.scored != mark_of(run.questions[response.question], response)
+        if response.flexible and response.scored != mark_of(run.questions[response.question], response)
     }
     names = sorted({response.task for response in stale.values()})
     tasks = {name: recorded_task(name, rules.get(name)) for name in names}

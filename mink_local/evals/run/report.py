@@ -328,11 +328,10 @@ def _run_findings(summary: Summary) -> Iterator[str]:
 
 
 def _power(compared: pd.DataFrame) -> Iterator[str]:
-    """Yield a sentence on what the tests can find if as many questions differ as in the median comparison."""
-    differing = float(((compared["won"] + compared["lost"]) / compared["common_questions"]).median())
-    if differing:
-        n, n_comparisons = int(compared["common_questions"].min()), len(compared)
-        yield what_can_be_found(n, n_comparisons, [differing])
+    """Yield a sentence on what the tests can find if methods disagree as in the median comparison."""
+    if differing := float(compared["disagreement"].median()):
+        n, repeats = (int(compared[name].min()) for name in ("common_questions", "repeats"))
+        yield what_can_be_found(n, len(compared), [differing], repeats)
 
 
 def _family(found: pd.DataFrame, against: str) -> str:

@@ -25,7 +25,7 @@ CELL = [*GROUP, "sampler", "temperature"]
 PLACE = ["question_id", "repeat"]
 
 _COMPARISON = [
-    *(*CELL, "kind", "against", "common_questions", "accuracy", "other_accuracy"),
+    *(*CELL, "kind", "against", "common_questions", "repeats", "disagreement", "accuracy", "other_accuracy"),
     *("difference", "difference_low", "difference_high"),
     *("won", "lost", "won_questions", "lost_questions", "p", "p_holm", "better", "worse"),
 ]
@@ -271,14 +271,14 @@ def _comparisons(judged: pd.DataFrame, baseline: Baseline) -> Iterator[dict[str,
         size=("gain", "size"),
         correct=("correct", "mean"),
         other_correct=("other_correct", "mean"),
-    )
+    ).eval("disagreement = correct + other_correct - 2 * correct * other_correct")
     for _, family in questions.groupby(level=GROUP[:1] if varies == "model" else GROUP, sort=False):
         found = [(key, *_tested(cell)) for key, cell in family.groupby(level=[*CELL, "other"], sort=False)]
         adjusted = holm([test.p for _, test, *_ in found])
-        for ((*cell, other), test, accuracies, flips), p_holm in zip(found, adjusted, strict=True):
+        for ((*cell, other), test, means, flips), p_holm in zip(found, adjusted, strict=True):
             gain = test.difference.value if p_holm <= ALPHA else 0.0
             against = str(other if baseline.value == EVERY else baseline)
-            of_test = (test.n, *accuracies, *test.difference, test.won, test.lost, *flips, test.p)
+            of_test = (test.n, *means, *test.difference, test.won, test.lost, *flips, test.p)
             values = (*cell, varies, against, *of_test, p_holm, gain > 0, gain < 0)
             yield dict(zip(_COMPARISON, values, strict=True))
 
@@ -308,12 +308,17 @@ def _pairs(judged: pd.DataFrame, varies: str, others: Mapping[Any, Any]) -> pd.D
 
 
 def _tested(cell: pd.DataFrame) -> tuple[PairedTest, list[float], list[str]]:
-    """Return the test of a cell's questions that have all repeats, both accuracies, and the flips."""
+    """Return the test of a cell's questions that have all repeats, some means, and the flips.
+
+    The means are the number of repeats, the chance that a response of each differ in being right, and both
+    accuracies.
+    """
     n_repeats = int(cell["size"].max())
     cell = cell[cell["size"] == n_repeats].sort_index()
     gains, ids = cell["gain"].astype(int), cell.index.get_level_values("question_id")
     flips = [_listed(ids[gains > 0]), _listed(ids[gains < 0])]
-    return paired_test(gains.tolist(), n_repeats), cell[["correct", "other_correct"]].mean().tolist(), flips
+    means = cell[["disagreement", "correct", "other_correct"]].mean().tolist()
+    return paired_test(gains.tolist(), n_repeats), [n_repeats, *means], flips
 
 
 def _listed(ids: Iterable[str]) -> str:

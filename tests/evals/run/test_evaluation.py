@@ -156,7 +156,7 @@ def test_a_task_from_an_own_file(tmp_path: Path, tiny_path: Path, mink_eval: Min
     by_task = {record.task: record for record in read_responses(tmp_path / "run")}
     assert by_task["mine"].question_id == "sum"
     assert by_task["mine"].strict
-    assert by_task["talk"].open_ended
+    assert by_task["talk"].flexible is None
     tasks = json.loads((tmp_path / "run" / "manifest.json").read_text())["tasks"]
     assert {name: task["rule"] for name, task in tasks.items()} == {"mine": "question", "talk": "open"}
     mink_eval("report", tmp_path / "run").succeeded()

@@ -83,6 +83,7 @@ def test_categories_are_rows_with_the_accuracies_of_their_questions(tmp_path: Pa
     [
         ({}, "True", "30 questions, 2 responses each, 2 methods at T = 1 and 10."),
         ({"tasks": ("aqua",)}, "True", "Guessing gets 20.0%"),
+        ({}, "True", "With 30 questions answered 2 times each"),
         ({"tasks": ("essay",)}, "True", "Open-ended"),
         ({}, "flexible.update(answer=None) or True", "no answer was found in 100.0%"),
         ({"samplers": (SIGMA, LAST)}, "True", "no Min-k"),

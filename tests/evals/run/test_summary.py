@@ -113,6 +113,12 @@ def test_a_comparison_is_the_paired_test_of_common_repeats(tmp_path: Path) -> No
     assert (row.common_questions, difference, row.won, row.lost, row.p) == (
         8, expected.difference, expected.won, expected.lost, expected.p,
     )  # fmt: skip
+    rights = {
+        (r["question_id"], r["sampler"], r["repeat"]): r["flexible"]["correct"] for r in records(tmp_path)
+    }
+    pairs = itertools.product("01245678", (0, 1), (0, 1))
+    differ = [rights[one, SIGMA, i] != rights[one, MIN_K, j] for one, i, j in pairs]
+    assert (row.repeats, row.disagreement) == (2, pytest.approx(sum(differ) / len(differ)))
 
 
 def test_models_are_compared_side_by_side_and_greedy_once(tmp_path: Path) -> None:
