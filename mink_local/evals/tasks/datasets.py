@@ -164,7 +164,9 @@ def find_task(name: str, scorer: str = "") -> Task:
         return own_task(path, scorer)
     if name not in TASKS:
         raise TaskNotFoundError(
-            f"unknown task {name!r}: the tasks are {', '.join(TASKS)}, and your own files "
+            f"{name} is in a format that is not read: save it as {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+            if user_path(name).is_file()
+            else f"unknown task {name!r}: the tasks are {', '.join(TASKS)}, and your own files "
             f"({', '.join(SUFFIXES)})"
         )
     return TASKS[name]

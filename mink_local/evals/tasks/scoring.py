@@ -22,8 +22,13 @@ _NUMBER = re.compile(
 )
 _WORDS = r"(?:[a-z%]+\s+){0,3}?"
 _LIMIT = (  # 18 at most, 18 if it rains
-    r"(?:(?:at (?:the )?(?:least|most|minimum|maximum|min|max)|minimum|maximum"
-    r"|(?-i:if|unless|provided|depending))\b)"
+    r"(?:(?:at (?:the )?(?:least|most|minimum|maximum|min|max)|minimum|maximum|in (?:the )?(?:case|event)"
+    r"|(?-i:if|unless|provided|depending|when|whenever|assuming|supposing|given that|(?:as|so) long as"
+    r"|except|excepting|excluding|without|not counting|apart from|other than))\b)"
+)
+_MONTHS = (
+    r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?"
+    r"|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)"
 )
 _PARTS = (
     r"(?:half|third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|part|portion|fraction"
@@ -47,6 +52,7 @@ _NUMBER_HEDGES = re.compile(  # where # is the only number
             r"\b(?:sqrt|root|log|ln|sin|cos|tan|exp)\b[\s({]*#|#\s+(?:factorial|score|gross)\b",
             r"√|#\s?[⁰¹²³⁴-⁹ⁿ(±^√π!]|#\s*\(?(?:[xyzn]|pi|i)\b|#[abrqvBT]\b",  # 18², 3x
             r"#\s*\\(?!circ|degree|d?l?dots|checkmark|square|pounds|euro)[a-z]",  # 3\pi
+            rf"\b{_MONTHS}\.?,? (?:the )?#|#(?: of)? {_MONTHS}\b(?!\W*\w)",  # June 5
             r"\b(?:because|by|from|after|in|on|to|with|step)\b[^#]*#",  # found by adding 3
         )
     ),
@@ -55,7 +61,7 @@ _NUMBER_HEDGES = re.compile(  # where # is the only number
 _NUMBER_TAIL = re.compile(  # what follows a number and explains it, but is no bound
     rf"(?<=\d)([^\d=≈]*?)(?!{_LIMIT})"
     rf"(?:(?<![-+*/^×·÷]) \((?!\s*(?:{_LIMIT}|or\b|and (?:up|above|over|more)|not (?:more|less)))"
-    r"|\b(?:because|since|as(?! (?:many|much|\w+ as))|which|and not|rather|instead)\b|, not\b"
+    r"|\b(?:because|since|(?<! long )as(?! (?:many|much|\w+ as))|which|and not|rather|instead)\b|, not\b"
     rf"|(?:, (?=[a-z])(?!{_LIMIT}|or\b)|(?<!\s)[;:]\s"
     r"|\b(?:in|for|per(?! cent)|from|after|on|at|with|over(?= \d))\b)"
     r"(?=[^=≈]*$)|, or (?:about |around )?\d[\d.,]*(?!\1)(?= [a-z])).*",  # or 1.5 hours
@@ -63,7 +69,7 @@ _NUMBER_TAIL = re.compile(  # what follows a number and explains it, but is no b
 )
 _POWER = re.compile(r"(?<=[A-Za-z])[²³]")  # of a unit
 _SEVERAL = re.compile(
-    r"[A-Za-z]\s*=[^=,;]*\d[^=]*?(?:[,;]|\band\b)\s*[A-Za-z]\w*\s*="  # x = 5 and y = 7
+    r"[A-Za-z]\s*=[^=,;]*\d[^=]*?(?:[,;]|\b(?:and|or)\b)\s*[A-Za-z]\w*\s*="  # x = 5 and y = 7
     r"|\b(?:1 in|\d out of) \d|\d in \d+\W*$"  # 7 in 10
     r"|\d for \w+(?: \w+)?,? and \$?\d"  # 18 for Tom and 20 for Ann
     r"|\A[^=(]*\d[^=(]*\b(?:each|apiece)\b[^=(]*[,;:][^=(]*\d"  # 18 each, or 36 in all
@@ -95,7 +101,7 @@ class NumberScorer(Scorer):
 
     def read(self, statement: Statement, question: Question) -> str | None:
         found = quantity(_with_point(question.gold))
-        has_unit = bool(found and found.measure)
+        has_unit = bool(found and (found.measure or found.value.denominator > 1))  # 0.5 is 50%
         text = spelled(statement.text)
         if _COMMA.fullmatch(question.gold):
             text = _as_point(text)
@@ -109,7 +115,8 @@ class NumberScorer(Scorer):
             numbers = list(_NUMBER.finditer(part))
             if len(numbers) == 1 and not _NUMBER_HEDGES.search(_POWER.sub("", _NUMBER.sub("#", part))):
                 unit = UNIT.match(part, numbers[0].end()) if has_unit else None
-                return f"{numbers[0][0]}{unit[0] if unit else ''}"
+                with_unit = f"{numbers[0][0]}{unit[0] if unit else ''}"
+                return with_unit if quantity(with_unit) else numbers[0][0]
         return None
 
 
@@ -222,7 +229,9 @@ _ARTICLE = re.compile(r"^(?:an?|the) ")
 _GOLD = "\ue000"  # stands for the gold while sentences are found: it may have a full stop
 _SIGNS = str.maketrans("’‘“”‐‑‒–—", "''\"\"-----")
 _AROUND_TEXT = " \t\n.,;:!?\"'()[]"
-_TEXT_TAIL = re.compile(r",? (?:not|and not|rather than|because|since|which is|as)\b.*|\s*\(.*\)$", re.DOTALL)
+_TEXT_TAIL = re.compile(
+    r",? (?:not|and not|rather than|because|since|which is|as)\b.*|, the\b.*|\s*\(.*\)$", re.DOTALL
+)
 
 
 class TextScorer(Scorer):
