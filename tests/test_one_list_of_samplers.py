@@ -1,7 +1,7 @@
-"""A sampler added at run time, by a kernel and a dataclass alone, appears wherever samplers are listed."""
+"""What samplers' names mean, and that one added at run time, by a kernel and a dataclass alone, is listed."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -13,14 +13,19 @@ from click.testing import CliRunner
 
 from mink_local.bench.cli import cli as mink_bench
 from mink_local.chat.cli import cli as mink_chat
+from mink_local.chat.settings import Settings
 from mink_local.evals.cli import cli as mink_eval
 from mink_local.evals.figures import look
 from mink_local.evals.settings import sweep
 from mink_local.generation.sampling_step import compared_with
-from mink_local.samplers import SAMPLERS, MinK, Sampler, default_samplers, parse
+from mink_local.llm.plugin import PromptOptions
+from mink_local.samplers import SAMPLERS, MinK, Order, Sampler, default_samplers, parse
 from mink_local.serve.cli import cli as mink_serve
 from mink_local.serve.endpoints.state import playground_page
 from mink_local.serve.request.fields import sampler_fields
+from mink_local.serve.request.presets import Preset
+from tests.chat.conftest import context
+from tests.serve.test_requests import accepted
 from tests.support.methods import Near
 
 NAME = "close"
@@ -85,3 +90,33 @@ def test_it_is_in_the_playground_and_a_field_of_requests(kind: type[Sampler]) ->
     page, _ = playground_page(tuple(map(str, default_samplers())))
     assert str(kind()) in page
     assert "close_cutoff" in sampler_fields()
+
+
+def option(command: click.Command, name: str) -> Sampler:
+    """Return what a command takes `--sampler NAME` for."""
+    [sampler] = [one for one in command.params if "--sampler" in one.opts]
+    value = sampler.type_cast_value(click.Context(command), [name] if sampler.multiple else name)
+    return value[0] if sampler.multiple else value  # type: ignore[no-any-return]
+
+
+LLAMA_CPP: Order = "temperature-last"  # where people chat
+PAPERS: Order = "temperature-first"
+MEANINGS: dict[str, tuple[Callable[[str], object], Order]] = {
+    "mink-chat": (lambda name: Settings(context("-s", name)).sampler, LLAMA_CPP),
+    "mink-serve": (lambda name: option(mink_serve, name), LLAMA_CPP),
+    "a preset": (lambda name: Preset.parse(f"{name}@1").sampler, LLAMA_CPP),
+    "a request": (lambda name: accepted(sampler=name).sampler, LLAMA_CPP),
+    "llm": (lambda name: PromptOptions.model_validate({"sampler": name}).parsed_sampler(), LLAMA_CPP),
+    "mink-eval run": (lambda name: option(mink_eval.commands["run"], name), PAPERS),
+    "mink-bench": (lambda name: option(mink_bench.commands["sampler"], name), PAPERS),
+    "Python": (parse, PAPERS),
+}
+
+
+@pytest.mark.parametrize("where", MEANINGS)
+@pytest.mark.parametrize("name", [name for name, kind in SAMPLERS.items() if kind.order is not None])
+def test_a_name_without_an_order_has_that_of_its_place(where: str, name: str) -> None:
+    meaning, order = MEANINGS[where]
+    assert meaning(name) == SAMPLERS[name](order=order)  # type: ignore[call-arg]
+    for given in (LLAMA_CPP, PAPERS):
+        assert meaning(f"{name}:order={given}") == SAMPLERS[name](order=given)  # type: ignore[call-arg]

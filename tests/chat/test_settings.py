@@ -10,6 +10,7 @@ from mink_local.chat.cli import cli
 from mink_local.chat.commands.set_show import ADVICE
 from mink_local.chat.settings import BY_KEY, SETTINGS, Setting, Settings, config_path
 from mink_local.samplers import Greedy, MinK
+from mink_local.serve.request.presets import BUILT_IN, Preset
 from tests.chat.conftest import MinkChat, context
 
 pytestmark = pytest.mark.usefixtures("own_files")
@@ -121,10 +122,10 @@ def test_help_names_everything() -> None:
 
 
 def test_creative() -> None:
-    """What is given wins; the rest is that of the advice for prose."""
+    """What is given wins; the rest is that of the advice for prose, and of mink-serve's preset."""
     creative = settings("--creative")
-    assert creative.sampler == MinK(tau=3, floor=1.4)
-    assert (creative["temp"], settings("--creative", "-t", "2")["temp"]) == (5, 2)
+    assert Preset(creative.sampler, creative["temp"]) == BUILT_IN["creative"] == Preset(MinK(floor=1.4), 5.0)
+    assert settings("--creative", "-t", "2")["temp"] == 2
     advice = {kind: options for kind, options, *_ in ADVICE}
     assert advice["prose, hot"] == "--floor 1.4 --temp 5"
     with pytest.raises(click.UsageError, match="floor"):

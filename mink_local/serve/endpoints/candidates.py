@@ -136,7 +136,7 @@ async def find_candidates(service: Service, asked: CandidatesRequest) -> StepCan
     """Return the candidates of an answer's next token, and samplers' cuts."""
     service.presets.find(asked.model)
     with api_errors("samplers"):
-        samplers = [parse(text) for text in asked.samplers or ()]
+        samplers = [parse(text, "temperature-last") for text in asked.samplers or ()]
     rows: list[NDArray[np.float32]] = []
 
     def make_requests() -> list[Request]:
