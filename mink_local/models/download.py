@@ -254,7 +254,8 @@ def _append(file: RemoteFile, partial: Path, have: int) -> None:
     name = PurePosixPath(file.name).name
     with request as response, partial.open("ab") as stream:
         hf_raise_for_status(response)
-        at = have if response.status_code == 206 else 0  # a server may ignore the range
+        # A server may ignore the range, and something else than the Hub may answer with any status.
+        at = have if response.status_code == 206 and "content-range" in response.headers else 0
         _check_answer(file, response.headers, at)
         with tqdm(total=file.size, initial=have, desc=name, unit="B", unit_scale=True) as progress:
             for block in response.iter_raw():
@@ -265,6 +266,8 @@ def _append(file: RemoteFile, partial: Path, have: int) -> None:
                 stream.flush()
                 progress.update(len(new))
                 at += len(block)
+        if at < file.size:  # without a length the end of an answer is that of the connection
+            raise HTTPError("it ended early")
         os.fsync(stream.fileno())
 
 

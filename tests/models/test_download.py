@@ -103,27 +103,37 @@ PAGE = b"<html>Log in first</html>"
 
 
 @pytest.mark.parametrize(
-    ("page", "headers"),
+    ("status", "page", "headers"),
     [
-        (PAGE, {"content-type": "text/html"}),
-        (PAGE, {}),
-        (PAGE + bytes(300_000), {"transfer-encoding": "chunked"}),
-        (PAGE.ljust(300_000), {}),
+        (200, PAGE, {"content-type": "text/html"}),
+        (200, PAGE, {}),
+        (200, PAGE + bytes(300_000), {"transfer-encoding": "chunked"}),
+        (200, PAGE.ljust(300_000), {}),
+        (206, PAGE.ljust(200_000), {}),
     ],
 )
 def test_a_page_never_becomes_part_of_a_file(
-    mink: Mink, hub: Hub, home: Path, page: bytes, headers: dict[str, str]
+    mink: Mink, hub: Hub, home: Path, status: int, page: bytes, headers: dict[str, str]
 ) -> None:
     """What a proxy or a hotel's network sends with status 200; what has arrived before stays."""
     hub.cut_after = [100_000, *[0] * 20]
     refused(mink("pull", NAME), hub.url)
-    hub.cut_after, hub.page = [], (page, headers)
+    hub.cut_after, hub.page = [], (status, page, headers)
     refused(mink("pull", NAME), hub.url, "big.gguf")
     assert blobs(home) == {f"{sha256(BIG)}.incomplete": 100_000}
     hub.page = None
     hub.requests.clear()
     assert pulled(mink).read_bytes() == BIG
     assert downloads(hub) == ["bytes=100000-"]
+
+
+def test_an_answer_that_ends_early_is_not_asked_for_for_ever(mink: Mink, hub: Hub, home: Path) -> None:
+    hub.page = 200, BIG[:150_000], {"transfer-encoding": "chunked"}  # and so without a length
+    refused(mink("pull", NAME), hub.url)
+    assert len(downloads(hub)) < 10
+    assert blobs(home) == {f"{sha256(BIG)}.incomplete": 150_000}
+    hub.page = None
+    assert pulled(mink).read_bytes() == BIG
 
 
 @pytest.mark.parametrize("ignores_range", [False, True])

@@ -29,7 +29,7 @@ class Hub:
         claimed_size: A size for every file in the listing instead of the real one.
         status: Every request is refused with it.
         words: The reason that it gives.
-        page: What it sends in place of a file, and its headers.
+        page: What it sends in place of a file: its status, content and headers.
         ignores_range: It sends files from their beginning.
         redirect: Where it sends those who want a file.
         garbage: Every request is answered with it.
@@ -43,7 +43,7 @@ class Hub:
     claimed_size: int | None = None
     status: int | None = None
     words: str = ""
-    page: tuple[bytes, dict[str, str]] | None = None
+    page: tuple[int, bytes, dict[str, str]] | None = None
     ignores_range: bool = False
     redirect: str = ""
     garbage: bytes | None = None
@@ -95,10 +95,10 @@ def _listing(hub: Hub, repository: str, revision: str) -> Response:
     return JSONResponse(hub.listing())
 
 
-def _page(content: bytes, headers: dict[str, str]) -> Response:
+def _page(status: int, content: bytes, headers: dict[str, str]) -> Response:
     if "transfer-encoding" in headers:
         return StreamingResponse(iter([content]))
-    return Response(content, headers=headers)
+    return Response(content, status, headers)
 
 
 def _file(hub: Hub, name: str, request: Request) -> Response:
