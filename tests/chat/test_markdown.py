@@ -2,6 +2,7 @@
 
 import io
 import re
+from collections import Counter
 
 import pyte
 import pytest
@@ -198,6 +199,23 @@ def test_what_the_model_wrote_is_shown(text: str, width: int) -> None:
     for pieces in ([text], [text[:cut], text[cut:]], list(text), ["Before:\n\n", text, "\n\nAfter."]):
         shown = " ".join(rendered(pieces, width)[0])
         assert "".join("".join(pieces).split()) == "".join(shown.split())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{'|h' * 20}|\n{'|-' * 20}|\n" + "".join(f"|value{i}" for i in range(20)) + "|",
+        "|a|b|\n|-|-|\n|" + "x" * 90 + "|y|",
+        "".join(f"{'  ' * i}- item {i}\n" for i in range(24)),
+        "> " * 30 + "quoted",
+        "- " * 12 + "item",
+        '**bold** [a link](http://x/y "with a title")',
+    ],
+)
+@pytest.mark.parametrize("width", [20, 40, 160])
+def test_where_there_is_no_room_nothing_is_lost(text: str, width: int) -> None:
+    shown = Counter("".join(rendered([text], width)[0]))
+    assert not Counter(filter(str.isalnum, text)) - shown
 
 
 def test_an_address_is_shown_once() -> None:

@@ -1,6 +1,7 @@
 """Markdown while it is generated: a block is plain text while it grows, and rendered when it is whole."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
@@ -10,7 +11,7 @@ from markdown_it.token import Token
 from rich.cells import cell_len, chop_cells
 from rich.console import Console, JustifyMethod
 from rich.control import Control
-from rich.markdown import Heading, Markdown, MarkdownElement
+from rich.markdown import Heading, Markdown, MarkdownElement, TableDataElement
 from rich.segment import ControlType, Segment, SegmentLines
 from rich.syntax import Syntax
 from rich.text import Text
@@ -23,6 +24,7 @@ _FENCE = re.compile(r"\s*(?P<fence>`{3,}|~{3,})\s*(?P<language>[\w+#.-]*)[^`]*$"
 _NEXT_BLOCK = re.compile(r" ?(#{1,6} |[-*+] |\d{1,9}[.)] )|\s*(```|~~~)")  # after any line
 _SKIN = re.compile("[\U0001f3fb-\U0001f3ff]")  # colours the emoji before it
 _BLANKS = re.compile(r"\s+")
+_TEXT = re.compile(r"[^\s!-/:-@\[-`{-~]")  # what is no markup
 _NEXT_PARAGRAPH = re.compile(r" ?\S")  # after a blank line; indented text belongs to the list item above
 
 
@@ -48,7 +50,6 @@ def _as_it_is(state: StateInline, silent: bool) -> bool:
 
 
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
-_PARSER.normalizeLink = lambda url: url  # type: ignore[method-assign]  # shown as it was written
 _PARSER.disable(["entity", "reference"]).inline.ruler.before("escape", "as_it_is", _as_it_is)
 
 
@@ -58,13 +59,26 @@ class _Heading(Heading):
     LEVEL_ALIGN: ClassVar[dict[str, JustifyMethod]] = {}
 
 
+class _Cell(TableDataElement):
+    """A cell that breaks a word for which its column has no room; rich would cut it off."""
+
+    def __init__(self, justify: JustifyMethod) -> None:
+        super().__init__(justify)
+        self.content.overflow = "fold"
+
+
 class _AnswerMarkdown(Markdown):
-    """Markdown in which line breaks and HTML tags are kept, and links and images show their address.
+    """Markdown in which line breaks and HTML tags are kept, and links show their address.
 
     A link's address must not hide behind its text: the model may have made it up.
     """
 
-    elements: ClassVar[dict[str, type[MarkdownElement]]] = {**Markdown.elements, "heading_open": _Heading}
+    elements: ClassVar[dict[str, type[MarkdownElement]]] = {
+        **Markdown.elements,
+        "heading_open": _Heading,
+        "th_open": _Cell,
+        "td_open": _Cell,
+    }
 
     def __init__(self, text: str, style: str, code_theme: str) -> None:
         super().__init__("", code_theme=code_theme, style=style, hyperlinks=False)
@@ -79,8 +93,6 @@ def _shown(parts: Sequence[Token]) -> Iterator[Token]:
     for part, text, end in zip(parts, [*parts[1:], *parts[:1]], [*parts[2:], *parts[:2]], strict=True):
         if part.type == "softbreak":
             part.type = "hardbreak"
-        elif part.type == "image":
-            part.type, part.content = "text", f"![{part.content}]({part.attrs['src']})"
         elif part.type == "link_open" and part.attrs["href"] == text.content:
             part.info = end.info = "auto"  # as <https://example.org>, whose address is its text
         if part.info != "auto":
@@ -253,14 +265,19 @@ class MarkdownWriter:
             self._print(below, style, end="\n")
 
     def _print_markdown(self, text: str) -> None:
-        """Print a block, followed by as many blank lines as the text has at its end."""
+        """Print a block, followed by as many blank lines as the text has at its end.
+
+        It stays plain text if not all of it would be shown: an image's address, + or 1., a table with more
+        columns than fit.
+        """
         options = self._console.options.update(width=min(self._console.width, MOST_COLUMNS))
         answer = _AnswerMarkdown(text, self._style, self._code_theme)
-        is_shown = any(part.content or part.type == "hr" for part in answer.parsed)
-        if text.strip() and not is_shown:  # such as + or 1.
-            self._console.print(Text(text, self._style), soft_wrap=True)
-            return
         rows = self._console.render_lines(answer, options, pad=False)
+        shown = "".join(segment.text for row in rows for segment in row)
+        wanted = _TEXT.findall(re.sub(r"\[([^]]+)]\(\1\)", r"\1", text))  # an address that is its text, once
+        if text.strip() and (not shown.strip() or Counter(wanted) - Counter(shown)):
+            self._console.print(Text(text, self._style), width=options.max_width)
+            return
         while rows and not any(segment.text.strip() for segment in rows[0]):
             rows.pop(0)
         while rows and not any(segment.text.strip() for segment in rows[-1]):
