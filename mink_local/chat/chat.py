@@ -132,7 +132,7 @@ class Chat:
                 settings["max_tokens"],
                 against_loops,
                 "/continue goes on, /set max-tokens N changes the limit",
-                ": /regen 2 tries again",
+                "; /regen 2 tries again",
             )
             if answer.message.n_new and settings["status"]:
                 self._show_status(answer.message)

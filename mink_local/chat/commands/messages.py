@@ -62,7 +62,7 @@ def _list_versions(chat: Chat, versions: Sequence[Sequence[StoredMessage]]) -> N
     width, current = chat.screen.width, chat.session.branch[-2:]
     has_edits = any(turn[0] != current[0] for turn in versions)
     messages = beginnings([turn[0].typed for turn in versions], width)
-    answers = [turn[1].content if turn[1:] else "(never answered)" for turn in versions]
+    answers = [turn[1].content or "(no answer)" if turn[1:] else "(never answered)" for turn in versions]
     answers = beginnings(answers, width - 5)
     settings = [turn[-1].settings for turn in versions]
     for i, turn in enumerate(versions):
@@ -139,6 +139,8 @@ def copy(chat: Chat, argument: str) -> None:
     text = chat.session.last_answer().content
     if argument:
         text = _code(text, argument)
+    elif not text:
+        raise MinkError("the last answer is empty: there is nothing to copy")
     chat.screen.copy(text)
     chat.screen.note(f"copied {counted(len(text), 'character')}, if your terminal supports OSC 52")
 
@@ -319,7 +321,10 @@ def _show_messages(chat: Chat, messages: Sequence[StoredMessage]) -> None:
             chat.screen.own(files + message.typed)
             chat.screen.show("")
             continue
-        chat.screen.text(message.content)
+        if message.content:
+            chat.screen.text(message.content)
+        else:
+            chat.screen.note("no answer")
         if message.is_unfinished and chat.session.store.is_being_written(message):
             chat.screen.note("another window is writing this answer")
         elif message.is_unfinished:

@@ -142,9 +142,8 @@ class Session:
         return unanswered
 
     def changed_model(self) -> None:
-        """Note that another model continues the conversation."""
+        """Note that another model continues the conversation: all of it may fit the context."""
         self._start = 0
-        self.go_to(self.branch)
 
     def set_system(self, text: str | None, source: str) -> None:
         """Set the system prompt, None for none, and keep it with the conversation."""

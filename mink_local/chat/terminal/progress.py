@@ -135,7 +135,9 @@ def note_end(
         screen.note(f"stopped: the context of {used} tokens is full")
     elif not answer.content:
         ended = (
-            "no answer: it ended while reasoning" if answer.reasoning else "the model answered with nothing"
+            "no answer: the model stopped while reasoning"
+            if answer.reasoning
+            else "the model answered with nothing"
         )
         screen.note(f"{ended}{again}")
 
