@@ -273,7 +273,9 @@ def guide(name: str) -> str:
     return (DOCS / name).read_text(encoding="utf-8").partition(HELP)[0]
 
 
+@click.command()
 def main() -> None:
+    """Write the generated pages, and the generated parts of others."""
     for name, text in documents().items():
         (DOCS / name).write_text(text, encoding="utf-8")
 

@@ -8,6 +8,8 @@ import shutil
 import sys
 from pathlib import Path
 
+import click
+
 from mink_local.errors import DataError
 from mink_local.evals.run.questions import fetch
 from mink_local.evals.tasks import TASKS
@@ -39,7 +41,9 @@ VOCABULARIES = {
 }
 
 
+@click.command()
 def main() -> None:
+    """Download the public data that some tests need, and print its sources."""
     sources = {f"data/{name}_test.jsonl": task.source for name, task in TASKS.items()}
     sources |= {f"vocab/{name}": source for name, source in VOCABULARIES.items()}
     failures = []
