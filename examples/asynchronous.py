@@ -13,9 +13,9 @@ async def answer(model: Model, question: str) -> None:
 async def main() -> None:
     with load_model("smollm2-135m", n_ctx=2048) as model:
         try:
-            await asyncio.wait_for(answer(model, "Tell me a long story."), timeout=1)
+            await asyncio.wait_for(answer(model, "Tell me a long story."), timeout=3)
         except TimeoutError:
-            print("\n[cancelled after a second; the model can be asked again]")
+            print("\n[cancelled after three seconds; the model can be asked again]")
         print(model.chat("Say hello.", max_tokens=10, seed=1).read())
 
 
