@@ -248,8 +248,8 @@ class Screen:
         whole = Text(printable(text), "" if self.is_plain else "dim")
         columns = min(self._errors.width, MOST_COLUMNS)
         rows = wrapped_rows(whole, columns) if self._errors.is_terminal else [whole]
-        for row in rows:
-            row.rstrip()  # the blank at which it was wrapped
+        for at, row in enumerate(rows):  # without the blanks at which it was wrapped
+            row.plain = row.plain.strip() if at else row.plain.rstrip()
         self._errors.print(*rows, sep="\n", soft_wrap=True)
 
     def progress(self, text: str = "") -> None:
