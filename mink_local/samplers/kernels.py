@@ -43,8 +43,11 @@ _HEIGHT_OF_INFINITY = np.uint32(0xFF000001)  # see `_height`
 
 _LARGEST = np.finfo(np.float32).max
 _BLOCK = 256  # logits per stored maximum; at 256 the first pass costs as much as np.max
-_STRIP = 64  # logits of a block searched at once
-_FIRST_LOOK = 32  # logits wanted at first; Min-k needs a median of 12 to 34, and at most 478 were seen
+_STRIP = 32  # logits of a block searched at once
+_BITS = np.left_shift(1, np.arange(_STRIP, dtype=np.uint32), dtype=np.uint32)
+_FIRST_LOOK = 32  # logits wanted at first
+_FIRST_OF_MIN_K = 16  # of 60 to 100 found, it needs a median of 12 to 60; 478 were seen once
+_CHECKED = 8  # logits that Min-k walks before it asks again whether more can matter
 _MORE = 4  # times as many logits are looked at next, at most
 _FEW = 64  # up to this many entries, sorting is as fast as quickselect
 _EPSILON = 1e-8  # keeps a row of equal logits (range 0) from dividing by zero
@@ -129,12 +132,28 @@ def survey(logits, work):
 def _threshold_of_largest(wanted, block_max):
     """Return a float32 reached by at least `wanted` finite logits, or by all if there are fewer.
 
-    It is the `wanted`-th largest block maximum.
+    That many block maxima reach it, and hardly more.
     """
     if wanted > block_max.size:
         return -_LARGEST
-    place = np.int64(block_max.size - wanted)
-    return min(max(_logit(np.partition(block_max, place)[place]), -_LARGEST), _LARGEST)
+    reached, missed = np.int64(block_max.min()), np.int64(block_max.max()) + 1
+    count = block_max.size
+    while count > 1.25 * wanted and missed - reached > 1:
+        middle = (reached + missed) >> 1
+        n = np.int32(0)
+        for b in range(block_max.size):  # vectorised
+            n += np.int32(block_max[b] >= np.int32(middle))
+        if n >= wanted:
+            reached, count = middle, n
+        else:
+            missed = middle
+    return min(max(_logit(np.int32(reached)), -_LARGEST), _LARGEST)
+
+
+@helper
+def lowest_bit(word):
+    """Return the place of the lowest bit of an int64 that is set, below 2**32: the exponent of its value."""
+    return (np.float32(word & -word).view(np.int32) >> np.int32(23)) - 127
 
 
 @helper
@@ -152,15 +171,15 @@ def _collect(logits, threshold, block_max, entries):
         stop = min((b + 1) * _BLOCK, logits.size)
         for start in range(b * _BLOCK, stop, _STRIP):
             strip = logits[start : min(start + _STRIP, stop)]
-            hits = np.int32(0)
+            hits = np.uint32(0)
             for j in range(strip.size):  # vectorised; most strips of a block have no hit
-                hits += np.int32(strip[j] >= threshold)
-            if hits == 0:
-                continue
-            for j in range(start, start + strip.size):
-                if logits[j] >= threshold:
-                    entries[count] = _entry(bits[j], j)
-                    count += 1
+                hits |= _BITS[j] if strip[j] >= threshold else np.uint32(0)
+            word = np.int64(hits)
+            while word != 0:
+                token = start + lowest_bit(word)
+                entries[count] = _entry(bits[token], token)
+                count += 1
+                word &= word - 1
     return count
 
 
@@ -252,6 +271,8 @@ def _walk(entries, m, smallest, spread, k_fallback, alpha, logarithmic, ids):
                 heaviest = weight
                 k_cliff = i
         previous = logit
+        if i % _CHECKED != 0:
+            continue
         # A drop after a later position j >= i + 1 starts at `logit` or below and ends at `smallest` or
         # above, and its divisor is at least that of i + 1, so its weight is at most this bound. Rounding is
         # monotonic and keeps that order. Ties do not matter: the smallest position wins.
@@ -278,7 +299,7 @@ def min_k(logits, options, work, ids):
     spread = largest - smallest + _EPSILON if normalize else 1.0
     k_fallback = np.int64(min(np.float64(logits.size), tau / spread))
     entries, block_max = _parts(work, logits.size)
-    wanted = max(_FIRST_LOOK, k_fallback)
+    wanted = max(_FIRST_OF_MIN_K, k_fallback)
     while True:
         m = _collect(logits, _threshold_of_largest(wanted, block_max), block_max, entries)
         entries[:m].sort()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mink_local.samplers.base import Sampler
 from mink_local.samplers.compile import call_by_address, compiled, helper, is_compiling
-from mink_local.samplers.kernels import HAS_NAN, NO_FINITE_LOGIT, every_finite, narrow, take
+from mink_local.samplers.kernels import HAS_NAN, NO_FINITE_LOGIT, every_finite, lowest_bit, narrow, take
 
 # With at most one allowed token, or one banned one, in so many, a list of them is faster than the mask.
 _SPARSE, _DENSE = 8, 16
@@ -59,12 +59,11 @@ def _tokens(mask, flips, n_vocab):
     for w in range(mask.size):
         word = np.int64(mask[w]) ^ flips
         while word != 0:
-            lowest = word & -word
-            token = 32 * w + (np.float32(lowest).view(np.int32) >> np.int32(23)) - 127  # its exponent
+            token = 32 * w + lowest_bit(word)
             if token < n_vocab:
                 ids[k] = token
                 k += 1
-            word ^= lowest
+            word &= word - 1
     return ids[:k].copy()
 
 
