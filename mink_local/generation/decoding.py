@@ -43,6 +43,7 @@ class Decoding:
         turn: When it is this one's.
         kept: The file with a beginning of the prompt, how many tokens that has, and the file's size in bytes;
             None if it need not be read.
+        stop_tokens: The token ids that end the answer, besides the model's own.
         is_plain: Whether tokens never depend on the text before them.
 
     Raises:
@@ -74,7 +75,7 @@ class Decoding:
         self._max_tokens = 0
         weights.require_ids("prefix", request.prefix)  # else the whole batch fails
         weights.require_ids("stop_token_ids", params.stop_token_ids)
-        self._stop_tokens = frozenset(params.stop_token_ids)
+        self.stop_tokens = frozenset(params.stop_token_ids)
         begun = b"".join(map(weights.piece, request.prefix))
         self._decoder = text_decoder(begun)
         state = reasoning.state
@@ -107,7 +108,7 @@ class Decoding:
         if params.ignore_eos or params.min_tokens > 0:
             ends = weights.end_tokens if params.ignore_eos else frozenset[int]()
             self._bans = tuple(
-                np.array(list(each), np.int32) for each in (weights.end_tokens | self._stop_tokens, ends)
+                np.array(list(each), np.int32) for each in (weights.end_tokens | self.stop_tokens, ends)
             )
             self._sampler.banned = self._bans[0]  # so that it is known to have some
         self._logprob: float | None = None
@@ -194,6 +195,12 @@ class Decoding:
             self._sampler.banned = self._bans[self.answer.n_tokens >= self._params.min_tokens]
         return self._sampler
 
+    @property
+    def n_alike(self) -> int:
+        """Number of tokens until the answer has its least length, or its greatest."""
+        lengths = self._params.min_tokens, max(1, self._max_tokens)
+        return min(length - self.answer.n_tokens for length in lengths if length > self.answer.n_tokens)
+
     def is_last(self, token: int) -> bool:
         """Return whether the next token ends the answer, whatever its text."""
         return self.answer.n_tokens + 1 >= self._max_tokens or self._ends(token)
@@ -203,7 +210,7 @@ class Decoding:
         token = self._budget.forced if self._budget else None
         if token is None:
             if not self._must_follow and (forced := self._constrainer.forced()):
-                self._must_follow.extend(takewhile(lambda token: token not in self._stop_tokens, forced))
+                self._must_follow.extend(takewhile(lambda token: token not in self.stop_tokens, forced))
             token = self._must_follow.popleft() if self._must_follow else None
         if token is not None:
             self._constrainer.accept(token)
@@ -215,7 +222,7 @@ class Decoding:
         if self._max_tokens == 0:
             return self.end("length")
         if self._ends(token):
-            answer.stopped_by = token if token in self._stop_tokens else None
+            answer.stopped_by = token if token in self.stop_tokens else None
             piece = self._piece("", token, k, "stop")
             piece.is_end_token = True
             return piece
@@ -242,7 +249,7 @@ class Decoding:
 
     def _ends(self, token: int) -> bool:
         """Return whether a token ends the answer; a stop token with a text only where a stop string may."""
-        if self._weights.ends_generation(token) or token not in self._stop_tokens:
+        if token not in self.stop_tokens or self._weights.ends_generation(token):
             return self._weights.ends_generation(token)
         if self._weights.piece(token) and not self._splitter.in_content:
             return False

@@ -38,6 +38,7 @@ from mink_local.generation.slots import (
     Slot,
     common_prefix,
     decode,
+    decode_next,
     find_free,
     reserve,
     tokens_of_whole_prompts,
@@ -47,13 +48,52 @@ from mink_local.generation.tool_calls import ToolParser
 from mink_local.llama.context import Context
 from mink_local.llama.devices import n_beside
 from mink_local.llama.token_data import SamplingBuffers
-from mink_local.llama.token_sampler import RowSampler
+from mink_local.llama.token_sampler import RowSampler, TokenSampler
 from mink_local.llama.weights import Weights
 
 Step = list[tuple[Answer, Piece]]
 Group = list[Decoding]  # answers with the same prompt and the same tokens so far, in one slot
+Ready = tuple[Sequence[int], Sequence[Decoding], list[TokenSampler]]  # rows, their answers, what samples them
 _MUCH_LONGER = 2  # times as long
 _MOST_WAITED = 8192  # tokens
+
+
+class _Round:
+    """Answers that are generated together, one in each slot: their next batch differs in its tokens alone.
+
+    So a step touches few objects of each, which a pass over the logits has driven out of the CPU's cache.
+
+    Attributes:
+        ready: What samples them together; their tokens never depend on text.
+    """
+
+    def __init__(self, slots: Sequence[Slot[Group]], ready: Ready, weights: Weights) -> None:
+        self.ready = ready
+        self._slots = slots
+        self._groups = [[decoding] for decoding in ready[1]]
+        self._n_left = min((decoding.n_alike for decoding in ready[1]), default=0)  # steps
+        self._ends_generation = weights.ends_generation
+        self._stop_tokens = frozenset[int]().union(*(decoding.stop_tokens for decoding in ready[1]))
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the slots have these answers, and no others."""
+        return [slot.job for slot in self._slots] == self._groups
+
+    def is_next(self, slots: Sequence[Slot[Group]]) -> bool:
+        """Return whether the next step is one of the round; `slots` are all that are busy."""
+        self._n_left -= 1
+        return self._n_left > 0 and slots == self._slots and self.is_alone
+
+    def go_on(self, tokens: Sequence[int], ks: Sequence[int]) -> bool:
+        """Queue everybody's token; return False, having done nothing, if some answer may end."""
+        is_over = self._n_left == 1 or min(ks) <= 0 or not self._stop_tokens.isdisjoint(tokens)
+        if is_over or any(map(self._ends_generation, tokens)):
+            return False
+        for slot, token in zip(self._slots, tokens, strict=True):
+            slot.push((token,))
+        return True
+
 
 Job = Callable[[], object]  # to be called while nothing is generated
 
@@ -84,8 +124,10 @@ class Engine:
         self._budget = PromptBudget()
         self._began = 0.0  # the running step
         self._batch: Batch[Group] | None = None  # of that step
+        self._round: _Round | None = None  # the answers that it goes on with, and nothing else
         self._ended: Step = []  # not told yet
-        self._sampled: list[tuple[Decoding, int, int]] = []  # tokens whose text is not told yet, and k
+        # Tokens whose text is not told yet, and k
+        self._sampled: list[tuple[Sequence[Decoding], Sequence[int], Sequence[int]]] = []
 
     def use(self, context: Context) -> None:
         """Switch to another context. The engine must be idle."""
@@ -186,6 +228,7 @@ class Engine:
     def _end(self, decodings: Sequence[Decoding], error: BaseException | None) -> Step:
         """End answers and free what they occupy; return their last pieces."""
         ended = set(decodings)
+        self._round = None
         self._waiting = deque(each for each in self._waiting if each not in ended)
         for group in self._groups():
             group[:] = [each for each in group if each not in ended]
@@ -220,19 +263,27 @@ class Engine:
         self._resume()
         self._ended += self._admit()
         busy = self._compact()
-        self._batch = None
-        if not busy:
-            return
+        last, self._batch = self._batch, None
         self._began = time.perf_counter()
-        begun = (decoding for slot in busy for decoding in slot.job or () if decoding.is_compiled)
-        guided = [decoding.sampler for decoding in begun if not decoding.is_plain]
-        self._rows.fill_masks(guided)
-        is_burst = self._is_burst(busy)
         try:
-            self._batch = decode(self.context, busy, self._n_prompt(busy, is_burst), starts=not is_burst)
+            if self._round is not None and self._round.is_next(busy):
+                self._batch = last if decode_next(self.context, busy) else None
+            else:
+                self._round = None
+                self._batch = self._decode(busy) if busy else None
         except GenerationError as error:
             told = self.tell()
             self._ended = [*told, *self._end([each for slot in busy for each in slot.job or ()], error)]
+        if self._batch is None:
+            self._round = None
+
+    def _decode(self, busy: Sequence[Slot[Group]]) -> Batch[Group] | None:
+        """Have a batch of slots evaluated, whatever they hold."""
+        groups = [slot.job or [] for slot in busy]
+        guided = [each for group in groups for each in group if not each.is_plain and each.is_compiled]
+        self._rows.fill_masks([decoding.sampler for decoding in guided])
+        is_burst = self._is_burst(busy)
+        return decode(self.context, busy, self._n_prompt(busy, is_burst), starts=not is_burst)
 
     def _n_prompt(self, busy: Sequence[Slot[Group]], is_burst: bool) -> int:
         """Return how many tokens of prompts are evaluated in a step."""
@@ -266,7 +317,7 @@ class Engine:
     def tell(self) -> Step:
         """Return the answers that have ended since the last step, or whose text has waited from then on."""
         told, self._ended = self._ended, []
-        for decoding, token, k in self._sampled:
+        for decoding, token, k in (each for columns in self._sampled for each in zip(*columns, strict=True)):
             told += self._taken(decoding, decoding.take(token, k))
             if decoding.answer.finish_reason is not None:
                 self._drop(decoding)
@@ -277,10 +328,29 @@ class Engine:
         """End a step: sample the tokens that its batch yields; return those told now, like `step`."""
         if self._batch is None:
             return []
-        told: Step = []
-        outputs = [(slot, slot.job, position) for slot, position in self._batch.outputs]
-        rows = self.context.rows if outputs else np.empty((0, 0), np.float32)
-        sampled = self._sample_compiled(rows, outputs)
+        told = self._sample_rows(self._batch) if self._batch.outputs else []
+        seconds = time.perf_counter() - self._began
+        self._budget.note(seconds, self._batch.n_growing, self._batch.n_prompt)
+        return told
+
+    def _sample_rows(self, batch: Batch[Group]) -> Step:
+        """Sample from every row of a batch."""
+        rows, told = self.context.rows, Step()
+        ready = numbers, decodings, samplers = self._round.ready if self._round else _ready(batch.outputs)
+        if (
+            self._round is None
+            and batch.n_tokens == len(decodings)
+            and all(each.is_plain for each in decodings)
+        ):
+            found = _Round([slot for slot, _ in batch.outputs], ready, self._weights)
+            self._round = found if found.is_alone else None
+        tokens, ks = self._rows(rows, numbers, samplers) if decodings else ([], [])
+        if self._round is not None and self.tells_late and self._round.go_on(tokens, ks):
+            self._sampled.append((decodings, tokens, ks))
+            return []
+        each = zip(decodings, tokens, ks, strict=True)
+        sampled = {decoding: (token, k) for decoding, token, k in each if k > 0}
+        outputs = [(slot, slot.job, position) for slot, position in batch.outputs]
         for i, (slot, job, position) in enumerate(outputs):
             if not job or slot.job is not job:  # its answers have ended, and others may have its slot
                 continue
@@ -292,30 +362,11 @@ class Engine:
                 self._go_on(slot, first, *sampled[first])
             else:
                 told += self._sample(slot, rows[i], sampled)
-        seconds = time.perf_counter() - self._began
-        self._budget.note(seconds, self._batch.n_growing, self._batch.n_prompt)
         return told
-
-    def _sample_compiled(
-        self, rows: NDArray[np.float32], outputs: Sequence[tuple[Slot[Group], Group | None, int]]
-    ) -> dict[Decoding, tuple[int, int]]:
-        """Return the tokens, and k, of all answers that are sampled together, except where that fails."""
-        ready = [
-            (i, decoding)
-            for i, (_, job, position) in enumerate(outputs)
-            for decoding in job or ()
-            if decoding.is_compiled and position >= decoding.answer.prompt_tokens
-        ]
-        if not ready:
-            return {}
-        numbers, decodings = zip(*ready, strict=True)
-        tokens, ks = self._rows(rows, numbers, [decoding.sampler for decoding in decodings])
-        each = zip(decodings, tokens, ks, strict=True)
-        return {decoding: (token, k) for decoding, token, k in each if k > 0}
 
     def _go_on(self, slot: Slot[Group], decoding: Decoding, token: int, k: int) -> None:
         """Queue a token whose text is told later, unless it is the last one."""
-        self._sampled.append((decoding, token, k))
+        self._sampled.append(([decoding], [token], [k]))
         if decoding.is_last(token):
             slot.release()
         else:
@@ -325,6 +376,7 @@ class Engine:
         """Release the slot of an answer whose text has ended it, without the token evaluated meanwhile."""
         for slot in self.slots:
             if slot.job == [decoding]:
+                self._round = None
                 slot.release()
                 slot.truncate(decoding.answer.prompt_tokens + decoding.answer.n_tokens - 1)
 
@@ -419,6 +471,8 @@ class Engine:
     def _next(self) -> list[Decoding]:
         """Return the next few requests that wait: of each client in turn, in the order in which they came."""
         waiting: list[Decoding] = []
+        if not self._waiting:
+            return waiting
         for each in self._waiting:
             if not isinstance(each, Decoding):
                 break
@@ -509,6 +563,18 @@ class Engine:
                 copy.push(other_tokens)
         slot.job = group
         slot.push(tokens)
+
+
+def _ready(outputs: Sequence[tuple[Slot[Group], int]]) -> Ready:
+    """Return the answers that are sampled together."""
+    ready = [
+        (i, decoding)
+        for i, (slot, position) in enumerate(outputs)
+        for decoding in slot.job or ()
+        if decoding.is_compiled and position >= decoding.answer.prompt_tokens
+    ]
+    decodings = [decoding for _, decoding in ready]
+    return [i for i, _ in ready], decodings, [decoding.sampler for decoding in decodings]
 
 
 def _ended(decoding: Decoding, error: BaseException | None) -> Piece:

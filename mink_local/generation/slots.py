@@ -199,11 +199,13 @@ class Batch(NamedTuple, Generic[Job]):
 
     Attributes:
         outputs: For every row of logits, its slot and the number of the slot's tokens that it follows.
+        n_tokens: Number of tokens.
         n_growing: Number of slots that grow.
         n_prompt: Number of tokens of prompts.
     """
 
     outputs: list[tuple[Slot[Job], int]]
+    n_tokens: int
     n_growing: int
     n_prompt: int
 
@@ -230,14 +232,7 @@ def decode(
         n_tokens = min(n_prompt, room - in_step * len(growing))
         parts += _of_prompts(reading, n_tokens, context.n_outputs - len(growing), starts=starts)
         parts.sort(key=lambda part: part[1].seq_id)
-    done = False
-    try:
-        done = not context.interrupted and context.decode(*(segment for _, segment in parts))
-    finally:
-        if not done:
-            for slot, _ in parts:
-                slot.restore()
-    if not done:
+    if not _is_done(context, [slot for slot, _ in parts], context.decode, *(segment for _, segment in parts)):
         return None
     outputs = []
     n_evaluated = 0
@@ -247,7 +242,38 @@ def decode(
         end = len(slot.tokens) + 1
         for position in range(end - segment.n_outputs, end):
             outputs.append((slot, position))
-    return Batch(outputs, len(growing), n_evaluated - in_step * len(growing))
+    return Batch(outputs, n_evaluated, len(growing), n_evaluated - in_step * len(growing))
+
+
+def decode_next(context: Context, slots: Sequence[Slot[Job]]) -> bool:
+    """Evaluate the next token of each slot, whose last batch had one of each, too; see `decode`.
+
+    Returns False if the batch was interrupted.
+    """
+    tokens = [slot.pending[0] for slot in slots]
+    if not _is_done(context, slots, context.decode_next, tokens):
+        return False
+    for slot, token in zip(slots, tokens, strict=True):
+        slot.tokens.append(token)
+        slot.pending = ()
+    return True
+
+
+def _is_done(
+    context: Context,
+    slots: Iterable[Slot[Job]],
+    evaluate: Callable[..., bool],
+    *batch: Segment | Sequence[int],
+) -> bool:
+    """Evaluate a batch; restore its slots, and return False, if it was interrupted or llama.cpp fails."""
+    done = False
+    try:
+        done = not context.interrupted and evaluate(*batch)
+    finally:
+        if not done:
+            for slot in slots:
+                slot.restore()
+    return done
 
 
 def _of_prompts(

@@ -99,6 +99,7 @@ class Context:
         self._fits = hashlib.blake2b(fits.encode(errors="replace"), digest_size=_SEAL).digest()
         self.n_evaluated = 0  # tokens so far
         self._n_rows = 0  # of the last batch
+        self._rows_at = 0, 0  # address and number of `_rows`
         self._copies: dict[int, int] = {}  # sources by targets: llama.cpp copies only with its next batch
         self._batch = _TokenBatch(self.n_batch)
 
@@ -141,8 +142,18 @@ class Context:
             GenerationError: llama.cpp failed.
             ModelError: The context is closed.
         """
+        self._n_rows = sum(segment.n_outputs for segment in segments)
+        return self._evaluate(self._batch.fill(segments))
+
+    def decode_next(self, tokens: Sequence[int]) -> bool:
+        """Evaluate the last batch, of one token of each sequence, again: with other tokens, a position later.
+
+        Returns and raises as `decode`.
+        """
+        return self._evaluate(self._batch.advance(tokens))
+
+    def _evaluate(self, batch: C.llama_batch) -> bool:
         handle = self.handle
-        batch = self._batch.fill(segments)
         with logged(self._verbose):
             status = C.llama_decode(handle, batch)
         if status >= 0:
@@ -150,12 +161,8 @@ class Context:
         if status == 2:
             return False
         n_tokens: int = batch.n_tokens
-        self._n_rows = sum(segment.n_outputs for segment in segments)
         if status != 0:
-            raise GenerationError(
-                f"llama.cpp failed on {n_tokens} tokens of {len(segments)} sequences "
-                f"(status {status}): {reason()}"
-            )
+            raise GenerationError(f"llama.cpp failed on {n_tokens} tokens (status {status}): {reason()}")
         self.n_evaluated += n_tokens
         return True
 
@@ -168,9 +175,12 @@ class Context:
         pointer = C.llama_get_logits(self.handle)
         if not pointer:
             raise GenerationError("llama.cpp has no logits: nothing was evaluated")
-        floats = ctypes.c_float * (self._n_rows * self.n_vocab)
-        memory: Any = floats.from_address(ctypes.addressof(pointer.contents))
-        return np.frombuffer(memory, np.float32).reshape(self._n_rows, self.n_vocab)
+        address = ctypes.addressof(pointer.contents)
+        if self._rows_at != (address, self._n_rows):  # it is seldom moved
+            self._rows_at = address, self._n_rows
+            memory: Any = (ctypes.c_float * (self._n_rows * self.n_vocab)).from_address(address)
+            self._rows = np.frombuffer(memory, np.float32).reshape(self._n_rows, self.n_vocab)
+        return self._rows
 
     def truncate(self, length: int, seq_id: int = 0) -> bool:
         """Remove all but a sequence's first `length` tokens; return False if the model cannot."""
@@ -280,6 +290,11 @@ class _TokenBatch:
         end = self._struct.n_tokens = len(token)
         self._token[:end], self._pos[:end] = token, pos
         self._seq_id[:end], self._output[:end] = seq_id, output
+        return self._struct
+
+    def advance(self, tokens: Sequence[int]) -> C.llama_batch:
+        self._token[: len(tokens)] = tokens
+        self._pos[: len(tokens)] += 1
         return self._struct
 
 

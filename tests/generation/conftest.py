@@ -37,13 +37,21 @@ def real() -> Iterator[Model]:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Segment, ...]]:
     """The batches that are evaluated."""
     batches: list[tuple[Segment, ...]] = []
-    decode = Context.decode
+    decode, decode_next = Context.decode, Context.decode_next
 
     def watched(self: Context, *parts: Segment) -> bool:
         batches.append(parts)
         return decode(self, *parts)
 
+    def next_watched(self: Context, tokens: Sequence[int]) -> bool:
+        pairs = zip(batches[-1], tokens, strict=True)
+        batches.append(
+            tuple(last._replace(tokens=[token], position=last.position + 1) for last, token in pairs)
+        )
+        return decode_next(self, tokens)
+
     monkeypatch.setattr(Context, "decode", watched)
+    monkeypatch.setattr(Context, "decode_next", next_watched)
     return batches
 
 

@@ -229,6 +229,7 @@ def test_a_batch_on_which_llama_cpp_fails_ends_those_in_it(
 
     with monkeypatch.context() as patch:
         patch.setattr(Context, "decode", fail)
+        patch.setattr(Context, "decode_next", fail)
         assert {answer.finish_reason for answer, _ in engine.step()} == {"error"}
     run(engine)
     assert [answer.finish_reason for answer in answers] == ["error"] * 4 + ["length"]
