@@ -70,20 +70,14 @@ class _Round:
     def __init__(self, slots: Sequence[Slot[Group]], ready: Ready, weights: Weights) -> None:
         self.ready = ready
         self._slots = slots
-        self._groups = [[decoding] for decoding in ready[1]]
-        self._n_left = min((decoding.n_alike for decoding in ready[1]), default=0)  # steps
+        self._n_left = min(decoding.n_alike for decoding in ready[1])  # steps
         self._ends_generation = weights.ends_generation
         self._stop_tokens = frozenset[int]().union(*(decoding.stop_tokens for decoding in ready[1]))
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether the slots have these answers, and no others."""
-        return [slot.job for slot in self._slots] == self._groups
 
     def is_next(self, slots: Sequence[Slot[Group]]) -> bool:
         """Return whether the next step is one of the round; `slots` are all that are busy."""
         self._n_left -= 1
-        return self._n_left > 0 and slots == self._slots and self.is_alone
+        return self._n_left > 0 and slots == self._slots
 
     def go_on(self, tokens: Sequence[int], ks: Sequence[int]) -> bool:
         """Queue everybody's token; return False, having done nothing, if some answer may end."""
@@ -228,14 +222,13 @@ class Engine:
     def _end(self, decodings: Sequence[Decoding], error: BaseException | None) -> Step:
         """End answers and free what they occupy; return their last pieces."""
         ended = set(decodings)
-        self._round = None
         self._waiting = deque(each for each in self._waiting if each not in ended)
         for group in self._groups():
             group[:] = [each for each in group if each not in ended]
         self._forked = [group for group in self._forked if group]
         for slot in self.slots:
             if slot.job == []:
-                slot.release()
+                self._release(slot)
         return [(each.answer, _ended(each, error)) for each in decodings]
 
     def interrupt(self) -> None:
@@ -336,14 +329,10 @@ class Engine:
     def _sample_rows(self, batch: Batch[Group]) -> Step:
         """Sample from every row of a batch."""
         rows, told = self.context.rows, Step()
-        ready = numbers, decodings, samplers = self._round.ready if self._round else _ready(batch.outputs)
-        if (
-            self._round is None
-            and batch.n_tokens == len(decodings)
-            and all(each.is_plain for each in decodings)
-        ):
-            found = _Round([slot for slot, _ in batch.outputs], ready, self._weights)
-            self._round = found if found.is_alone else None
+        ready = self._round.ready if self._round else _ready(batch.outputs)
+        if self._round is None:
+            self._round = _round_of(batch, ready, self._weights)
+        numbers, decodings, samplers = ready
         tokens, ks = self._rows(rows, numbers, samplers) if decodings else ([], [])
         if self._round is not None and self.tells_late and self._round.go_on(tokens, ks):
             self._sampled.append((decodings, tokens, ks))
@@ -368,16 +357,19 @@ class Engine:
         """Queue a token whose text is told later, unless it is the last one."""
         self._sampled.append(([decoding], [token], [k]))
         if decoding.is_last(token):
-            slot.release()
+            self._release(slot)
         else:
             slot.push([token])
+
+    def _release(self, slot: Slot[Group]) -> None:
+        slot.release()
+        self._round = None  # it is over
 
     def _drop(self, decoding: Decoding) -> None:
         """Release the slot of an answer whose text has ended it, without the token evaluated meanwhile."""
         for slot in self.slots:
             if slot.job == [decoding]:
-                self._round = None
-                slot.release()
+                self._release(slot)
                 slot.truncate(decoding.answer.prompt_tokens + decoding.answer.n_tokens - 1)
 
     def _taken(self, decoding: Decoding, pieces: Iterable[Piece]) -> Step:
@@ -457,7 +449,7 @@ class Engine:
             self._waiting.popleft()
             job()
         ended: Step = []
-        for decoding in self._next():
+        for decoding in self._next() if self._waiting else ():
             if not self._fits(decoding):
                 ended.append((decoding.answer, decoding.end("overflow")))
             elif not self._place(decoding):
@@ -471,8 +463,6 @@ class Engine:
     def _next(self) -> list[Decoding]:
         """Return the next few requests that wait: of each client in turn, in the order in which they came."""
         waiting: list[Decoding] = []
-        if not self._waiting:
-            return waiting
         for each in self._waiting:
             if not isinstance(each, Decoding):
                 break
@@ -551,7 +541,7 @@ class Engine:
         released.
         """
         if not by_tokens:
-            slot.release()
+            self._release(slot)
             return
         [(tokens, group), *others] = by_tokens.items()
         for other_tokens, other_group in others:
@@ -575,6 +565,15 @@ def _ready(outputs: Sequence[tuple[Slot[Group], int]]) -> Ready:
     ]
     decodings = [decoding for _, decoding in ready]
     return [i for i, _ in ready], decodings, [decoding.sampler for decoding in decodings]
+
+
+def _round_of(batch: Batch[Group], ready: Ready, weights: Weights) -> _Round | None:
+    """Return the round that a batch is the first of, if each of its tokens is that of one answer's slot."""
+    decodings, slots = ready[1], [slot for slot, _ in batch.outputs]
+    is_alone = [slot.job for slot in slots] == [[decoding] for decoding in decodings]
+    if batch.n_tokens > len(decodings) or not is_alone or not all(each.is_plain for each in decodings):
+        return None
+    return _Round(slots, ready, weights)
 
 
 def _ended(decoding: Decoding, error: BaseException | None) -> Piece:
