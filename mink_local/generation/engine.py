@@ -334,9 +334,9 @@ class Engine:
             self._round = _round_of(batch, ready, self._weights)
         numbers, decodings, samplers = ready
         tokens, ks = self._rows(rows, numbers, samplers) if decodings else ([], [])
-        if self._round is not None and self.tells_late and self._round.go_on(tokens, ks):
+        if self._round is not None and self._round.go_on(tokens, ks):
             self._sampled.append((decodings, tokens, ks))
-            return []
+            return [] if self.tells_late else self.tell()
         each = zip(decodings, tokens, ks, strict=True)
         sampled = {decoding: (token, k) for decoding, token, k in each if k > 0}
         outputs = [(slot, slot.job, position) for slot, position in batch.outputs]
