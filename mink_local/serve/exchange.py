@@ -181,8 +181,9 @@ class Clock:
         self._metrics = metrics
         self._model = head.model
         self._who = (head.model, head.client)
-        self._started = self._end = self._slot = time.perf_counter()
-        self._first: float | None = None  # when the first token came
+        self._started = self._end = time.perf_counter()
+        self._slot: float | None = None  # when the first token's answer got it
+        self._first: float | None = None  # when that token came
         self._last: dict[Answer, float] = {}
 
     def note(self, answer: Answer, piece: Piece) -> None:
@@ -205,15 +206,15 @@ class Clock:
         self._last[answer] = now
 
     @property
-    def waits(self) -> dict[str, float | None]:
-        """Seconds from the request to its first slot, and to its first token; None if it has none."""
-        first = None if self._first is None else round(self._first - self._started, 3)
-        return {"queue_seconds": round(self._slot - self._started, 3), "first_token_seconds": first}
+    def waits(self) -> dict[str, float]:
+        """Seconds from the request to its first slot, and to its first token, if it has one."""
+        times = {"queue_seconds": self._slot, "first_token_seconds": self._first}
+        return {name: round(time - self._started, 3) for name, time in times.items() if time is not None}
 
     def timings(self, usage: TokenUsage) -> Timings:
         """Return tokens and milliseconds with llama-server's names, without the time in the queue."""
         first = self._first or self._end
-        prompt_ms, predicted_ms = 1000 * (first - self._slot), 1000 * (self._end - first)
+        prompt_ms, predicted_ms = 1000 * (first - (self._slot or first)), 1000 * (self._end - first)
         n_cached = usage.prompt_tokens_details["cached_tokens"]
         n_evaluated = usage.prompt_tokens - n_cached
         n_intervals = usage.completion_tokens - len(self._last)  # between the tokens of an answer

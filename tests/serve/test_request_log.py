@@ -1,6 +1,7 @@
 """The line that each request leaves in the log."""
 
 import httpx
+import pytest
 
 from tests.support.http import until
 from tests.support.server import RunningServer
@@ -40,6 +41,18 @@ def test_a_refusal_says_why_in_one_line(server: RunningServer) -> None:
     assert "there is no model" in line(server, refused)
     assert "\x1b" not in line(server, refused)
     assert " 404 " in line(server, refused)
+
+
+def test_the_line_of_who_leaves_before_the_first_token_has_no_times(server: RunningServer) -> None:
+    asked, timeout = {"prompt": "word " * 400}, httpx.Timeout(60, read=0.1)
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            f"{server.url}/v1/completions", json=asked, headers={"X-Request-Id": "left"}, timeout=timeout
+        )
+    until(lambda: any("client_id=left" in said for said in server.said))
+    [found] = [said for said in server.said if "client_id=left" in said]
+    assert {"499", "finish_reason=left"} <= {*found.split()}
+    assert "_seconds=" not in found
 
 
 def test_a_clients_id_is_kept_if_it_is_safe_to_log(server: RunningServer) -> None:
