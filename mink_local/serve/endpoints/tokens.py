@@ -34,8 +34,8 @@ class TokenizeRequest(Fields, frozen=True):
     parse_special: bool = True
 
     def __post_init__(self) -> None:
-        if self.content is None and self.prompt is None:
-            raise ApiError(400, "content is missing", param="content")
+        if (self.content is None) == (self.prompt is None):
+            raise ApiError(400, "give content or prompt, and not both", param="content")
 
 
 class DetokenizeRequest(Fields, frozen=True):

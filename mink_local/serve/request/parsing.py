@@ -87,12 +87,14 @@ def _decoded(body: bytes) -> Json:
 
 
 def _rename(fields: Json, kind: type[Fields]) -> tuple[dict[str, str], list[str]]:
-    """Give fields this server's names; return where those were, and the fields that others win over."""
+    """Give fields this server's names; return where those were, and the fields that others win over.
+
+    One that asks for nothing wins over none, but alone it is read, as its type may be wrong.
+    """
     places, losers = {}, []
     for name, names in kind.names.items():
         values = {other: fields.pop(other) for other in names if other in fields}
-        given = [other for other, value in values.items() if value not in NOT_GIVEN]
-        if given:
+        if given := sorted(values, key=lambda other: values[other] in NOT_GIVEN):
             fields[name] = values[given[0]]
             losers += [other for other in given[1:] if values[other] != fields[name]]
             if given[0] != name:
