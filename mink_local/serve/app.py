@@ -8,8 +8,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from mink_local.serve.bodies import ApiError
 from mink_local.serve.endpoints.state import as_text, playground
 from mink_local.serve.guard import (
     EXCEPTION_HANDLERS,
+    READ_SIZE,
     UVICORN,
     Guard,
     allowed_hosts,
@@ -44,7 +45,7 @@ from mink_local.serve.guard import (
 from mink_local.serve.history import SIZE
 from mink_local.serve.keys import Keys
 from mink_local.serve.metrics import Metrics
-from mink_local.serve.request.parsing import naming, parse
+from mink_local.serve.request.parsing import listed, naming, parse
 from mink_local.serve.request.presets import Preset, Presets
 from mink_local.serve.request.sampling import unread
 from mink_local.serve.service import Service
@@ -62,14 +63,18 @@ def _route(path: str, endpoint: Endpoint) -> Route:
         service = http.app.state.service
         if endpoint.request is None:
             return _as_response(await endpoint.handler(service, **http.path_params))
-        parsed = parse(await read_body(http), endpoint.request)
-        with naming(parsed.places), naming(parsed.request.places):
+        body = await read_body(http)
+        if len(body) > READ_SIZE:
+            parsed = await service.off_loop(parse, body, endpoint.request)
+        else:
+            parsed = parse(body, endpoint.request)
+        with naming(parsed.places), naming(parsed.inner_places):
             result = await while_connected(http.receive, endpoint.handler(service, parsed.request))
         response = _as_response(result)
         ignored = {*parsed.ignored, *response.headers.get("x-mink-ignored", "").split(",")}
         ignored |= {parsed.places.get(name, name) for name in unread(parsed.request, service.model)}
-        if named := sorted(filter(None, ignored)):
-            response.headers["x-mink-ignored"] = ",".join(named)
+        if named := listed(ignored):
+            response.headers["x-mink-ignored"] = named
         return response
 
     # Model ids may have slashes.
@@ -96,17 +101,8 @@ def route_of(path: str) -> str:
 
 
 def make_app(service: Service) -> Starlette:
-    """Return the application, which starts and stops the service."""
-
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        await service.start()
-        try:
-            yield
-        finally:
-            await service.stop()
-
-    app = Starlette(routes=_ROUTES, exception_handlers=EXCEPTION_HANDLERS, lifespan=lifespan)
+    """Return the application of a service."""
+    app = Starlette(routes=_ROUTES, exception_handlers=EXCEPTION_HANDLERS)
     app.state.service = service
     return app
 
@@ -199,7 +195,7 @@ def serve(
         _warm_up(loaded, sampler)
         if cache is not None:
             loaded.core.engine.kept = KeptCaches(cache, int(cache_size * 1e9), loaded.core.engine.context)
-    name = alias or model_id(model, loaded.name)
+    name = alias or (model if model in read_catalog() else loaded.name.removesuffix(".gguf"))
     default = Preset(sampler, temp, name, is_fixed=ignore_client_sampling)
     service = Service(
         loaded,
@@ -222,7 +218,7 @@ def serve(
 @contextmanager
 def refusing(bound: socket.socket, app: Guard) -> Iterator[None]:
     """Have an app answer the requests that arrive during this block."""
-    server = uvicorn.Server(uvicorn.Config(app, **UVICORN, lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(app, **UVICORN))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound.dup()]}, daemon=True)
     thread.start()
     try:
@@ -256,7 +252,7 @@ def _warm_up(model: Model, sampler: Sampler) -> None:
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that says when it is ready, drains, and ends with status 0.
+    """A uvicorn server that starts and ends its service, says when it is ready, drains, and ends with 0.
 
     Args:
         app: The application.
@@ -270,7 +266,7 @@ class _Server(uvicorn.Server):
         self, app: Guard, service: Service, keys: Keys, drain: float, ready: Mapping[str, object]
     ) -> None:
         # The seconds are for clients to read the end of their answers.
-        super().__init__(uvicorn.Config(app, **UVICORN, timeout_graceful_shutdown=5, lifespan="on"))
+        super().__init__(uvicorn.Config(app, **UVICORN, timeout_graceful_shutdown=5))
         self._service = service
         self._drain = drain
         self._ready = ready
@@ -278,6 +274,7 @@ class _Server(uvicorn.Server):
         self._keys = keys
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._service.start()
         await super().startup(sockets)
         if self.started:
             request_log.say("ready: press Ctrl-C to stop the server", **self._ready)
@@ -292,6 +289,8 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._service.interrupt()
         await super().shutdown(sockets)
+        if not self.force_exit:
+            await self._service.stop()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -306,11 +305,6 @@ class _Server(uvicorn.Server):
         self.should_exit = self.force_exit = self._service.is_draining
         self._service.is_draining = True
         self._drained_at = time.monotonic() + self._drain
-
-
-def model_id(given: str, file_name: str) -> str:
-    """Return the name of a model for clients: that of the catalogue, or the file's."""
-    return given if given in read_catalog() else file_name.removesuffix(".gguf")
 
 
 def _ready(service: Service, bound: socket.socket) -> dict[str, object]:

@@ -54,11 +54,6 @@ class EventStream:
         self._arrived: deque[Event | ApiError] = deque()
         self._news = News()
 
-    @property
-    def n_unfinished(self) -> int:
-        """Number of answers that wait for a slot or are being generated."""
-        return sum(answer.finish_reason is None for answer in self.answers)
-
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
 
@@ -200,7 +195,7 @@ class Service:
 
     @property
     def _n_begun(self) -> int:
-        return sum(stream.n_unfinished for stream in self._streams)
+        return sum(answer.finish_reason is None for stream in self._streams for answer in stream.answers)
 
     def check_ready(self) -> None:
         """Raise ApiError if the server accepts no requests: it is stopping, or its engine is down."""

@@ -321,6 +321,9 @@ def test_variables_of_the_template_are_taken(tmp_path: Path) -> None:
         assert ignored(asking, "/candidates", unread) == both
 
 
+LISTED = ",".join(f"x{n}" for n in range(100, 132))
+
+
 def ignored(server: RunningServer, path: str, fields: dict[str, Any]) -> str:
     """Return the fields that the server says it has ignored."""
     common = {} if path == "/candidates" else {"max_tokens": 1}
@@ -342,6 +345,16 @@ def ignored(server: RunningServer, path: str, fields: dict[str, Any]) -> str:
             "/v1/chat/completions",
             {"chat_template_kwargs": {"enable_thinking": False}},
             "chat_template_kwargs.enable_thinking",
+        ),
+        (
+            "/candidates",
+            {"chat_template_kwargs": {"中\r\nX: y": 1}, "a\nb": 1},
+            "a?b,chat_template_kwargs.???X??y",
+        ),
+        (
+            "/v1/messages",
+            {f"x{n:03}": "long" * 999 for n in range(99)},
+            ",".join(f"x{n:03}" for n in range(32)),
         ),
         ("/candidates", {"reasoning_effort": "low"}, "reasoning_effort"),
         ("/v1/responses", {"reasoning": {"effort": "high"}}, "reasoning.effort"),

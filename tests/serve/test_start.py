@@ -15,7 +15,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from mink_local.serve.app import listen, model_id, refuse, refusing
+from mink_local.serve.app import listen, refuse, refusing
 from mink_local.serve.cli import cli
 from mink_local.serve.guard import Guard, allowed_hosts
 from mink_local.serve.keys import Keys
@@ -90,13 +90,6 @@ FILES = re.findall(f"^```({'|'.join(READ)})\n(.*?)^```", PAGES, re.DOTALL | re.M
 @pytest.mark.parametrize(("kind", "text"), FILES)
 def test_files_in_the_documents_can_be_read(kind: str, text: str) -> None:
     READ[kind](text)
-
-
-def test_a_model_has_the_name_of_the_catalogue_or_of_its_file() -> None:
-    assert model_id("qwen3-4b", "Qwen3-4B-Q4_K_M.gguf") == "qwen3-4b"
-    assert (
-        model_id("models/coder-0.5b.gguf", "coder-0.5b") == model_id("x", "coder-0.5b.gguf") == "coder-0.5b"
-    )
 
 
 def test_a_response_does_not_wait_for_an_acknowledgement() -> None:

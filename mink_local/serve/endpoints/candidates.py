@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from msgspec import Meta
@@ -16,7 +16,15 @@ from mink_local.llama.weights import Weights
 from mink_local.samplers import Greedy, Sampler, parse
 from mink_local.serve.bodies import ApiError, Output, api_errors
 from mink_local.serve.request.chat import ChatMessage, ChatRequest, FunctionTool, NamedToolChoice
-from mink_local.serve.request.fields import MAX_TOOLS, Fields, Name, ReasoningOptions, TokenId, TokenIds
+from mink_local.serve.request.fields import (
+    MAX_TOOLS,
+    Fields,
+    Name,
+    ReasoningOptions,
+    TemplateVariables,
+    TokenId,
+    TokenIds,
+)
 from mink_local.serve.request.sampling import chat_for_engine
 from mink_local.serve.service import Service
 
@@ -50,7 +58,7 @@ class CandidatesRequest(Fields, frozen=True, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     reasoning_effort: str | None = None
     reasoning: ReasoningOptions | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     samplers: Annotated[list[Name], Meta(max_length=8)] | None = None
     temperatures: Annotated[list[Annotated[float, Meta(gt=0)]], Meta(min_length=1, max_length=32)] | None = (
         None

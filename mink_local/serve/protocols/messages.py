@@ -28,6 +28,7 @@ from mink_local.serve.request.fields import (
     Name,
     SamplingFields,
     Schema,
+    TemplateVariables,
     ToolName,
 )
 from mink_local.serve.service import Service
@@ -172,7 +173,7 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
 
     def normal(self) -> ChatRequest:
         choice, thinking, config = self.tool_choice, self.thinking, self.output_config

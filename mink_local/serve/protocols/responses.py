@@ -35,6 +35,7 @@ from mink_local.serve.request.fields import (
     ReasoningOptions,
     SamplingFields,
     Schema,
+    TemplateVariables,
     ToolName,
 )
 from mink_local.serve.service import Service
@@ -182,7 +183,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     metadata: dict[str, str] | None = None
 
     @classmethod

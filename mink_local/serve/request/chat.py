@@ -22,14 +22,13 @@ from mink_local.serve.request.fields import (
     ReasoningOptions,
     SamplingFields,
     Schema,
+    TemplateVariables,
     TokenId,
     TokenIds,
     ToolName,
     TopLogprobsCount,
 )
 from mink_local.serve.request.parsing import with_sampler_fields
-
-MAX_ANSWERS = 128  # of one request: prompts times n
 
 
 class TextPart(Fields, frozen=True):
@@ -99,7 +98,7 @@ class ChatMessage(Fields, frozen=True):
         if self.role == "developer":
             message["role"] = "system"
         if reasoning := message.pop("reasoning", None):
-            message.setdefault("reasoning_content", reasoning)
+            message["reasoning_content"] = message.get("reasoning_content") or reasoning
         return message
 
 
@@ -236,7 +235,7 @@ class ChatRequest(ChoicesRequest, frozen=True, kw_only=True):
     reasoning_effort: str | None = None
     reasoning: ReasoningOptions | None = None
     reasoning_format: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     prefix_tokens: TokenIds | None = None
 
     def __post_init__(self) -> None:
@@ -304,9 +303,6 @@ class CompletionRequest(ChoicesRequest, frozen=True, kw_only=True):
             raise ApiError(400, "suffix needs a prompt that is text, and no echo", param="suffix")
         if not all(self.prompts()) and not self.suffix:
             raise ApiError(400, "prompt is empty", param="prompt")
-        if self.n_answers > MAX_ANSWERS:
-            message = f"prompt and n ask for {self.n_answers} answers: ask for at most {MAX_ANSWERS}"
-            raise ApiError(400, message, param="prompt")
 
     @property
     def logprobs_count(self) -> int | None:

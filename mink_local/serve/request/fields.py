@@ -25,6 +25,7 @@ Breaker = Annotated[str, Meta(max_length=40)]  # llama.cpp reads no more
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 ToolName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,256}$")]
 Schema = dict[str, Any]
+TemplateVariables = Annotated[dict[Name, Any], Meta(max_length=64)]
 SchemaOrText = Schema | Annotated[str, Meta(max_length=65_536)]
 
 REFUSED = {

@@ -4,7 +4,7 @@ Errors name what the client sent, and what has no effect is listed for it.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -38,6 +38,8 @@ _LABELS = frozenset({"description", "id", "name", "signature", "status", "strict
 
 _MOST_IGNORED = 32  # fields that are listed
 
+_info = cache(inspect.type_info)
+
 
 @dataclass(frozen=True)
 class Parsed(Generic[RequestT]):
@@ -46,11 +48,13 @@ class Parsed(Generic[RequestT]):
     Attributes:
         request: The request.
         places: Where its client gave fields that have other names here.
+        inner_places: The same of what has other names in the engine's request.
         ignored: The client's fields that have no effect.
     """
 
     request: RequestT
     places: Mapping[str, str]
+    inner_places: Mapping[str, str]
     ignored: list[str]
 
 
@@ -71,8 +75,14 @@ def parse(body: bytes, kind: type[RequestT]) -> Parsed[RequestT]:
     full_kind = with_sampler_fields(kind)
     with naming(places):
         request = _converted(fields, full_kind)
-    ignored += [re.sub(r"[^\w.-]", "?", path, flags=re.ASCII) for path in _unknown(fields, _info(full_kind))]
-    return Parsed(request, places, [*dict.fromkeys(ignored)][:_MOST_IGNORED])
+    ignored = [*dict.fromkeys([*ignored, *_unknown(fields, _info(full_kind))])][:_MOST_IGNORED]
+    return Parsed(request, places, request.places, ignored)
+
+
+def listed(ignored: Iterable[str]) -> str:
+    """Return fields, whose names may be any text, as the value of a header."""
+    names = {re.sub(r"[^\w.-]", "?", name[:128], flags=re.ASCII) for name in ignored}
+    return ",".join(sorted(filter(None, names))[:_MOST_IGNORED])
 
 
 def _decoded(body: bytes) -> Json:
@@ -127,7 +137,8 @@ def _unknown(value: Any, kind: inspect.Type, path: str = "") -> Iterator[str]:
                 yield from _unknown(value, one, path)
     elif isinstance(kind, inspect.ListType) and isinstance(value, list):
         for item in value:
-            yield from _unknown(item, kind.item_type, path)
+            if isinstance(item, dict | list):  # a prompt may have a million token ids
+                yield from _unknown(item, kind.item_type, path)
     elif isinstance(kind, inspect.StructType) and isinstance(value, dict):
         known = {field.encode_name: field.type for field in kind.fields}
         for name, inner in value.items():
@@ -177,8 +188,3 @@ def _with_fields(kind: type[RequestT], names: tuple[str, ...]) -> type[RequestT]
     new = [name for name in dict.fromkeys(names) if name not in kind.__struct_fields__]
     fields = [(name, int | float | None, None) for name in new]
     return msgspec.defstruct(kind.__name__, fields, bases=(kind,), frozen=True, kw_only=True)  # type: ignore[return-value]
-
-
-@cache
-def _info(kind: type) -> inspect.Type:
-    return inspect.type_info(kind)
