@@ -43,7 +43,7 @@ def test_a_refusal_says_why_in_one_line(server: RunningServer) -> None:
     assert " 404 " in line(server, refused)
 
 
-def test_the_line_of_who_leaves_before_the_first_token_has_no_times(server: RunningServer) -> None:
+def test_who_leaves_before_the_first_token_is_logged_without_times(server: RunningServer) -> None:
     asked, timeout = {"prompt": "word " * 400}, httpx.Timeout(60, read=0.1)
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(
@@ -53,6 +53,8 @@ def test_the_line_of_who_leaves_before_the_first_token_has_no_times(server: Runn
     [found] = [said for said in server.said if "client_id=left" in said]
     assert {"499", "finish_reason=left"} <= {*found.split()}
     assert "_seconds=" not in found
+    record = httpx.get(f"{server.url}/history/{found.split('id=')[-1].strip()}").json()
+    assert record["answers"][0]["finish_reason"] == "left"
 
 
 def test_a_clients_id_is_kept_if_it_is_safe_to_log(server: RunningServer) -> None:

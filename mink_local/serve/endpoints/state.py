@@ -85,7 +85,7 @@ class RecordedAnswer(Output, kw_only=True):
     Attributes:
         prompt: Token ids of the prompt.
         prompt_text: The prompt as the model saw it, with its control tokens.
-        finish_reason: `stop` or `length`; null if the client left.
+        finish_reason: `stop`, `length` or `error`; `left` if the client did not wait for the end.
     """
 
     prompt: list[int]
@@ -93,7 +93,7 @@ class RecordedAnswer(Output, kw_only=True):
     sampler: str
     temperature: float
     tokens: list[RecordedToken]
-    finish_reason: str | None
+    finish_reason: str
 
 
 class RecordedRequest(Output, kw_only=True):
@@ -167,7 +167,7 @@ def _recorded(model: Model, answer: Answer) -> RecordedAnswer:
         sampler=str(answer.request.params.effective_sampler),
         temperature=answer.request.params.temperature,
         tokens=[RecordedToken(id=token, text=text, k=k) for token, text, k in steps],
-        finish_reason=answer.finish_reason,
+        finish_reason="left" if answer.finish_reason in (None, "interrupted") else answer.finish_reason,
     )
 
 
