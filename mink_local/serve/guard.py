@@ -40,7 +40,7 @@ MAX_DISCARDED = 64 << 20  # bytes read of a body that is too large: who is still
 MAX_REQUESTS = 512  # in progress; most systems allow a process 1024 files
 MAX_IDLE = 256  # connections without a request in progress
 MAX_SILENT = 64  # of one address, connections that have not sent a request's head
-READ_SIZE = 32 << 10  # bytes that the event loop reads at a time: 256 KiB in small chunks take h11 a second
+READ_SIZE = 32 << 10  # bytes of a body that are read at a time: 256 KiB of small chunks take a second
 HEAD_SECONDS = 10.0
 BODY_SECONDS = 30.0
 WRITE_SECONDS = 60.0  # for a client to read a full buffer
@@ -329,7 +329,6 @@ class GuardedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.max_size = READ_SIZE  # type: ignore[attr-defined]
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -356,6 +355,7 @@ class GuardedProtocol(H11Protocol):
     def _begin(self) -> None:
         """Note that a request is in progress, or will never be."""
         self._idle_since = None
+        self.transport.max_size = READ_SIZE  # type: ignore[attr-defined]
         if self._silent is not None:
             self._silent.cancel()
             self._silent = None
