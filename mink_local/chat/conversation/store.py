@@ -610,7 +610,7 @@ def _message(row: sqlite3.Row, pieces: Sequence[sqlite3.Row]) -> StoredMessage:
     known = {**outcome, **dict(row), "role": role, "content": texts[0], "reasoning": texts[1]}
     message = StoredMessage(**_fitting(StoredMessage, known))
     with suppress(TypeError, AttributeError):
-        # Versions before 0.3 stored whether the model was to reason under another name.
+        # 0.1.0 stored under another name whether the model was to reason.
         known_infos = ({"reasoning": info.get("thinking"), **info} for info in infos)
         message.parts = [SamplingInfo(**_fitting(SamplingInfo, info)) for info in known_infos]
     message.is_kept = True
