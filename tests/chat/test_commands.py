@@ -17,6 +17,7 @@ from mink_local.chat.loop import COMMANDS, CommandCompleter
 from mink_local.chat.settings import BY_KEY, SETTINGS
 from mink_local.generation.loading import load_model
 from tests.chat.conftest import Typist, add, converse
+from tests.support.tiny import write_scripted
 
 pytestmark = pytest.mark.usefixtures("own_files")
 
@@ -203,6 +204,16 @@ def test_another_model(typist: Begin, tiny: Callable[..., Path]) -> None:
 
 
 # Answers
+
+
+def test_an_answer_that_ends_inside_its_reasoning(typist: Begin, tmp_path: Path) -> None:
+    """It is nothing that could be shown or copied, and each command says so."""
+    template = "{# <think> #}{{ messages[-1].content }}<|told|>"
+    path = write_scripted(tmp_path / "thinker.gguf", template, {"<|told|>": ["<think>", "Two", " and"]})
+    typed = typist(model=load_model(path, n_ctx=256))
+    for line in ("Hi", "/pick", "/history"):
+        assert "no answer" in typed.say(line)
+    assert "empty" in typed.say("/copy")
 
 
 def test_answers_and_branches(typist: Begin) -> None:
