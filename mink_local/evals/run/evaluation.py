@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mink_local.errors import GenerationError, RunError
 from mink_local.evals.answering import Answered, Answerer, FileAnswerer, ModelSession, file_sha256
-from mink_local.evals.measurement import Measurement, Results, duration
+from mink_local.evals.measurement import Measurement, Results, duration, progress
 from mink_local.evals.run.pace import Pace
 from mink_local.evals.run.questions import AskedTask, ask, locate
 from mink_local.evals.run.records import (
@@ -280,10 +280,13 @@ class Run(Measurement[Response]):
             self._lost = model.unfinished()
             model.interrupt()
 
+        self._lost = []
         timer = threading.Timer(_REHEARSAL_SECONDS, stop)
-        with closing(model), on_interrupt(self.interrupt):
+        with closing(model), on_interrupt(self.interrupt), progress(self, len(wanted)) as advance:
             for found in self._responses(model, wanted):
-                if isinstance(found, ModelSession) and timer.ident is None:  # a thread starts once
+                if isinstance(found, Response):
+                    advance()
+                elif timer.ident is None:  # a thread starts once
                     self._began = time.monotonic()
                     timer.start()
         timer.cancel()
