@@ -184,6 +184,7 @@ class Quants(RowMeasurement[ChunkRow]):
         self._fail_above, self._fail_below = dict(fail_above or {}), dict(fail_below or {})
         self._n_common: dict[str, int] = {}
         self._chunks: list[Chunk] = []
+        self._n_evaluated = self._n_to_evaluate = 0
         self.settings = {
             "base": self._described(base),
             "files": {file.name: self._described(file) for file in (*others, *variants)},
@@ -221,6 +222,7 @@ class Quants(RowMeasurement[ChunkRow]):
     ) -> Generator[ChunkRow, None, None]:
         kept = {chunk: store.folder / BASE / f"{chunk:05}.npz" for _, chunk in keys}
         unknown = {chunk: path for chunk, path in kept.items() if read_positions(path) is None}
+        self._n_to_evaluate = len(unknown) + len(keys)
         if unknown:
             self._keep_base(unknown, store)
         for name, members in groupby(keys, lambda key: key[0]):
@@ -253,6 +255,15 @@ class Quants(RowMeasurement[ChunkRow]):
                 n = n_scored(len(tokens))
                 ((_, rows),) = self.rows_of(model, [(tokens[:-1], n)])
                 yield number, rows, tokens[-n:]
+                self._n_evaluated += 1
+
+    def status(self) -> str:
+        return f"{self._n_evaluated:,} of {self._n_to_evaluate:,} evaluated"
+
+    def seconds_left(self, n_new: int, n_left: int, seconds: float) -> float | None:  # noqa: ARG002
+        """Return the expected time, counting what is evaluated with the base before the first row."""
+        per_chunk = seconds / self._n_evaluated if self._n_evaluated else None
+        return per_chunk and per_chunk * (self._n_to_evaluate - self._n_evaluated)
 
     def conclude(self, results: Results) -> None:
         files = report_on(results).frames["files"]

@@ -206,6 +206,23 @@ def test_only_what_is_added_is_measured(
     assert loaded == ["base", "Q2_K"]  # what is damaged is kept again
 
 
+@pytest.mark.slow
+def test_the_time_left_counts_the_base(
+    quants: Quants, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is evaluated first, before there is a row: here 2 chunks of 6."""
+    left: list[float | None] = []
+
+    def keep_base(self: measure.Quants, *arguments: Any) -> None:
+        keep(self, *arguments)
+        left.append(self.seconds_left(0, 4, 6.0))
+
+    keep = measure.Quants._keep_base
+    monkeypatch.setattr(measure.Quants, "_keep_base", keep_base)
+    quants(files["base"], files["Q8_0"]).succeeded()
+    assert left == [6 / 2 * 4]
+
+
 def kv_types(*names: str) -> list[str]:
     return [word for name in names for word in ("--kv-type", name)]
 
