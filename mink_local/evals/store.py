@@ -198,11 +198,13 @@ class Store(Generic[R]):
             try:
                 if self.manifest["measures"] != measures:
                     other = self.manifest["measures"]
-                    raise RunError(f"{folder} contains results of mink-eval {other}: choose another --out")
+                    raise RunError(f"{folder} contains results of mink-eval {other}: choose another folder")
                 is_new = not (folder / MANIFEST).exists()
                 self.agree(settings, learned=is_new)
             except (KeyError, TypeError, AttributeError, ValueError):
-                raise RunError(f"{folder / MANIFEST} is damaged: choose another --out") from None
+                raise RunError(
+                    f"{folder / MANIFEST} is damaged: rename the folder, or choose another"
+                ) from None
             self._opened = opened.pop_all()
 
     def __enter__(self) -> "Store[R]":
@@ -262,7 +264,7 @@ class Store(Generic[R]):
         if differences:
             raise RunError(
                 f"{self.folder} was created with other settings ({'; '.join(differences)}): "
-                "use those settings, or choose another folder with --out"
+                "use those settings, rename the folder, or choose another"
             )
         self.note(**merged)
 
@@ -287,13 +289,14 @@ class Store(Generic[R]):
             manifest = read_manifest(self.folder)
             if manifest.get("format", FORMAT) != FORMAT:
                 raise RunError(
-                    f"{self.folder} was written by another version of mink-eval: choose another --out"
+                    f"{self.folder} was written by another version of mink-eval: rename it, or choose another"
                 )
             return manifest
         there = [path.name for path in self.folder.iterdir() if not path.name.startswith(".")]
         if there:
             raise RunError(
-                f"{self.folder} is not a mink-eval folder (it contains {there[0]}): choose a new --out"
+                f"{self.folder} is not a mink-eval folder (it contains {there[0]}): rename it, or choose "
+                "another"
             )
         return {"format": FORMAT, "measures": measures, "versions": versions(), "sessions": []}
 
