@@ -95,7 +95,10 @@ TABLES = {
     },
     **{f"quants-{size}": Source(f"quants-{size}", "Divergence", "quants") for size in ("0.5b", "1.5b")},
     "quants-0.5b-kinds": Source("quants-0.5b", "by kind", "quants-kinds"),
-    "quants-0.5b-predictions": Source("quants-0.5b", "Predictions", "quants"),
+    **{
+        f"quants-{size}-predictions": Source(f"quants-{size}", "Predictions", "quants")
+        for size in ("0.5b", "1.5b")
+    },
     "kv-types": Source("kv-1.5b", "Divergence", "quants"),
 }
 FIGURES = {  # the run, and the file's name in its report

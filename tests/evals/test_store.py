@@ -232,7 +232,7 @@ def test_a_folder_that_cannot_be_continued_is_refused_unchanged(
         changed = content if isinstance(content, str) else json.dumps(read_manifest(tmp_path) | content)
         manifest.write_text(changed)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(RunError, match="--out"):
+    with pytest.raises(RunError, match="choose another"):
         opened(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     with pytest.raises(RunError, match=ROWS):
