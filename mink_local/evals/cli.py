@@ -740,10 +740,11 @@ def quants_command(
 )
 @click.option(
     "--method",
-    type=click.Choice(["pairs", "noise"]),
+    type=click.Choice(["pairs", "paper", "noise"]),
     default="pairs",
-    help="pairs: which of two responses is better, in both orders; noise: from which sentence on a response "
-    "has collapsed into nonsense, repetition or another topic.",
+    help="pairs: which of two responses is better, in both orders; paper: the same by the paper's five "
+    "criteria, in one random order, where a tie is no win; noise: from which sentence on a response has "
+    "collapsed into nonsense, repetition or another topic.",
 )
 @click.option(
     "--against",

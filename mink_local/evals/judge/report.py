@@ -27,19 +27,22 @@ from mink_local.evals.tables import (
 )
 from mink_local.samplers import label
 
+BOTH_ORDERS, PAPER = "both orders", "the paper's protocol"
+N_ORDERS = {BOTH_ORDERS: 2, PAPER: 1}
+"""Protocols: how a pair is judged, and in how many orders."""
+
 QUESTION = ["task", "question_id"]
 CELL = ["task", "model", "sampler", "against", "temperature"]
 PAIR = [*CELL, "repeat", "question_id"]
-_FAMILY = ["task", "model"]  # what a table is about, whose rows are corrected together
+_FAMILY = ["task", "model", "protocol"]  # what a table is about, whose rows are corrected together
 _NOISE_FAMILY = ["judge", "task", "model"]
-_RATED = ["judge", *CELL]
-_RATE = [
-    *("pairs", "missing", "questions", *columns_of(None, "win_rate"), "won:tied:lost", "p"),
-    *("identical", "inconsistent"),
-]
+_RATED = ["judge", "protocol", *CELL]
+_RATE = ["pairs", "missing", "questions", *columns_of(None, "win_rate"), "won:tied:lost", "p"]
+_RATE += ["identical", "inconsistent"]
 
 COHERENT = -1  # the sentence at which a coherent response collapses
 
+WORTH = "These figures are worth what the judge is worth, which nothing here tests."
 ABOUT_NOISE = (
     "Semantic noise: the share of a response's characters from its collapse on, 0 if it is coherent; the "
     "collapse is the first sentence of nonsense, endless repetition or another topic, as the judge sees it "
@@ -51,21 +54,25 @@ ABOUT_NOISE = (
     "the rows of a table.",
 )
 HOW_TO_READ = (
-    "Win rate: the mean over questions of a question's share of wins, with ties counting half. Identical "
-    "responses are a tie that nobody is asked about. p is from the exact two-sided sign-flip test of wins "
-    "against losses; Holm's, which decides, is corrected over the rows of a table. The 95% interval, over "
-    "questions, is that of the test, and excludes 50% if p is at most 0.05.",
+    "Win rate: the mean over questions of a question's share of wins, with ties counting half, or by the "
+    "paper's protocol nothing. Identical responses are a tie that nobody is asked about. p is from the exact "
+    "two-sided sign-flip test of wins against losses; Holm's, which decides, is corrected over the rows of "
+    "a table. The 95% interval, over questions, is that of the test, and excludes 50% if p is at most 0.05.",
 )
 ABOUT_MODELS = (
-    "Every pair of responses is judged in both orders. A sampler wins a pair if it is preferred in both; if "
-    "the orders disagree, the pair is a tie.",
+    "Both orders: every pair of responses is judged in both orders. A sampler wins a pair if it is preferred "
+    "in both; if the orders disagree, the pair is a tie.",
+    "The paper's protocol: every pair is judged in one random order by five criteria (helpfulness, "
+    "relevance, accuracy, creativity, level of detail), and only a win counts, so that two equal samplers "
+    "have less than 50% if there are ties. Its interval is Clopper and Pearson's, with an effective number "
+    "of questions: read p, not whether it contains 50%.",
     "A judge is a model with preferences of its own, for instance for long answers: the table shows what it "
     "prefers, not what people do.",
 )
 
 
 def win_rates(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Return a row with the win rate for each judge, task, model, sampler and temperature.
+    """Return a row with the win rate for each judge, protocol, task, model, sampler and temperature.
 
     Args:
         pairs: A row per pair and judge, as returned by `judged_pairs`. `outcome` is 1 if `sampler` wins, 0
@@ -85,6 +92,8 @@ def _outcomes(found: pd.DataFrame) -> dict[str, Any]:
     questions = found.groupby(QUESTION).outcome.agg(["sum", "size"]).astype(int)
     test = paired_test(list(questions["sum"]), list(questions["size"]))
     rate = Interval(*((1 + gain) / 2 for gain in test.difference))
+    if found.protocol.iloc[0] == PAPER:
+        rate = mean_by_question(found, (found.outcome == 1).astype(float))
     won = ":".join(str((found.outcome == sign).sum()) for sign in (1, 0, -1))
     return {"questions": test.n, **columns_of(rate, "win_rate"), "won:tied:lost": won, "p": test.p}
 
@@ -96,14 +105,14 @@ def _corrected(rows: pd.DataFrame, family: Sequence[str]) -> pd.DataFrame:
 
 
 def judged_pairs(judgements: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per pair and judge.
+    """Return a row per pair, judge and protocol.
 
     `inconsistent` is whether the orders disagree. Of several judgements of a pair, the last one counts.
     """
-    last = judgements.drop_duplicates(["judge", *PAIR, "order"], keep="last")
+    last = judgements.drop_duplicates(["judge", "protocol", *PAIR, "order"], keep="last")
     side = np.where(last.order == "first is A", 1, -1)
     last = last.assign(sign=last.winner.map({"A": 1.0, "B": -1.0, "tie": 0.0}) * side)
-    pairs = last.groupby(["judge", *PAIR], sort=False).agg(
+    pairs = last.groupby(["judge", "protocol", *PAIR], sort=False).agg(
         n=("sign", "count"),
         low=("sign", "min"),
         high=("sign", "max"),
@@ -112,7 +121,7 @@ def judged_pairs(judgements: pd.DataFrame) -> pd.DataFrame:
     )
     agree = pairs.low == pairs.high
     pairs["identical"] = pairs.n_attempts == 0
-    complete = pairs.n == 2
+    complete = pairs.n == pairs.index.get_level_values("protocol").map(N_ORDERS)
     pairs["inconsistent"] = complete & ~agree
     pairs["outcome"] = pairs.low.where(agree, 0.0).where(complete)
     return pairs.reset_index()
@@ -129,8 +138,8 @@ def report_judgements(results: Results) -> Report:
     rates = win_rates(pairs)
     findings = [
         finding
-        for judge, own in results.frame.groupby("judge", sort=False)
-        for finding in _findings(own, pairs[pairs.judge == judge])
+        for (judge, protocol), own in results.frame.groupby(["judge", "protocol"], sort=False)
+        for finding in _findings(own, pairs[(pairs.judge == judge) & (pairs.protocol == protocol)])
     ]
     tables = [
         _table(" · ".join(dict.fromkeys(part)), rows) for part, rows in rates.groupby(_FAMILY, sort=False)
@@ -161,11 +170,7 @@ def report_noise(results: Results) -> Report:
     findings = [f"{count(int(which.sum()), 'response')} {why}" for which, why in left if which.any()]
     title = "Semantic noise by a model"
     sections = [
-        Section(
-            title,
-            [*tables, "These figures are worth what the judge is worth, which nothing here tests."],
-            findings,
-        ),
+        Section(title, [*tables, WORTH], findings),
         Section("How to read this", ABOUT_NOISE),
     ]
     return _report("noise", title, results, sections, rates)
@@ -208,18 +213,23 @@ def noise_share(lengths: Sequence[int], sentence: int) -> float:
 
 
 def _findings(judgements: pd.DataFrame, pairs: pd.DataFrame) -> list[str]:
-    """Return what a judge has judged, and how far it can be trusted."""
-    judge = str(pairs.judge.iloc[0])
-    found = [f"{judge} judged {count(len(pairs), 'pair')}; identical: {pairs.identical.sum():,}."]
+    """Return what a judge has judged by one protocol, and how far it can be trusted."""
+    judge, protocol = str(pairs.judge.iloc[0]), pairs.protocol.iloc[0]
+    found = [
+        f"{judge} judged {count(len(pairs), 'pair')} by {protocol}; identical: {pairs.identical.sum():,}."
+    ]
     seen = judgements[(judgements.attempts > 0) & judgements.winner.notna()]
     complete = pairs[(~pairs.identical) & pairs.outcome.notna()]
     if len(complete):
         first = mean_by_question(seen, seen.winner.map({"A": 1.0, "tie": 0.5, "B": 0.0}))
         disagree = mean_by_question(complete, complete.inconsistent.astype(float))
-        found.append(
-            f"Position: the answer shown first wins {_in_words(first)} of the time (ties count half; 50% if "
-            f"unbiased), and the two orders disagree for {_in_words(disagree)} of the pairs."
+        position = (
+            f"the answer shown first wins {_in_words(first)} of the time (ties count half; 50% if unbiased)"
         )
+        also = f", and the two orders disagree for {_in_words(disagree)} of the pairs" * (
+            protocol == BOTH_ORDERS
+        )
+        found.append(f"Position: {position}{also}.")
         if disagree.value >= 0.5:
             found.append("The orders disagree for most pairs: this judge says little about these samplers.")
     if missing := int(pairs.outcome.isna().sum()):

@@ -12,7 +12,7 @@ import pytest
 
 from mink_local.evals import addresses, answering
 from mink_local.evals.addresses import AddressAnswerer
-from mink_local.evals.judge.judging import WINNERS, Prompt
+from mink_local.evals.judge.judging import ORDERS, WINNERS, Prompt
 from mink_local.evals.judge.report import COHERENT
 from tests.support.judge_server import Body, JudgeServer, Said, fails, says, shown_answers
 from tests.support.made_run import change, write_run
@@ -302,16 +302,22 @@ def test_identical_responses_are_a_tie_that_is_not_asked_for(
     assert len(server.bodies) == 2 * 2 * N
 
 
-def test_judgements_by_another_protocol_are_told_and_not_mixed(judge: Judge, run: Path) -> None:
-    """Such as mink-local 0.2.0 knew."""
-    judge().succeeded()
-    rates = rows(run)
-    path = run / "judge" / "judgements.jsonl"
-    others = [line | {"protocol": "the paper's protocol", "prompt_sha256": "0"} for line in lines(run)]
-    with path.open("a") as file:
-        file.writelines(f"{json.dumps(line)}\n" for line in others)
-    assert f"{len(others)} lines skipped" in " ".join(judge().succeeded().stdout.split())
-    assert rows(run) == rates
+def test_the_papers_protocol(judge: Judge, run: Path, server: JudgeServer) -> None:
+    """One random order a pair, five criteria; it is named, and lies beside the other without mixing."""
+    judge("--method", "paper").succeeded()
+    assert len(server.bodies) == 4 * N
+    for criterion in ("helpfulness", "relevance", "accuracy", "creativity", "level of detail"):
+        assert criterion in str(server.bodies[0])
+    orders = [line["order"] for line in lines(run)]
+    assert 0 < orders.count(ORDERS[0]) < len(orders)
+    best, tied = rows(run)["min-k:tau=3", 5.0], rows(run)["top-n-sigma:n=1", 5.0]
+    assert (best["win_rate"], tied["win_rate"], tied["won:tied:lost"]) == (1, 0, f"0:{N}:0")
+    shown = " ".join(judge().succeeded().stdout.split())
+    assert len(server.bodies) == 4 * N + 8 * N
+    found = json.loads((run / "judge" / "judge.json").read_text())["rows"]
+    assert len(found) == 8
+    for protocol in {row["protocol"] for row in found}:
+        assert f"gsm8k · tiny-model · {protocol}" in shown
 
 
 def test_a_limit_is_one_of_questions_and_damaged_records_are_told(

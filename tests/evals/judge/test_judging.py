@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from mink_local.evals.judge.judging import ORDERS, Pair, Prompt, collapse_prompt, pairs_of, sentences
-from mink_local.evals.judge.report import CELL, COHERENT, noise_rates, noise_share, win_rates
+from mink_local.evals.judge.report import (
+    BOTH_ORDERS,
+    CELL,
+    COHERENT,
+    PAPER,
+    noise_rates,
+    noise_share,
+    win_rates,
+)
 from mink_local.evals.run.records import ResponseKey, read_run
 from mink_local.evals.stats import ALPHA
 from mink_local.evals.tables import ENDS
@@ -26,7 +34,9 @@ from tests.support.mink_eval import MinkEval
 from tests.support.python import Finished
 
 
-def votes(outcomes: Sequence[tuple[str | int, int]], judge: str = "Ann") -> pd.DataFrame:
+def votes(
+    outcomes: Sequence[tuple[str | int, int]], judge: str = "Ann", protocol: str = BOTH_ORDERS
+) -> pd.DataFrame:
     """Return judged pairs from questions and outcomes, the n-th pair of a question as its n-th repeat."""
     seen: dict[str | int, int] = {}
     rows = []
@@ -34,7 +44,7 @@ def votes(outcomes: Sequence[tuple[str | int, int]], judge: str = "Ann") -> pd.D
         seen[question] = seen.get(question, -1) + 1
         cell = dict(zip(CELL, ("gsm8k", "tiny", "min-k", "greedy", 5.0), strict=True))
         rows.append(cell | {"judge": judge, "repeat": seen[question], "question_id": str(question)})
-        rows[-1] |= {"outcome": outcome, "identical": False, "inconsistent": False}
+        rows[-1] |= {"outcome": outcome, "protocol": protocol, "identical": False, "inconsistent": False}
     return pd.DataFrame(rows)
 
 
@@ -50,6 +60,8 @@ def test_the_papers_human_evaluation() -> None:
     assert found.win_rate == pytest.approx((75 + 29) / 200)
     assert found.p == pytest.approx(stats.binomtest(75, 142).pvalue)
     assert found.p == pytest.approx(0.557, abs=5e-4)
+    papers = win_rates(votes(outcomes, protocol=PAPER)).iloc[0]
+    assert (papers.win_rate, papers.p) == (pytest.approx(75 / 200), found.p)
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.sampled_from([-1, 0, 1])), min_size=1, max_size=40))
@@ -145,7 +157,7 @@ def test_noise_is_the_share_from_the_collapse_on(sentence: int, noise: float) ->
     "prompt_of",
     [
         lambda text: collapse_prompt("Why?", sentences(text), 999),
-        lambda text: Pair(KEY, "Why?", (text, "two"), "greedy").prompt(ORDERS[0], 999),
+        lambda text: Pair(KEY, "Why?", (text, "two"), "greedy").prompt(ORDERS[0], BOTH_ORDERS, 999),
     ],
 )
 def test_no_text_leaves_its_frame(prompt_of: Callable[[str], Prompt]) -> None:
