@@ -16,7 +16,8 @@ from tests.support.tiny import write_scripted
 
 PROGRAMS = 100_000 if NIGHTLY else 50
 SECONDS = 120  # after which a program hangs
-PROMPTS: list[Any] = ["Hi", "Why? " * 20, [1, 2, 3], [{"role": "user", "content": "One, two,"}]]
+PROMPTS: list[Any] = ["Hi", "Why? " * 9, [1, 2, 3], [{"role": "user", "content": "One, two,"}]]
+LENGTHS = [*[1, 2, 3, 4, 6] * 6, None]  # of answers, in tokens; None for as many as there is room for
 Use = Callable[[Model, random.Random], object]
 
 
@@ -26,20 +27,19 @@ def options(choose: random.Random) -> dict[str, Any]:
         {"constraints": Constraints(regex="[a-z ]+")},
         {"watch": lambda row: row.sum()}, {"watch": lambda _: 1 / 0}, {"prefix": [5, 6]},
     ]  # fmt: skip
-    most = {"max_tokens": choose.randint(1, 30)} if choose.random() < 0.9 else {}
-    return {"ignore_eos": True, **choose.choice(kinds), **most}
+    return {"ignore_eos": True, "max_tokens": choose.choice(LENGTHS), **choose.choice(kinds)}
 
 
 def many(model: Model, choose: random.Random) -> Any:
-    given = options(choose)
+    given = {**options(choose), "max_tokens": choose.randint(1, 4)}
     given.pop("watch", None), given.pop("prefix", None)
-    prompts = [choose.choice(PROMPTS) for _ in range(choose.randint(0, 9))]
-    return model.generate(prompts, ordered=choose.random() < 0.5, **{"max_tokens": 9, **given})
+    prompts = [choose.choice(PROMPTS) for _ in range(choose.randint(0, 6))]
+    return model.generate(prompts, ordered=choose.random() < 0.5, **given)
 
 
 def read_some(model: Model, choose: random.Random) -> None:
     stream = choose.choice([many, one])(model, choose)
-    for _ in zip(range(choose.randint(0, 20)), stream, strict=False):
+    for _ in zip(range(choose.randint(0, 6)), stream, strict=False):
         pass
     choose.choice([lambda: None, stream.close, lambda: list(stream)])()
 
@@ -49,7 +49,7 @@ def one(model: Model, choose: random.Random) -> Any:
 
 
 async def read_some_in_a_task(model: Model, choose: random.Random) -> None:
-    n, n_read = choose.randint(0, 20), 0
+    n, n_read = choose.randint(0, 6), 0
     async for _ in choose.choice([many, one])(model, choose):
         if (n_read := n_read + 1) > n:
             break
@@ -58,7 +58,7 @@ async def read_some_in_a_task(model: Model, choose: random.Random) -> None:
 async def cancelled(model: Model, choose: random.Random) -> None:
     reply = one(model, choose)
     readers = [asyncio.ensure_future(reply) for _ in range(choose.randint(1, 3))]
-    await asyncio.sleep(choose.random() / 50)
+    await asyncio.sleep(choose.random() / 200)
     choose.choice(readers).cancel()
     if choose.random() < 0.5:
         reply.close()
@@ -66,7 +66,7 @@ async def cancelled(model: Model, choose: random.Random) -> None:
 
 
 async def timed_out(model: Model, choose: random.Random) -> None:
-    await asyncio.wait_for(anext(many(model, choose)), choose.random() / 50)
+    await asyncio.wait_for(anext(many(model, choose)), choose.random() / 200)
 
 
 IN_THREADS: list[Use] = [
@@ -77,7 +77,7 @@ IN_THREADS: list[Use] = [
     lambda model, choose: with_block(model, choose),
     lambda model, _: model.logits("Hi"),
     lambda model, _: model.logprobs([([1, 2], [3]), ([1], [2, 3])]),
-    lambda model, choose: next(read_rows(model, [([1, 2], 1)] * choose.randint(1, 9))),
+    lambda model, choose: next(read_rows(model, [([1, 2], 1)] * choose.randint(1, 5))),
     lambda model, _: model.forget(),
     lambda model, choose: model.reserve(256, choose.randint(1, 4)),
     lambda model, choose: [model.interrupt, model.close][choose.random() < 0.2](),
@@ -96,7 +96,7 @@ def with_block(model: Model, choose: random.Random) -> None:
 
 
 def in_a_thread(model: Model, choose: random.Random) -> None:
-    for _ in range(choose.randint(1, 4)):
+    for _ in range(choose.randint(1, 5)):
         with suppress(MinkError, ZeroDivisionError, StopIteration):
             choose.choice(IN_THREADS)(model, choose)
 

@@ -253,12 +253,13 @@ def write_scripted(
     kinds = gguf.TokenType
     types = [kinds.BYTE] * 256 + [kinds.NORMAL, kinds.CONTROL]
     types += [kinds.CONTROL if piece in control else kinds.USER_DEFINED for piece in pieces]
-    width = -(-len(tokens) // 64) * 64
+    place = np.maximum(np.arange(len(tokens)) - 255, 0)  # of bytes, one: nothing follows from them
+    width = -(-(place[-1] + 1) // 64) * 64
     embeddings, output = np.zeros((2, len(tokens), width), np.float32)
-    np.fill_diagonal(embeddings, 8)
+    embeddings[range(len(tokens)), place] = 8
     for start, script in scripts.items():
         for piece, following in zip((start, *script), (*script, END), strict=True):
-            output[number[following], number[piece]] = 8
+            output[number[following], place[number[piece]]] = 8
     tokenizer = {
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [int(kind) for kind in types],
