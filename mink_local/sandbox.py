@@ -243,7 +243,5 @@ def _cause(status: int) -> str:
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
     child.kill()
-    for stream in (child.stdin, child.stdout):
-        with contextlib.suppress(OSError):  # unflushed data has no reader left
-            stream.close()  # type: ignore[union-attr]
-    child.wait()
+    with contextlib.suppress(OSError), child:  # unflushed data has no reader left
+        pass  # its end closes the pipes and waits

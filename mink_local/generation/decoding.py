@@ -81,7 +81,6 @@ class Decoding:
         state = reasoning.state
         self._splitter = Splitter(reasoning, parser, reasoning_in_content=not request.split_reasoning)
         answer.prefix = self._splitter.feed(text_decoder().decode(begun))
-        self._splitter.stop_at((*params.stop, *stop), self._may_end)
         self._constrainer = Constrainer()
         if params.constraints is not None:
             prefix, may_reason = list(request.prefix), request.enable_thinking is not False
@@ -91,6 +90,12 @@ class Decoding:
                 before = before_answer(params.constraints, state)
             given = prompt[: len(prompt) - len(prefix)]
             self._constrainer = Constrainer(params.constraints, weights, given, prefix, before)
+        # Without `self`: a circle would keep a dropped model in memory until the next garbage collection.
+        constrainer = self._constrainer
+        self._splitter.stop_at(
+            (*params.stop, *stop),
+            lambda text: len(answer.tokens) > params.min_tokens and constrainer.may_end(answer.text + text),
+        )
         sampler, temperature = params.effective_sampler, params.temperature
         self._sampler = TokenSampler(
             sampler, temperature, answer.seed, weights.n_vocab, self._constrainer, buffers
@@ -254,11 +259,6 @@ class Decoding:
         if self._weights.piece(token) and not self._splitter.in_content:
             return False
         return self._constrainer.may_end(self.answer.text + self._splitter.waiting)
-
-    def _may_end(self, text: str) -> bool:
-        """Return whether a stop string may end the answer with a text that has yet to be added to it."""
-        is_long_enough = len(self.answer.tokens) > self._params.min_tokens
-        return is_long_enough and self._constrainer.may_end(self.answer.text + text)
 
     def _piece(self, text: str, token: int | None, k: int, reason: FinishReason | None = None) -> Piece:
         answer = self.answer

@@ -17,6 +17,7 @@ While answers are being generated, prompts are prefilled in chunks small enough 
 """
 
 import time
+import weakref
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -128,7 +129,10 @@ class Engine:
         self.context = context
         n_threads = context.n_threads if self.tells_late else n_beside(context.n_threads)
         self._rows = RowSampler(context.n_vocab, n_threads)
-        self.slots: list[Slot[Group]] = [Slot(context, i, self._keep) for i in range(context.n_seq)]
+        engine = weakref.proxy(self)  # a circle would keep a dropped model until the next garbage collection
+        self.slots: list[Slot[Group]] = [
+            Slot(context, i, lambda slot: engine._keep(slot)) for i in range(context.n_seq)
+        ]
 
     @property
     def idle(self) -> bool:
@@ -170,10 +174,9 @@ class Engine:
         parser = ToolParser(
             request.tools, template.call_marks, is_parallel=request.parallel_tool_calls is not False
         )
-        given = request.prompt
         prompt = template.tokens(
             # `tokens` counts all of a text; of messages, it takes the beginning itself.
-            template.beginning(given) if isinstance(given, str) else given,
+            template.beginning(request.prompt) if isinstance(request.prompt, str) else request.prompt,
             request.enable_thinking,
             request.tools,
             request.template_kwargs,

@@ -104,7 +104,8 @@ class EngineThread:
 
     def end(self, why: str, seconds: float | None = None) -> bool:
         """End all answers with an error, and the thread; return False if it does not end in time."""
-        atexit.unregister(self.end)
+        if seconds != 0:  # else the end of the program waits
+            atexit.unregister(self.end)
         self._engine.interrupt()
         self._commands.put(partial(setattr, self, "_why_ending", why))
         if not self.is_current:
@@ -190,3 +191,4 @@ class EngineThread:
         with suppress(BaseException):
             self._tell(self._engine.cancel(error=self._over()))
         self._engine.context.interrupted = False
+        atexit.unregister(self.end)

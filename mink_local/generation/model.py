@@ -89,7 +89,8 @@ class Model(Unique):
         self.supports_tools = template.supports_tools
         engine = Engine(context, weights, template)
         self.core = Core(engine, EngineThread(engine))
-        self._end = weakref.finalize(self, self.core.thread.end, str(closed(name)))
+        # Without waiting: whatever drops the model may hold a lock that the thread needs.
+        self._end = weakref.finalize(self, self.core.thread.end, str(closed(name)), 0)
         self._end.atexit = False  # the thread sees to that itself
         if template.is_plain:
             log.warning("%s has no chat template: its turns are plain text (User: … Assistant: …)", name)

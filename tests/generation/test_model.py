@@ -2,10 +2,11 @@
 
 import gc
 import json
+import weakref
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from mink_local.llama.context import Context, Segment
 from mink_local.samplers import Greedy
 from tests.conftest import forget
 from tests.generation.conftest import FRANCE, STORY, answered
+from tests.support.http import until
 from tests.support.python import output_of
 
 SAME = """
@@ -103,7 +105,7 @@ def test_context_full(tiny: Callable[..., Path]) -> None:
         with pytest.raises(ContextOverflowError, match="256"):
             model.chat(much)
     with pytest.raises(ContextOverflowError):
-        model.complete("<|im_end|>" * 100_000)  # llama.cpp takes minutes for all of it
+        model.complete("<|im_end|>" * 100_000)
     "".join(model.chat(FRANCE, temperature=0.0, max_tokens=3))  # the model still works
 
 
@@ -142,15 +144,39 @@ def test_models_are_freed_in_any_order(tiny: Callable[..., Path]) -> None:
         model = load_model(path, trust=True)
         reply = model.chat(FRANCE, temperature=5.0, seed=1, max_tokens=5, constraints=constraints)
         next(reply)
-        weights, context = model.weights, model.core.engine.context
+        weights, context, join = model.weights, model.core.engine.context, model.core.thread._thread.join
         del model
         assert list(reply)
         del reply, weights
+        join()
         gc.collect()
         assert context.truncate(0)
         assert context.decode(Segment([1], 0))
         del context
         gc.collect()
+
+
+def test_dropping_a_model_waits_for_nothing_and_frees_all(tiny_path: Path) -> None:
+    """Not for its thread, which may wait for who drops it; nor for the garbage collection."""
+    lock, entered, has_locked = Lock(), Event(), []
+
+    def watch(_: object) -> None:
+        entered.set()
+        has_locked.append(lock.acquire(timeout=10))
+
+    model = load_model(tiny_path, n_ctx=256)
+    model.chat("Hi", max_tokens=2).read()
+    parts = [weakref.ref(part) for part in (model.weights, model.core.engine.context, model._template)]
+    gc.disable()
+    try:
+        with lock:
+            reply = model.chat("Hi", watch=watch, max_tokens=1)
+            assert entered.wait(60)
+            del reply, model
+        until(lambda: not any(part() for part in parts))
+    finally:
+        gc.enable()
+    assert has_locked == [True]
 
 
 def test_utf8_comes_in_whole_characters(smollm2: Model) -> None:
