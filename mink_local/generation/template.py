@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date as Date
 from functools import cached_property, partial
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, cast
 
 from llama_cpp import llama_cpp as C
@@ -80,8 +80,13 @@ class ChatTemplate:
         it refuses the messages.
         """
         if isinstance(prompt, str):
-            has_bos = bool(self._weights.bos) and prompt.startswith(self._weights.bos)
-            tokens = self._weights.tokenize(prompt, add_special=not has_bos, parse_special=True)
+            # llama.cpp takes quadratic time for control tokens: so many at a time.
+            found = self._markup[1].finditer(prompt) if len(prompt) > _AT_A_TIME else ()
+            cuts = [match.start() for match in found][_AT_A_TIME::_AT_A_TIME]
+            tokens = self._tokens_of(
+                (prompt[begin:end] for begin, end in pairwise([0, *cuts, len(prompt)])),
+                add_special=not (self._weights.bos and prompt.startswith(self._weights.bos)),
+            )
         elif is_token_ids(prompt):
             tokens = list(prompt)
         else:
@@ -188,17 +193,22 @@ class ChatTemplate:
             if turn["role"] == "assistant":  # templates look for the tags that the model itself wrote
                 changed |= {name: own(turn[name]) for name in _OWN if isinstance(turn.get(name), str)}
         rendered = self._renderer(**marked)
-        first, *rest = rendered.split(mark)
-        tokens = self._tokenized(first, add_special=self._weights.chat_template is None)
-        for part in rest:
-            tokens += self._tokenized(part)
+        tokens = self._tokens_of(
+            map(self.beginning, rendered.split(mark)), add_special=self._weights.chat_template is None
+        )
         for i, part in enumerate(_prefill(prefill, _opens_reasoning(rendered))):
-            tokens += self._tokenized(part, parse_special=i % 2 == 1)
+            tokens += self._weights.tokenize(
+                self.beginning(part), add_special=False, parse_special=i % 2 == 1
+            )
         return tokens
 
-    def _tokenized(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
-        text = self.beginning(text)
-        return self._weights.tokenize(text, add_special=add_special, parse_special=parse_special)
+    def _tokens_of(self, parts: Iterable[str], add_special: bool) -> list[int]:
+        """Return the token ids of a text in parts; what the vocabulary adds to texts comes with the first."""
+        tokens: list[int] = []
+        for part in parts:
+            tokens += self._weights.tokenize(part, add_special=add_special, parse_special=True)
+            add_special = False
+        return tokens
 
     def beginning(self, text: str) -> str:
         """Return a text, or its beginning if that alone is too long for any context.
@@ -226,6 +236,7 @@ class ChatTemplate:
         return markup_pattern([*weights.control_tokens, *defined]), markup_pattern(weights.control_tokens)
 
 
+_AT_A_TIME = 1000
 _OWN = ("content", "reasoning_content")
 # Spaces and HTML are user-defined tokens in some vocabularies, and text like any other.
 _ORDINARY = re.compile(r"[\s▁]*|</?\w+>")
