@@ -72,7 +72,10 @@ class Guide:
         self._tokenizer = tokenizer_of(weights)
         self._mask = np.zeros(-(-weights.n_vocab // 32), np.uint32)
         known = _KNOWN.setdefault(weights, {})
-        key = json.dumps([option, value, before], default=dict)
+        try:
+            key = json.dumps([option, value, before], default=dict)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConstraintError(option, f"it is not JSON: {error}") from None
         if (prototype := known.get(key)) is None:
             prototype = self._new(option, value, weights, before)
             while len(known) >= _MOST_KNOWN:

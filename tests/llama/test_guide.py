@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import partial, reduce
 from itertools import permutations
 from pathlib import Path
 from threading import Event
@@ -336,7 +336,8 @@ REFUSED: dict[str, list[Any]] = {
         {"properties": {"age": {"not": {}}}}, {"items": {"uniqueItems": True}}, {"format": "foo"},
         {"pattern": "(?=a)b"}, {"minimum": "x"}, {"$ref": "https://example.org/cat"}, {"type": "banana"},
         {"$ref": "#/$defs/a", "$defs": {}}, {"properties": 5},
-        {"oneOf": [{"type": "integer"}, {"minimum": 2}]},
+        {"oneOf": [{"type": "integer"}, {"minimum": 2}]}, {"enum": [object()]}, {"const": {1}},
+        reduce(lambda inner, _: {"items": inner}, range(9000), dict[str, Any]()),
     ],
     "regex": [
         "(", r"(a)\1", "(?=a)b", r"\bword", "a^b", "a$b", "a{99999999999}", "(" * 4000, "a" * 5000, "\ud800",
