@@ -184,8 +184,9 @@ def make_context(
     """
     n_ctx = min(_N_CTX.check("n_ctx", n_ctx), weights.n_ctx_train)
     n_outputs = _N_OUTPUTS.check("n_outputs", n_outputs)
-    n_bytes = n_ctx * kv_per_token
-    fitting = 1 if n_parallel == 1 else caches_that_fit(n_bytes, weights.on_gpu, weights.gpu_shares)
+    fitting = (
+        1 if n_parallel == 1 else caches_that_fit(n_ctx * kv_per_token, weights.on_gpu, weights.gpu_shares)
+    )
     if n_parallel == "auto":
         most = ON_GPU if weights.on_gpu else ON_CPU
         wanted = possible = max(1, min(most, fitting // _AUTO_DIVISOR))

@@ -272,7 +272,7 @@ def _compiled(option: str, function: Callable[[], T]) -> T:
 
 def _reason(complaint: str) -> str:
     """Return llguidance's complaint in a line, without what it quotes of the grammar."""
-    text = complaint.partition("\n<")[0].partition("\n   1 |")[0]
+    text = re.sub(r"\n *\^+ *(?=\n)", "", complaint).partition("\n<")[0].partition("\n   1 |")[0]
     text = text.partition(" (in regex): ")[2] or text
     if "NoExtension" in text:
         return "it allows no text"

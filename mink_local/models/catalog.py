@@ -33,6 +33,7 @@ _COLUMNS = {  # what each must be: a pattern and its description
     "note": _TEXT,
 }
 _WIDTHS = (30, 48, 48, 5, 0, 0, 0)  # of the columns, when a line is written
+_ADVICE = ": name a .gguf file, or a model of  mink-models list"
 _ENCODED = re.compile(r"[\s%\x00-\x1f\x7f\udc80-\udcff]")  # what a column cannot contain as it is
 
 log = logging.getLogger("mink_local")
@@ -185,15 +186,21 @@ def resolve(model: str) -> ModelFile:
     path = user_path(model)
     chosen = " (chosen with mink-models default)" if model == chosen_model() else ""
     if os.path.isdir(path):  # False, rather than an error, for a name that is too long
-        raise ModelNotFoundError(f"{model} is a folder: name the .gguf file in it")
+        raise ModelNotFoundError(
+            f"{model} is a folder: name the .gguf file in it" if model else f"no model is named{_ADVICE}"
+        )
     if os.path.exists(path):
         if not path.is_file():  # reading a pipe would wait for whoever writes to it
             raise ModelNotFoundError(f"{model} is not a regular file: name a .gguf file")
         return ModelFile(re.sub(f"[{NO_TEXT}]", "\ufffd", path.stem), path.absolute())
     if path.suffix == ".gguf" or len(path.parts) > 1:
-        raise ModelNotFoundError(f"there is no file {model}{chosen}")
-    nearest = did_you_mean(model, names_here()) or did_you_mean(model, read_catalog())
-    advice = nearest or ": name a .gguf file, or a model of  mink-models list"
+        hint = (
+            f": if it is on the Hub, type  mink-models pull hf:{model}:Q8_0"
+            if re.fullmatch(_SOURCE, f"hf:{model}") and path.suffix != ".gguf"
+            else ""
+        )
+        raise ModelNotFoundError(f"there is no file {model}{chosen}{hint}")
+    advice = did_you_mean(model, names_here()) or did_you_mean(model, read_catalog()) or _ADVICE
     raise ModelNotFoundError(f"unknown model {model!r}{chosen}{advice}")
 
 
