@@ -18,13 +18,10 @@ from statsmodels.stats.contingency_tables import mcnemar
 
 from mink_local.evals.stats import (
     ALPHA,
-    FEW,
     Interval,
     PairedTest,
     detectable_at_best,
     detectable_difference,
-    few_clusters,
-    holm,
     mean,
     paired_test,
     resample,
@@ -180,16 +177,6 @@ def test_one_outcome_a_cluster_has_the_interval_of_a_proportion(rights: list[boo
     assert tuple(share(rights)) == pytest.approx(expected, abs=1e-9)
 
 
-def test_no_values_have_no_mean() -> None:
-    with pytest.raises(ValueError, match="no values"):
-        share([])
-
-
-def test_few_clusters_are_warned_of() -> None:
-    assert few_clusters(FEW, "texts") is None
-    assert "19 texts" in (few_clusters(FEW - 1, "texts") or "")
-
-
 def test_resamples_are_the_same_for_all_statistics() -> None:
     clusters = np.random.default_rng(9).normal(size=(10, 2, 3))
     assert np.allclose(resample(clusters)[:, 1], resample(clusters[:, 1]))
@@ -231,15 +218,6 @@ def test_p_is_that_of_all_flips_of_signs_or_of_the_interval(clusters: list[tuple
     assert found.difference.value == pytest.approx(shares.mean())
 
 
-def test_clusters_of_many_sizes_are_tested_in_time() -> None:
-    """Their gains have hundreds of values: the time grew with the square of their number."""
-    rng = np.random.default_rng(7)
-    sizes = rng.integers(7, 11, 400)
-    gains = rng.binomial(sizes, 0.6) - rng.binomial(sizes, 0.6)
-    found = paired_test(gains.tolist(), sizes.tolist())
-    assert found.p == pytest.approx(ttest_1samp(gains / sizes, 0).pvalue, abs=0.02)
-
-
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(0, 200))
 def test_one_outcome_a_cluster_has_bonett_and_prices_interval(won: int, lost: int, same: int) -> None:
     n = won + lost + same
@@ -274,12 +252,6 @@ def test_several_responses_find_what_is_said_at_best(n: int, repeats: int, disco
     power = np.mean([paired_test(run.tolist(), repeats).p <= ALPHA for run in gains])
     assert 0.7 < power < 0.9
     assert f"{100 * difference:.1f} to " in what_can_be_found(n, 1, [discordant], repeats)
-
-
-def test_holm() -> None:
-    adjusted = holm([0.01, 0.04, 0.03])  # 3 × 0.01, then 2 × 0.03, which 1 × 0.04 may not undercut
-    assert adjusted == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([]) == []
 
 
 def test_too_few_clusters_show_no_difference_at_all() -> None:
