@@ -110,6 +110,11 @@ def _export(name: str, path: Path) -> None:
     Screen().note(f"{conversation.label} is in {path}")
 
 
+def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    names = [conversation.name for conversation in _stored().conversations()]
+    return [name for name in names if name and name.startswith(incomplete)]
+
+
 @click.command(
     cls=GroupedCommand,
     params=list(SETTINGS),
@@ -145,6 +150,7 @@ def _export(name: str, path: Path) -> None:
     "-r",
     type=command_line_text,
     metavar="NAME",
+    shell_complete=_complete_conversation,
     help="Continue a conversation by its name or number, which --list shows.",
 )
 @click.option(

@@ -24,7 +24,7 @@ from mink_local.chat.conversation.store import StoredMessage
 from mink_local.chat.settings import BY_KEY
 from mink_local.chat.terminal.editor import InputLine
 from mink_local.chat.terminal.input import NOT_KEPT, PROMPT, QuietTerminal
-from mink_local.chat.terminal.screen import Screen, one_line
+from mink_local.chat.terminal.screen import Screen, beginnings, one_line
 from mink_local.cli import counted
 from mink_local.errors import ContextOverflowError, MinkError
 from mink_local.interrupts import interrupt_raises, on_interrupt
@@ -134,6 +134,12 @@ def _reasoning(_: Chat, text: str) -> Completions:
     return _starting_with(text, ("on", "off", "default", "show", "line"))
 
 
+def _versions(chat: Chat, text: str) -> Completions:
+    """Complete the number of a version of the last turn."""
+    texts = beginnings([turn[-1].content for turn in chat.session.versions()], 50)
+    return _starting_with(text, {str(number): one_line(each, 50) for number, each in enumerate(texts, 1)})
+
+
 def _comparison(_: Chat, text: str) -> Completions:
     """Complete the name of a sampler."""
     samplers = {name: sampler.keeps for name, sampler in SAMPLERS.items() if not sampler.is_stateful}
@@ -162,7 +168,7 @@ _GROUPS = {
     ),
     "Answers": (
         Command("regen [T] [SEED]", "Answer again", messages.regen),
-        Command("pick [N]", "Switch to another version", messages.pick),
+        Command("pick [N]", "Switch to another version", messages.pick, _versions),
         Command("undo [N]", "Undo the last message", messages.undo),
         Command("redo", "Redo it", messages.redo),
         Command("edit", "Change the last message", messages.edit),

@@ -127,7 +127,11 @@ class Startup:
         name = offer["name"]
         take_it, why = ("Use", "is already on") if offer["path"] else ("Download", "fits")
         question = f"{take_it} {name} ({size_in_words(offer['size'])}), which {why} this machine?"
-        wanted = click.confirm(f"No model yet.\n{question}\nn = the small built-in one", default=True)
+        try:
+            wanted = click.confirm(f"No model yet.\n{question}\nn = the small built-in one", default=True)
+        except click.Abort:
+            self.screen.show("")  # the cursor is behind the question
+            raise
         chosen = EMBEDDED
         try:
             if wanted:
