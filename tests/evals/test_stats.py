@@ -177,11 +177,6 @@ def test_one_outcome_a_cluster_has_the_interval_of_a_proportion(rights: list[boo
     assert tuple(share(rights)) == pytest.approx(expected, abs=1e-9)
 
 
-def test_resamples_are_the_same_for_all_statistics() -> None:
-    clusters = np.random.default_rng(9).normal(size=(10, 2, 3))
-    assert np.allclose(resample(clusters)[:, 1], resample(clusters[:, 1]))
-
-
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))
 def test_one_outcome_a_cluster_is_mcnemars_exact_test(pairs: list[tuple[bool, bool]]) -> None:
     table = [[sum(pair == (a, b) for pair in pairs) for b in (True, False)] for a in (True, False)]

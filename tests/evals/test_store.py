@@ -1,6 +1,5 @@
 """The folder of a measurement: rows survive kills and full disks, and settings only grow."""
 
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -14,7 +13,6 @@ import msgspec
 import pytest
 
 from mink_local.errors import RunError
-from mink_local.evals import store as module
 from mink_local.evals.store import MANIFEST, ROWS, Rows, Store, public, read_manifest
 from tests.support.records import disk_of
 
@@ -181,17 +179,6 @@ def test_a_value_that_is_missing_is_none(tmp_path: Path, change: dict[str, Any])
     given: dict[str, Any] = {"ctx": None, "tasks": {"gsm8k": {"budget": None}}}
     with pytest.raises(RunError, match="not given"):
         opened(tmp_path / "with", **first | given)
-
-
-def test_versions_need_no_metadata_of_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A llama-cpp-python that was unpacked rather than installed has none."""
-    before = module.versions()
-
-    def refuse(name: str) -> None:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr("importlib.metadata.distribution", refuse)
-    assert module.versions() == before
 
 
 def test_one_process_has_the_folder(tmp_path: Path) -> None:
