@@ -1,9 +1,7 @@
 """What samplers' names mean, and that one added at run time, by a kernel and a dataclass alone, is listed."""
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import click
@@ -77,13 +75,6 @@ def test_it_is_in_the_help_and_completed(command: click.Command) -> None:
     assert NAME in CliRunner().invoke(command, ["--help"], catch_exceptions=False).output
     completion = ShellComplete(command, {}, "program", "_COMPLETE")
     assert NAME in [item.value for item in completion.get_completions(["--sampler"], "cl")]
-
-
-@pytest.mark.usefixtures("kind")
-def test_it_is_timed(tiny_path: Path) -> None:
-    arguments = ["sampler", "--model", str(tiny_path), "--rounds", "1", "--json"]
-    printed = CliRunner().invoke(mink_bench, arguments, catch_exceptions=False).stdout
-    assert str(parse(NAME)) in [cost["method"] for cost in json.loads(printed)]
 
 
 def test_it_is_in_the_playground_and_a_field_of_requests(kind: type[Sampler]) -> None:

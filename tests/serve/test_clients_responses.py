@@ -321,9 +321,6 @@ def test_variables_of_the_template_are_taken(tmp_path: Path) -> None:
         assert ignored(asking, "/candidates", unread) == both
 
 
-LISTED = ",".join(f"x{n}" for n in range(100, 132))
-
-
 def ignored(server: RunningServer, path: str, fields: dict[str, Any]) -> str:
     """Return the fields that the server says it has ignored."""
     common = {} if path == "/candidates" else {"max_tokens": 1}
