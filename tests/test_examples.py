@@ -105,7 +105,5 @@ def test_logits_processor_writes_a_story(smollm2_path: Path) -> None:
 
 
 def test_cancelled_task_leaves_the_model_usable() -> None:
-    note = "[cancelled after a second; the model can be asked again]\n"
-    before, _, after = run("asynchronous").partition(note)
-    assert before.endswith("\n")
+    _, after = re.split(r"^\[cancelled .*\]$", run("asynchronous"), flags=re.MULTILINE)
     assert len(after.split()) > 2
