@@ -9,8 +9,9 @@ import math
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from mink_local.checks import Range
 from mink_local.errors import MinkError, ModelNotFoundError, OptionError, TaskNotFoundError
 from mink_local.files import regular
 from mink_local.interrupts import lost_interrupts_repeated, was_interrupted
+from mink_local.threads import LOADING, WAIT_SECONDS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,7 +81,20 @@ def run(command: click.Command, program: str) -> None:
     if reset := getattr(sys.modules.get("colorama.initialise"), "reset_all", None):
         atexit.unregister(reset)  # Numba's colorama writes to the terminal at the end
     gc.freeze()  # a final collection of all that Numba allocated would take longer than importing it
+    if status == INTERRUPTED:
+        _leave_loader()
     sys.exit(status)
+
+
+def _leave_loader() -> None:
+    """End an interrupted program at once if llama.cpp, which reads a vocabulary to its end, still loads."""
+    for thread in threading.enumerate():
+        if thread.name == LOADING:
+            thread.join(WAIT_SECONDS)
+            if thread.is_alive():
+                with suppress(OSError):
+                    sys.stdout.flush()
+                os._exit(INTERRUPTED)
 
 
 def _origin(error: click.ClickException) -> str:

@@ -6,7 +6,7 @@ llama.cpp. An exception that a handler raises inside a C callback is lost.
     where                         what Ctrl-C does                             by
     any program                   exits with status 130, no traceback          `cli.run`
     loading a model               KeyboardInterrupt; it loads in a thread      `load_model`
-    loading a chat's model        exits at once, with the terminal restored    `interrupt_ends_program`
+    loading in chat and server    exits at once, with the terminal restored    `interrupt_ends_program`
     a yes-or-no question          KeyboardInterrupt, which means no            `interrupt_raises`
     an answer, an evaluation      stops it; what is already there is kept      `on_interrupt`
     a program's own loop          KeyboardInterrupt; the answer is stopped     `Reply`, `Events.get`

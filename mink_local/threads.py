@@ -8,6 +8,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 WAIT_SECONDS = 0.25  # on Windows, an endless wait ignores Ctrl-C
+LOADING = "loading"
+"""The name of a thread that is inside llama.cpp's loader."""
 
 
 def run(future: "Future[T]", function: Callable[[], T]) -> None:

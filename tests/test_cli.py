@@ -98,6 +98,17 @@ def test_a_reader_that_leaves_is_no_traceback(size: int) -> None:
     assert (child.returncode, child.stderr) == (1, b"")
 
 
+def test_a_loader_that_does_not_end_keeps_no_interrupted_program() -> None:
+    child = python(
+        "import threading; print('on')\n"
+        "    threading.Thread(target=threading.Event().wait, name='loading').start()\n"
+        "    raise KeyboardInterrupt",
+        stdout=subprocess.PIPE,
+        timeout=60,
+    )
+    assert (child.returncode, child.stdout) == (INTERRUPTED, b"on\n")
+
+
 def with_closed(streams: str, *arguments: str) -> "subprocess.CompletedProcess[bytes]":
     """Run Python as a shell does that closes streams, such as `>&-`."""
     command = ["sh", "-c", f'exec "$@" {streams}', "sh", sys.executable, *arguments]

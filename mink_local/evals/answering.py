@@ -246,8 +246,8 @@ class FileAnswerer(Answerer):
     def _warm_up(self, requests: Sequence[Request]) -> None:
         """Do what is done once, before answers are timed: compile samplers, evaluate what prompts share."""
         each = {request.params.sampler: request.params for request in requests}
-        prompt = requests[0].prompt
-        list(self.model.answer_all([Request(prompt, replace(one, max_tokens=1)) for one in each.values()]))
+        wanted = (Request(requests[0].prompt, replace(one, max_tokens=1)) for one in each.values())
+        list(self.model.answer_all(takewhile(lambda _: not self.interrupted, wanted)))
 
     def _prefill(self, prompt: Prompt) -> None:
         """Evaluate a prompt in an empty cache, for an answer that is thrown away.

@@ -32,7 +32,7 @@ from mink_local.models.memory import (
 )
 from mink_local.models.placement import Placed, PlacementKeywords, PlacementOptions
 from mink_local.samplers import MinK
-from mink_local.threads import in_background, result_of
+from mink_local.threads import LOADING, in_background, result_of
 
 if TYPE_CHECKING:
     from mink_local.generation.model import Model
@@ -140,7 +140,7 @@ def load_model(
     # In other threads: a Ctrl-C inside llama.cpp's log callback would be lost, and one while this thread
     # waits to import something beside Numba may leave CPython 3.11's import lock locked: the program would
     # never end.
-    loading = in_background(partial(_load, load, file, plan, asked, threads), "loading")
+    loading = in_background(partial(_load, load, file, plan, asked, threads), LOADING)
     importing = in_background(partial(import_module, "mink_local.generation.model"), "importing")
     try:
         result_of(importing)

@@ -26,7 +26,7 @@ from mink_local.errors import MinkError
 from mink_local.generation.kept import KeptCaches
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
-from mink_local.interrupts import on_interrupt
+from mink_local.interrupts import interrupt_ends_program, on_interrupt
 from mink_local.models.catalog import read_catalog
 from mink_local.models.placement import PlacementOptions
 from mink_local.samplers import Sampler
@@ -180,7 +180,8 @@ def serve(
         on_response=lambda path, status: metrics.responses.labels(route_of(path), status).inc(),
     )
     request_log.say(f"loading {model}")
-    with refusing(bound, guarded(partial(refuse, metrics))):
+    # Ctrl-C ends it at once: nothing is to be saved, and llama.cpp may allocate a large KV cache for seconds.
+    with refusing(bound, guarded(partial(refuse, metrics))), interrupt_ends_program():
         loaded = load_model(
             model,
             n_ctx=ctx,
