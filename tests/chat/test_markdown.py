@@ -68,7 +68,7 @@ def test_a_text() -> None:
         "bold text, 2*3*4 = 24, 2*3*4, snake_case_name",
         "<b>tags</b>",
         "这是重点 😀",
-        " 3 three",
+        "3. three",
         "▌ a quote",
     ]
     shown += [

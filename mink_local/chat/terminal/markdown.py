@@ -9,9 +9,9 @@ from markdown_it import MarkdownIt
 from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
 from rich.cells import cell_len, chop_cells
-from rich.console import Console, JustifyMethod
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 from rich.control import Control
-from rich.markdown import Heading, Markdown, MarkdownElement, TableDataElement
+from rich.markdown import Heading, ListItem, Markdown, MarkdownElement, TableDataElement
 from rich.segment import ControlType, Segment, SegmentLines
 from rich.syntax import Syntax
 from rich.text import Text
@@ -67,6 +67,18 @@ class _Cell(TableDataElement):
         self.content.overflow = "fold"
 
 
+class _Item(ListItem):
+    """An item of a list, whose number has its dot; rich leaves it out."""
+
+    def render_number(
+        self, console: Console, options: ConsoleOptions, number: int, last_number: int
+    ) -> RenderResult:
+        for i, part in enumerate(super().render_number(console, options, number, last_number)):
+            if i == 0 and isinstance(part, Segment):
+                part = part._replace(text=f"{number}. ".rjust(len(part.text)))
+            yield part
+
+
 class _AnswerMarkdown(Markdown):
     """Markdown in which line breaks and HTML tags are kept, and links show their address.
 
@@ -76,6 +88,7 @@ class _AnswerMarkdown(Markdown):
     elements: ClassVar[dict[str, type[MarkdownElement]]] = {
         **Markdown.elements,
         "heading_open": _Heading,
+        "list_item_open": _Item,
         "th_open": _Cell,
         "td_open": _Cell,
     }
