@@ -12,6 +12,8 @@ import pytest
 from mink_local import interrupts
 from mink_local.interrupts import lost_interrupts_repeated, on_interrupt
 
+press_ctrl_c = ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(signal.SIGINT))
+
 
 class HalfMade:
     """An object whose finalizer fails."""
@@ -21,11 +23,10 @@ class HalfMade:
 
 
 def test_ctrl_c_in_a_callback_of_c_is_heard_soon(capsys: pytest.CaptureFixture[str]) -> None:
-    callback = ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(signal.SIGINT))
     before = sys.unraisablehook
 
     def work() -> None:
-        callback()
+        press_ctrl_c()
         HalfMade()
         time.sleep(60)
 
@@ -47,9 +48,8 @@ def test_other_errors_without_effect_are_shown(monkeypatch: pytest.MonkeyPatch) 
 
 def test_ctrl_c_that_is_lost_at_the_end_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interrupts, "_REPEAT_SECONDS", 60)
-    callback = ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(signal.SIGINT))
     with lost_interrupts_repeated():
-        callback()
+        press_ctrl_c()
         (repeat,) = (thread for thread in threading.enumerate() if isinstance(thread, threading.Timer))
     repeat.join(30)
     assert not repeat.is_alive()

@@ -208,8 +208,11 @@ def test_another_model(typist: Begin, tiny: Callable[..., Path]) -> None:
 
 def test_an_answer_that_ends_inside_its_reasoning(typist: Begin, tmp_path: Path) -> None:
     """It is nothing that could be shown or copied, and each command says so."""
-    template = "{# <think> #}{{ messages[-1].content }}<|told|>"
-    path = write_scripted(tmp_path / "thinker.gguf", template, {"<|told|>": ["<think>", "Two", " and"]})
+    path = write_scripted(
+        tmp_path / "thinker.gguf",
+        "{# <think> #}{{ messages[-1].content }}<|told|>",
+        {"<|told|>": ["<think>", "Two", " and"]},
+    )
     typed = typist(model=load_model(path, n_ctx=256))
     for line in ("Hi", "/pick", "/history"):
         assert "no answer" in typed.say(line)

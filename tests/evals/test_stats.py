@@ -22,6 +22,7 @@ from mink_local.evals.stats import (
     PairedTest,
     detectable_at_best,
     detectable_difference,
+    holm,
     mean,
     paired_test,
     resample,
@@ -247,6 +248,17 @@ def test_several_responses_find_what_is_said_at_best(n: int, repeats: int, disco
     power = np.mean([paired_test(run.tolist(), repeats).p <= ALPHA for run in gains])
     assert 0.7 < power < 0.9
     assert f"{100 * difference:.1f} to " in what_can_be_found(n, 1, [discordant], repeats)
+
+
+@pytest.mark.parametrize(
+    ("found", "adjusted"),
+    [
+        ([0.01, 0.04, 0.03], [0.03, 0.06, 0.06]),
+        ([], []),
+    ],  # 1 × 0.04 may not undercut 2 × 0.03
+)
+def test_holm(found: list[float], adjusted: list[float]) -> None:
+    assert holm(found) == pytest.approx(adjusted)
 
 
 def test_too_few_clusters_show_no_difference_at_all() -> None:
