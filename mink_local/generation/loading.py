@@ -184,11 +184,10 @@ def make_context(
     """
     n_ctx = min(_N_CTX.check("n_ctx", n_ctx), weights.n_ctx_train)
     n_outputs = _N_OUTPUTS.check("n_outputs", n_outputs)
-    fitting = (
-        1 if n_parallel == 1 else caches_that_fit(n_ctx * kv_per_token, weights.on_gpu, weights.gpu_shares)
-    )
+    on_gpu, shares = weights.on_gpu, weights.gpu_shares
+    fitting = 1 if n_parallel == 1 else caches_that_fit(n_ctx * kv_per_token, on_gpu, shares)
     if n_parallel == "auto":
-        most = ON_GPU if weights.on_gpu else ON_CPU
+        most = ON_GPU if on_gpu else ON_CPU
         wanted = possible = max(1, min(most, fitting // _AUTO_DIVISOR))
     else:
         wanted = _N_PARALLEL.check("n_parallel", n_parallel)
@@ -232,12 +231,9 @@ def _choose(
         if layers == "auto":
             layers = ALL_LAYERS if budget.vram else 0
         layers = _EVERY_LAYER if layers == ALL_LAYERS else layers
+        need = MemoryNeed(Usage(), Usage())
         return Placement(
-            n_ctx or USUAL_CONTEXT,
-            layers,
-            min(experts or 0, _EVERY_LAYER),
-            MemoryNeed(Usage(), Usage()),
-            n_mixed=ALL_LAYERS,
+            n_ctx or USUAL_CONTEXT, layers, min(experts or 0, _EVERY_LAYER), need, n_mixed=ALL_LAYERS
         )
     if (kind := metadata.text("general.type")) not in (None, "model"):
         raise ModelError(f"{file.name} is not a model but of type {kind}: load a model")

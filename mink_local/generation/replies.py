@@ -33,6 +33,10 @@ _AHEAD = 2  # times n_parallel: requests taken before their answers are read, so
 _AHEAD_IN_ORDER = 16  # the same for answers that may have to wait for an earlier one
 
 
+def _nothing() -> None:
+    pass
+
+
 class News:
     """Wakes the threads and tasks that wait. `tell` may be called anywhere, also in a signal handler."""
 
@@ -45,7 +49,7 @@ class News:
             with suppress(RuntimeError):  # its event loop has ended
                 wake()
 
-    def get(self, ready: Callable[[], T | None], waiting: Callable[[], object] = lambda: None) -> T:
+    def get(self, ready: Callable[[], T | None], waiting: Callable[[], object] = _nothing) -> T:
         """Return what `ready` returns, once that is not None; `waiting` is called now and then until then."""
         told: queue.SimpleQueue[None] = queue.SimpleQueue()
         with self._waking(partial(told.put, None)):
@@ -56,7 +60,7 @@ class News:
                     waiting()
         return found
 
-    async def wait(self, ready: Callable[[], T | None], waiting: Callable[[], object] = lambda: None) -> T:
+    async def wait(self, ready: Callable[[], T | None], waiting: Callable[[], object] = _nothing) -> T:
         """Like `get`, without a thread that waits."""
         import asyncio  # 12 ms, with ssl, which nothing else in a chat needs
 
@@ -111,7 +115,7 @@ class Stream(Unique, ABC, Generic[T]):
         return self
 
     def __next__(self) -> T:
-        return self._next(lambda: None)
+        return self._next(_nothing)
 
     def _next(self, waiting: Callable[[], object]) -> T:
         def wait() -> None:

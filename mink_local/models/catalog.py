@@ -183,22 +183,19 @@ def resolve(model: str) -> ModelFile:
     """
     if entry := find(model):
         return ModelFile(entry.name, locate(entry), entry.sha256)
+    if not model:
+        raise ModelNotFoundError(f"no model is named{_ADVICE}")
     path = user_path(model)
     chosen = " (chosen with mink-models default)" if model == chosen_model() else ""
     if os.path.isdir(path):  # False, rather than an error, for a name that is too long
-        raise ModelNotFoundError(
-            f"{model} is a folder: name the .gguf file in it" if model else f"no model is named{_ADVICE}"
-        )
+        raise ModelNotFoundError(f"{model} is a folder: name the .gguf file in it")
     if os.path.exists(path):
         if not path.is_file():  # reading a pipe would wait for whoever writes to it
             raise ModelNotFoundError(f"{model} is not a regular file: name a .gguf file")
         return ModelFile(re.sub(f"[{NO_TEXT}]", "\ufffd", path.stem), path.absolute())
     if path.suffix == ".gguf" or len(path.parts) > 1:
-        hint = (
-            f": if it is on the Hub, type  mink-models pull hf:{model}:Q8_0"
-            if re.fullmatch(_SOURCE, f"hf:{model}") and path.suffix != ".gguf"
-            else ""
-        )
+        may_be_on_hub = path.suffix != ".gguf" and re.fullmatch(_SOURCE, f"hf:{model}")
+        hint = f": if it is on the Hub, type  mink-models pull hf:{model}:Q8_0" if may_be_on_hub else ""
         raise ModelNotFoundError(f"there is no file {model}{chosen}{hint}")
     advice = did_you_mean(model, names_here()) or did_you_mean(model, read_catalog()) or _ADVICE
     raise ModelNotFoundError(f"unknown model {model!r}{chosen}{advice}")

@@ -44,7 +44,7 @@ _HEIGHT_OF_INFINITY = np.uint32(0xFF000001)  # see `_height`
 _LARGEST = np.finfo(np.float32).max
 _BLOCK = 256  # logits per stored maximum; at 256 the first pass costs as much as np.max
 _STRIP = 32  # logits of a block searched at once
-_BITS = np.left_shift(1, np.arange(_STRIP, dtype=np.uint32), dtype=np.uint32)
+BITS = np.left_shift(1, np.arange(_STRIP, dtype=np.uint32), dtype=np.uint32)
 _FIRST_LOOK = 32  # logits wanted at first
 _FIRST_OF_MIN_K = 16  # of 60 to 100 found, it needs a median of 12 to 60; 478 were seen once
 _CHECKED = 8  # logits that Min-k walks before it asks again whether more can matter
@@ -173,7 +173,7 @@ def _collect(logits, threshold, block_max, entries):
             strip = logits[start : min(start + _STRIP, stop)]
             hits = np.uint32(0)
             for j in range(strip.size):  # vectorised; most strips of a block have no hit
-                hits |= _BITS[j] if strip[j] >= threshold else np.uint32(0)
+                hits |= BITS[j] if strip[j] >= threshold else np.uint32(0)
             word = np.int64(hits)
             while word != 0:
                 token = start + lowest_bit(word)

@@ -12,13 +12,20 @@ from numpy.typing import NDArray
 
 from mink_local.samplers.base import Sampler
 from mink_local.samplers.compile import call_by_address, compiled, helper, is_compiling
-from mink_local.samplers.kernels import HAS_NAN, NO_FINITE_LOGIT, every_finite, lowest_bit, narrow, take
+from mink_local.samplers.kernels import (
+    BITS,
+    HAS_NAN,
+    NO_FINITE_LOGIT,
+    every_finite,
+    lowest_bit,
+    narrow,
+    take,
+)
 
 # With at most one allowed token, or one banned one, in so many, a list of them is faster than the mask.
 _SPARSE, _DENSE = 8, 16
 _ALL_BITS = 0xFFFFFFFF
 NO_TOKENS = np.empty(0, np.int32)
-_BITS = np.left_shift(1, np.arange(32, dtype=np.uint32), dtype=np.uint32)
 # As the bits of a float32
 _MAGNITUDE, _INFINITY, _NEGATIVE_INFINITY = np.int32(0x7FFFFFFF), np.int32(0x7F800000), np.int32(-0x800000)
 
@@ -88,7 +95,7 @@ def masked(logits, mask, row):
         word, part, kept = mask[w], bits[32 * w : 32 * w + 32], written[32 * w : 32 * w + 32]
         for j in range(part.size):  # vectorised
             largest = max(largest, np.int32(part[j] & _MAGNITUDE))
-            kept[j] = part[j] if (word & _BITS[j]) != np.uint32(0) else _NEGATIVE_INFINITY
+            kept[j] = part[j] if (word & BITS[j]) != np.uint32(0) else _NEGATIVE_INFINITY
     return largest > _INFINITY
 
 

@@ -259,7 +259,8 @@ def rescore(run: RecordedRun) -> RecordedRun:
     stale = {
         i: response
         for i, response in enumerate(run.responses)
-        if response.flexible and response.scored != mark_of(run.questions[response.question], response)
+        if response.flexible is not None
+        and response.scored != mark_of(run.questions[response.question], response)
     }
     names = sorted({response.task for response in stale.values()})
     tasks = {name: recorded_task(name, rules.get(name)) for name in names}

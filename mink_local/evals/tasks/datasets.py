@@ -162,14 +162,13 @@ def find_task(name: str, scorer: str = "") -> Task:
                 f"{path} has the name of a built-in task: rename it, or run {path.stem} with --data {path}"
             )
         return own_task(path, scorer)
-    if name not in TASKS:
-        raise TaskNotFoundError(
-            f"{name} is in a format that is not read: save it as {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
-            if user_path(name).is_file()
-            else f"unknown task {name!r}: the tasks are {', '.join(TASKS)}, and your own files "
-            f"({', '.join(SUFFIXES)})"
-        )
-    return TASKS[name]
+    if name in TASKS:
+        return TASKS[name]
+    if user_path(name).is_file():
+        formats = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+        raise TaskNotFoundError(f"{name} is in a format that is not read: save it as {formats}")
+    own = f"your own files ({', '.join(SUFFIXES)})"
+    raise TaskNotFoundError(f"unknown task {name!r}: the tasks are {', '.join(TASKS)}, and {own}")
 
 
 def recorded_task(name: str, rule: str | None) -> Task | None:
