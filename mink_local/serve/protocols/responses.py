@@ -327,6 +327,15 @@ class ItemsBuilder(PartsBuilder):
             for name, namespace, tool, _ in self.request.named_tools()
             if namespace
         }
+        given = self.request
+        echoed = {
+            "instructions": given.instructions,
+            "metadata": given.metadata or {},
+            "text": {"format": (given.text and given.text.format) or {"type": "text"}},
+            "tools": given.tools or [],
+        }
+        # Encoded once: several events of a stream have them, and tools may be megabytes.
+        self._echoed: Json = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in echoed.items()}
 
     def send_event(self, kind: str, **fields: Any) -> None:
         super().send_event(f"response.{kind}", sequence_number=self._number, **fields)
@@ -388,19 +397,16 @@ class ItemsBuilder(PartsBuilder):
             id=f"resp_{self.head.request_id}",
             created_at=self.head.created,
             status=status,
-            instructions=given.instructions,
             max_output_tokens=given.max_tokens,
             model=self.head.model,
             output=[self._item(part) for part in self.parts],
             parallel_tool_calls=given.parallel_tool_calls is not False,
             reasoning={"effort": given.reasoning and given.reasoning.effort, "summary": None},
             temperature=params.temperature,
-            text={"format": (given.text and given.text.format) or {"type": "text"}},
             tool_choice=given.tool_choice or "auto",
-            tools=msgspec.to_builtins(given.tools or []),
             top_p=_top_p(params.effective_sampler),
-            metadata=given.metadata or {},
             k=self.answer.k if status != "in_progress" else [],
+            **self._echoed,
         )
 
     def _item(self, part: Part) -> Json:
