@@ -1,7 +1,6 @@
 """The application and its process: paths, socket, model, start and end."""
 
 import gc
-import logging
 import math
 import os
 import socket
@@ -52,8 +51,6 @@ from mink_local.serve.service import Service
 from mink_local.serve.table import ENDPOINTS, Endpoint, openapi
 
 N_OUTPUTS = 64  # logits rows of a batch: with `echo` and `logprobs` a prompt needs one for each of its tokens
-
-log = logging.getLogger("mink_local")
 
 
 def _route(path: str, endpoint: Endpoint) -> Route:
@@ -248,7 +245,7 @@ def _warm_up(model: Model, sampler: Sampler) -> None:
     try:
         model.chat([{"role": "user", "content": "Hello"}], sampler=sampler, max_tokens=2).read()
     except MinkError as error:  # completions of text need no chat template
-        log.warning("%s", error)
+        request_log.log.warning("%s", error)
     model.forget()
 
 

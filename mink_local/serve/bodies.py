@@ -13,6 +13,8 @@ from msgspec import UNSET, Struct, UnsetType
 from mink_local.errors import MinkError
 from mink_local.sandbox import ChildStartError
 
+Json = dict[str, Any]
+
 _ANTHROPIC = {
     "authentication_error": "authentication_error",
     "permission_error": "permission_error",

@@ -8,7 +8,6 @@
 
 import asyncio
 import ipaddress
-import logging
 import re
 import socket
 import time
@@ -32,8 +31,6 @@ from mink_local.serve.bodies import ApiError
 from mink_local.serve.keys import Keys
 
 T = TypeVar("T")
-
-log = logging.getLogger("mink_local")
 
 MAX_BODY = 4 << 20  # bytes
 MAX_DISCARDED = 64 << 20  # bytes read of a body that is too large: who is still sending reads no 413
@@ -164,7 +161,7 @@ class Guard:
         try:
             await self._admitted(scope, receive, send_with_headers)
         except Exception:  # Starlette has answered, unless it was in the middle of a response
-            log.exception("%s %r failed", scope["method"], path)
+            request_log.log.exception("%s %r failed", scope["method"], path)
         finally:
             self._n_requests -= 1
             status = CLIENT_LEFT if request_log.has_left() else status

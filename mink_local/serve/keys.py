@@ -1,7 +1,6 @@
 """API keys, and who has them: lines `NAME:KEY` or `KEY`, which are read again while the server runs."""
 
 import hashlib
-import logging
 import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -12,8 +11,7 @@ import click
 
 from mink_local.files import regular
 from mink_local.interrupts import handled
-
-log = logging.getLogger("mink_local.requests")
+from mink_local.serve.request_log import log
 
 _LINE = re.compile(r"(?![\w.-]+:$)(?:([\w.-]{1,64}):)?([!-~]+)", re.ASCII)
 

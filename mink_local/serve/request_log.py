@@ -25,7 +25,7 @@ client: ContextVar[str] = ContextVar("client", default="")
 POLLED = frozenset({"/health", "/ready", "/metrics"})
 """Paths that machines ask for every few seconds, however busy the server is."""
 
-log = logging.getLogger("mink_local.requests")
+log = logging.getLogger("mink_local.serve")
 
 
 def set_up(log_format: str) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from mink_local.serve.bodies import ApiError, api_errors
 from mink_local.serve.history import SIZE, History
 from mink_local.serve.metrics import Metrics
 from mink_local.serve.request.presets import Presets
+from mink_local.serve.request_log import log
 from mink_local.version import __version__
 
 T = TypeVar("T")
@@ -31,8 +31,6 @@ T = TypeVar("T")
 _PREPARERS = 4  # threads that render and tokenize prompts; llama.cpp's own threads need the cores
 _WATCH_SECONDS = 0.5  # between two looks at the engine
 _END_SECONDS = 10.0  # for the running batch to end when the server stops
-
-log = logging.getLogger("mink_local")
 
 
 class EventStream:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from mink_local.serve.bodies import ErrorBody
+from mink_local.serve.bodies import ErrorBody, Json
 from mink_local.serve.endpoints.candidates import CandidatesRequest, StepCandidates, find_candidates
 from mink_local.serve.endpoints.state import (
     Health,
@@ -47,8 +47,6 @@ from mink_local.serve.request.fields import Fields
 from mink_local.serve.request.parsing import with_sampler_fields
 from mink_local.serve.service import Service
 from mink_local.version import __version__
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)

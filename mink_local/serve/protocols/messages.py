@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 from starlette.responses import Response
 
-from mink_local.serve.bodies import ApiError, Output, Timings, TokenUsage
+from mink_local.serve.bodies import ApiError, Json, Output, Timings, TokenUsage
 from mink_local.serve.exchange import Part, PartsBuilder, respond
 from mink_local.serve.request.chat import (
     ChatMessage,
@@ -32,8 +32,6 @@ from mink_local.serve.request.fields import (
     ToolName,
 )
 from mink_local.serve.service import Service
-
-Json = dict[str, Any]
 
 
 class TextBlock(Fields, frozen=True, tag="text"):

@@ -10,7 +10,7 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from mink_local.samplers import Chain, TopP
-from mink_local.serve.bodies import ApiError, Output, Timings, TokenUsage
+from mink_local.serve.bodies import ApiError, Json, Output, Timings, TokenUsage
 from mink_local.serve.exchange import Part, PartsBuilder, respond
 from mink_local.serve.request.chat import (
     ChatMessage,
@@ -40,7 +40,6 @@ from mink_local.serve.request.fields import (
 )
 from mink_local.serve.service import Service
 
-Json = dict[str, Any]
 Status = Literal["completed", "incomplete", "in_progress", "failed"]
 
 

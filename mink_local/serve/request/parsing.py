@@ -14,11 +14,10 @@ import msgspec
 from msgspec import inspect
 
 from mink_local.sandbox import in_a_line
-from mink_local.serve.bodies import ApiError
+from mink_local.serve.bodies import ApiError, Json
 from mink_local.serve.request.fields import Fields, SamplingFields, sampler_fields
 
 RequestT = TypeVar("RequestT", bound=Fields)
-Json = dict[str, Any]
 
 NOT_GIVEN: tuple[Any, ...] = (None, "", [], {})
 """Values that ask for nothing."""
