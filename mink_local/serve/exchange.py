@@ -250,7 +250,8 @@ async def respond(
     request: ChatRequest | CompletionRequest = given.normal()
     preset = service.presets.find(request.model)
     params, ignored = sampling_params(request, preset, service.model, service.max_tokens)
-    request_log.note(model=preset.model_id, sampler=str(params.sampler), temperature=params.temperature)
+    sampler = str(params.effective_sampler)
+    request_log.note(model=preset.model_id, sampler=sampler, temperature=params.temperature)
     head = ResponseHead(
         request_log.request_id.get(),
         int(time.time()),

@@ -515,13 +515,18 @@ def test_what_is_wrong_is_refused_with_its_field(
 
 @pytest.mark.parametrize(
     ("fields", "sampler"),
-    [({"sampler": "min-k"}, MinK()), ({"mirostat": 2, "mirostat_tau": 4}, Mirostat(4.0))],
+    [
+        ({"sampler": "min-k"}, MinK()),
+        ({"mirostat": 2, "mirostat_tau": 4}, Mirostat(4.0)),
+        ({"temperature": 0}, Greedy()),
+        ({"temperature": 0, "sampler": "greedy"}, Greedy()),
+    ],
 )
 def test_a_sampler_that_stays_alone_wins_and_the_other_fields_are_reported(
     fields: dict[str, Any], sampler: Sampler
 ) -> None:
     params, ignored = params_of(**fields, min_k=True, top_p=0.9, min_p=0)
-    assert (params.sampler, ignored) == (sampler, ["min_k", "top_p"])
+    assert (params.effective_sampler, ignored) == (sampler, ["min_k", "top_p"])
 
 
 def test_a_preset_wins_over_the_clients_sampler_and_temperature_and_nothing_else() -> None:

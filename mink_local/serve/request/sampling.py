@@ -153,12 +153,16 @@ def _sampler(request: SamplingFields, preset: Preset) -> tuple[Sampler, float, l
         fields += [name for name in ("sampler", "temperature") if getattr(request, name) is not None]
         return preset.sampler, preset.temperature, fields
     temperature = preset.temperature if request.temperature is None else request.temperature
+    if temperature == 0 and request.sampler not in (None, "greedy"):
+        fields.append("sampler")
     if request.sampler is not None:
         with api_errors("sampler"):
             return parse(request.sampler, "temperature-last"), temperature, fields
     acting = _acting(chosen)
     cuts = [_cut(kind, chosen[kind]) for kind in acting]
-    ignored = [field for kind, given in chosen.items() if kind not in acting for field in given]
+    ignored = [
+        field for kind, given in chosen.items() if kind not in acting or temperature == 0 for field in given
+    ]
     return Chain(*cuts) if len(cuts) > 1 else next(iter(cuts), preset.sampler), temperature, ignored
 
 
