@@ -140,7 +140,7 @@ def test_keys_presets_and_a_drain() -> None:
         assert (entry["meta"]["sampler"], entry["meta"]["temperature"]) == ("top-k:k=5", 9)
         assert len(client.get("/v1/models").json()["data"]) == 2
         assert client.get("/v1/models/m/y").json()["error"]["code"] == "model_not_found"
-        body = {"messages": MESSAGES, "max_tokens": 60, "stream": True, "ignore_eos": True}
+        body = {"messages": MESSAGES, "max_tokens": 300, "stream": True, "ignore_eos": True}
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
             lines = response.iter_lines()
             assert next(lines).startswith(": ")
@@ -158,7 +158,7 @@ def test_keys_presets_and_a_drain() -> None:
     assert all(record["client"] == "alice" for record in log if record.get("status") == 200)
     denied, *_, answered = [record for record in log if "path" in record and record["path"] != "/ready"]
     assert (denied["path"], denied["status"], "API key" in denied["error"]) == ("/v1/models", 401, True)
-    assert answered["completion_tokens"] == 60
+    assert answered["completion_tokens"] == 300
     assert answered["id"] == response.headers["x-request-id"]
 
 
