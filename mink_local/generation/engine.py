@@ -62,7 +62,8 @@ _MOST_WAITED = 8192  # tokens
 class _Round:
     """Answers that are generated together, one in each slot: their next batch differs in its tokens alone.
 
-    So a step touches few objects of each, which a pass over the logits has driven out of the CPU's cache.
+    So a step touches few objects of each, which a pass over the logits has driven out of the CPU's cache: the
+    next tokens are queued here, and in the slots only when the round ends.
 
     Attributes:
         ready: What samples them together; their tokens never depend on text.
@@ -71,23 +72,42 @@ class _Round:
     def __init__(self, slots: Sequence[Slot[Group]], ready: Ready, weights: Weights) -> None:
         self.ready = ready
         self._slots = slots
+        self._tokens: Sequence[int] = ()  # one of each slot, not evaluated yet
         self._n_left = min(decoding.n_alike for decoding in ready[1])  # steps
         self._ends_generation = weights.ends_generation
         self._stop_tokens = frozenset[int]().union(*(decoding.stop_tokens for decoding in ready[1]))
-
-    def is_next(self, slots: Sequence[Slot[Group]]) -> bool:
-        """Return whether the next step is one of the round; `slots` are all that are busy."""
-        self._n_left -= 1
-        return self._n_left > 0 and slots == self._slots
+        self._harmless = set[int]()  # tokens that end no answer
+        for slot in slots:
+            slot.push(())  # its answer has begun: no other one may share it
 
     def go_on(self, tokens: Sequence[int], ks: Sequence[int]) -> bool:
-        """Queue everybody's token; return False, having done nothing, if some answer may end."""
-        is_over = self._n_left == 1 or min(ks) <= 0 or not self._stop_tokens.isdisjoint(tokens)
-        if is_over or any(map(self._ends_generation, tokens)):
+        """Queue everybody's token; return False if some answer may end, which is not the round's to tell."""
+        self._n_left -= 1
+        if self._n_left <= 0 or min(ks) <= 0 or self._may_end(tokens):
             return False
-        for slot, token in zip(self._slots, tokens, strict=True):
-            slot.push((token,))
+        self._tokens = tokens
         return True
+
+    def _may_end(self, tokens: Sequence[int]) -> bool:
+        """Return whether one of the tokens ends an answer."""
+        if self._harmless.issuperset(tokens):
+            return False
+        if not self._stop_tokens.isdisjoint(tokens) or any(map(self._ends_generation, tokens)):
+            return True
+        self._harmless.update(tokens)
+        return False
+
+    def evaluate(self, context: Context) -> bool:
+        """Evaluate everybody's token; return False if that was interrupted."""
+        if not decode_next(context, self._slots, self._tokens):
+            return False
+        self._tokens = ()
+        return True
+
+    def end(self) -> None:
+        """Leave it to the slots to have the tokens evaluated."""
+        for slot, token in zip(self._slots, self._tokens, strict=False):
+            slot.push((*slot.pending, token))
 
 
 Job = Callable[[], object]  # to be called while nothing is generated
@@ -258,20 +278,19 @@ class Engine:
         """Begin a step: have a batch evaluated. On a GPU, that goes on when this returns."""
         self._resume()
         self._ended += self._admit()
-        busy = self._compact()
         last, self._batch = self._batch, None
         self._began = time.perf_counter()
         try:
-            if self._round is not None and self._round.is_next(busy):
-                self._batch = last if decode_next(self.context, busy) else None
-            else:
-                self._round = None
-                self._batch = self._decode(busy) if busy else None
+            if self._round is not None:
+                self._batch = last if self._round.evaluate(self.context) else None
+            elif busy := self._compact():
+                self._batch = self._decode(busy)
         except GenerationError as error:
             told = self.tell()
-            self._ended = [*told, *self._end([each for slot in busy for each in slot.job or ()], error)]
+            failed = [each for slot in self.slots for each in slot.job or ()]
+            self._ended = [*told, *self._end(failed, error)]
         if self._batch is None:
-            self._round = None
+            self._end_round()
 
     def _decode(self, busy: Sequence[Slot[Group]]) -> Batch[Group] | None:
         """Have a batch of slots evaluated, whatever they hold."""
@@ -340,6 +359,7 @@ class Engine:
         if self._round is not None and self._round.go_on(tokens, ks):
             self._sampled.append((decodings, tokens, ks))
             return [] if self.tells_late else self.tell()
+        self._round = None
         each = zip(decodings, tokens, ks, strict=True)
         sampled = {decoding: (token, k) for decoding, token, k in each if k > 0}
         outputs = [(slot, slot.job, position) for slot, position in batch.outputs]
@@ -365,8 +385,13 @@ class Engine:
             slot.push([token])
 
     def _release(self, slot: Slot[Group]) -> None:
+        self._end_round()
         slot.release()
-        self._round = None  # it is over
+
+    def _end_round(self) -> None:
+        if self._round is not None:
+            self._round.end()
+        self._round = None
 
     def _drop(self, decoding: Decoding) -> None:
         """Release the slot of an answer whose text has ended it, without the token evaluated meanwhile."""
@@ -436,6 +461,7 @@ class Engine:
             slot = reserve(self.slots, [*first.answer.prompt, *first.answer.tokens])
             if slot is None:
                 return
+            self._end_round()
             slot.job = self._forked.pop(0)
 
     def _admit(self) -> Step:
@@ -459,6 +485,7 @@ class Engine:
                 if self.n_busy == len(self.slots):
                     break
                 continue
+            self._end_round()
             self._waiting.remove(decoding)
             self._turn = decoding.turn
         return ended

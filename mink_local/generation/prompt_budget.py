@@ -29,9 +29,12 @@ class PromptBudget:
         self._tokens: deque[float] = deque(maxlen=_RECENT)  # seconds per prompt token
         self._n_steps = 0  # since the last step without prompts
         self._is_surprised = False  # by the last step
+        # Seconds, answers and prompt tokens of steps that nothing was learned from yet
+        self._noted: deque[tuple[float, int, int]] = deque(maxlen=_EVERY)
 
     def tokens(self, n_slots: int) -> int:
         """Return the next step's budget beside answers, given the number of slots in use."""
+        self._learn()
         if not self._steps or self._n_steps >= _EVERY - 1 or self._is_surprised:
             return 0
         step, token = self._without_prompts(n_slots), self._per_token
@@ -51,26 +54,34 @@ class PromptBudget:
         return self._in(_UNNOTICED)
 
     def note(self, seconds: float, n_answers: int, n_prompt: int) -> None:
-        """Learn from a step.
+        """Learn from a step, at the latest when that is needed.
 
         Args:
             seconds: Duration of the step.
             n_answers: Number of answers that got a token.
             n_prompt: Number of prompt tokens evaluated.
         """
-        if n_answers and (self._steps or n_prompt == 0):
-            step = self._without_prompts(n_answers) if self._steps else seconds
-            self._is_surprised = seconds > _SURPRISE * (step + n_prompt * self._per_token)
-            self._n_steps = self._n_steps + 1 if n_prompt else 0
-            if n_prompt:
-                seconds -= step
-            else:
-                self._steps.setdefault(n_answers, deque(maxlen=_RECENT)).append(seconds)
-        # Without answers, what every step costs is part of it: much, if a step reads only a few tokens.
-        if n_prompt and (self._steps if n_answers else n_prompt >= _LEAST):
-            self._tokens.append(max(0.0, seconds / n_prompt))
+        self._noted.append((seconds, n_answers, n_prompt))
+        if n_prompt:
+            self._learn()
+
+    def _learn(self) -> None:
+        for seconds, n_answers, n_prompt in self._noted:
+            if n_answers and (self._steps or n_prompt == 0):
+                step = self._without_prompts(n_answers) if self._steps else seconds
+                self._is_surprised = seconds > _SURPRISE * (step + n_prompt * self._per_token)
+                self._n_steps = self._n_steps + 1 if n_prompt else 0
+                if n_prompt:
+                    seconds -= step
+                else:
+                    self._steps.setdefault(n_answers, deque(maxlen=_RECENT)).append(seconds)
+            # Without answers, what every step costs is part of it: much, if a step reads only a few tokens.
+            if n_prompt and (self._steps if n_answers else n_prompt >= _LEAST):
+                self._tokens.append(max(0.0, seconds / n_prompt))
+        self._noted.clear()
 
     def _in(self, seconds: float) -> int:
+        self._learn()
         return max(_LEAST, int(seconds / self._per_token)) if self._per_token else _FIRST
 
     @property

@@ -245,17 +245,15 @@ def decode(
     return Batch(outputs, n_evaluated, len(growing), n_evaluated - in_step * len(growing))
 
 
-def decode_next(context: Context, slots: Sequence[Slot[Job]]) -> bool:
-    """Evaluate the next token of each slot, whose last batch had one of each, too; see `decode`.
+def decode_next(context: Context, slots: Sequence[Slot[Job]], tokens: Sequence[int]) -> bool:
+    """Evaluate a token of each slot, whose last batch had one of each, too; see `decode`.
 
     Returns False if the batch was interrupted.
     """
-    tokens = [slot.pending[0] for slot in slots]
     if not _is_done(context, slots, context.decode_next, tokens):
         return False
     for slot, token in zip(slots, tokens, strict=True):
         slot.tokens.append(token)
-        slot.pending = ()
     return True
 
 
