@@ -35,6 +35,7 @@ from mink_local.generation.kept import MOST_BESIDE, KeptCaches
 from mink_local.generation.prompt_budget import PromptBudget
 from mink_local.generation.request import Request, read_prompt
 from mink_local.generation.slots import (
+    MUCH_LONGER,
     Batch,
     Slot,
     common_prefix,
@@ -42,7 +43,6 @@ from mink_local.generation.slots import (
     decode_next,
     find_free,
     reserve,
-    tokens_of_whole_prompts,
 )
 from mink_local.generation.template import ChatTemplate
 from mink_local.generation.tool_calls import ToolParser
@@ -55,7 +55,6 @@ from mink_local.llama.weights import Weights
 Step = list[tuple[Answer, Piece]]
 Group = list[Decoding]  # answers with the same prompt and the same tokens so far, in one slot
 Ready = tuple[Sequence[int], Sequence[Decoding], list[TokenSampler]]  # rows, their answers, what samples them
-_MUCH_LONGER = 2  # times as long
 _MOST_WAITED = 8192  # tokens
 
 
@@ -307,9 +306,8 @@ class Engine:
             return 0
         if not is_burst and len(reading) < len(busy):
             return self._budget.tokens(len(busy))
-        # A single slot can serve nobody else meanwhile.
-        n_tokens = self._budget.longest if len(self.slots) > 1 else self.context.n_batch
-        return tokens_of_whole_prompts(reading, n_tokens)
+        # Without a free slot, nobody else could be served meanwhile.
+        return self._budget.longest if len(busy) < len(self.slots) else self.context.n_batch
 
     def _is_burst(self, busy: Sequence[Slot[Group]]) -> bool:
         """Return whether prompts are read before an answer is started.
@@ -327,7 +325,7 @@ class Engine:
         ready = [slot for slot in busy if len(slot.pending) == 1]
         read = [each.answer.evaluated_tokens for slot in ready for each in slot.job or ()]
         waited = self.context.n_evaluated - min((slot.deadline for slot in ready), default=0)
-        return not ready or (min(reading) <= _MUCH_LONGER * max(read) and waited <= _MOST_WAITED)
+        return not ready or (min(reading) <= MUCH_LONGER * max(read) and waited <= _MOST_WAITED)
 
     def tell(self) -> Step:
         """Return the answers that have ended since the last step, or whose text has waited from then on."""

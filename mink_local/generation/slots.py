@@ -11,6 +11,7 @@ from mink_local.llama.context import Context, Segment
 
 N_OUTPUTS = 128  # logits rows per batch: 78 MB with a vocabulary of 151,936
 MIN_SHARED_PREFIX = 4  # a shorter prefix is cheaper to evaluate again than to copy
+MUCH_LONGER = 2  # times as long
 CONTINUED = 0.75  # share of a slot's tokens that a prompt begins with if it continues the same conversation
 
 Job = TypeVar("Job")
@@ -181,19 +182,6 @@ def _will_share(slot: Slot[Job], tokens: Sequence[int], n_cached: int) -> int:
     return n_cached + common_prefix(slot.pending, tokens[n_cached:])
 
 
-def tokens_of_whole_prompts(busy: Sequence[Slot[Job]], n_tokens: int) -> int:
-    """Return the number of tokens of the prompts that fit whole into `n_tokens`; that, if the first does not.
-
-    Part of a long prompt beside them would delay their answers.
-    """
-    total = 0
-    for slot in sorted(busy, key=lambda slot: slot.deadline):
-        if total + len(slot.pending) > n_tokens:
-            break
-        total += len(slot.pending)
-    return total or n_tokens
-
-
 class Batch(NamedTuple, Generic[Job]):
     """What a batch has evaluated.
 
@@ -217,7 +205,8 @@ def decode(
 
     Args:
         n_prompt: Maximum number of tokens of prompts.
-        starts: Whether the last token of a prompt is evaluated, so that its answer starts.
+        starts: Whether the last token of a prompt is evaluated, so that its answer starts. If not, prompts of
+            about the same length go on in step, too.
 
     Returns None if the batch was interrupted. Raises GenerationError if llama.cpp fails. In both cases, the
     slots are as before.
@@ -228,7 +217,7 @@ def decode(
     in_step = min([room // max(1, len(growing)), *(len(slot.pending) for slot in growing)])
     parts = [(slot, slot.next_segment(in_step)) for slot in growing]
     if n_prompt and len(growing) < len(busy):
-        reading = [slot for slot in busy if not (starts and slot.is_growing)]
+        reading = [slot for slot in busy if not slot.is_growing]
         n_tokens = min(n_prompt, room - in_step * len(growing))
         parts += _of_prompts(reading, n_tokens, context.n_outputs - len(growing), starts=starts)
         parts.sort(key=lambda part: part[1].seq_id)
@@ -281,10 +270,17 @@ def _of_prompts(
 
     llama.cpp evaluates only adjacent sequences together. A gap costs more than these tokens.
     """
+    in_turn = sorted(reading, key=lambda slot: slot.deadline)
+    longest = n_tokens
+    if not starts:
+        most = MUCH_LONGER * len(in_turn[0].pending)
+        lengths = [len(slot.pending) for slot in in_turn if len(slot.pending) <= most]
+        longest //= len(lengths)
+        n_tokens = min(n_tokens, sum(lengths))  # part of a longer one would delay the answers
     parts = []
-    for slot in sorted(reading, key=lambda slot: slot.deadline):
-        most = len(slot.pending) if starts else len(slot.pending) - 1
-        segment = slot.next_segment(min(max(1, n_tokens), most), n_outputs)
+    for slot in in_turn:
+        length = max(1, min(n_tokens, longest, len(slot.pending) - (not starts)))
+        segment = slot.next_segment(length, n_outputs)
         if segment.tokens:
             parts.append((slot, segment))
             n_tokens -= len(segment.tokens)
