@@ -25,7 +25,7 @@ Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 Name = Annotated[str, msgspec.Meta(pattern=rf"\A[^{NO_TEXT}]*\Z")]
 """A field that is printed to terminals and in tables."""
 
-SCORER = 5
+SCORER = 6
 """The scorers' version, raised with every change of a verdict: 1 is that of mink-local 0.1.0 and 0.2.0."""
 
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)

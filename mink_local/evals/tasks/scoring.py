@@ -154,7 +154,8 @@ _LETTER = re.compile(
 )
 _LETTER_HEDGES = re.compile(
     r"\b(?:or|(?:can)?not|never|neither|nor|between|than|both|because|by|incorrect|wrong)\b|n['’]t\b|不|或"
-    r"|\b[A-J]\)?(?:, | ?[/&] ?| and )\(?[A-J]\b",
+    r"|\b[A-J]\)?(?:, | ?[/&] ?| and )\(?[A-J]\b|\b[A-J]\)?,? (?:only )?(?:if|unless|when|provided)\b"
+    r"|\b(?:except|apart from|other than)\b",
     re.IGNORECASE,
 )
 _LETTER_TAIL = re.compile(  # (B), not (A)

@@ -3,9 +3,9 @@
 Flexible scoring reads the last statement of an answer in one of a few common forms (`_FORMS`), up to the end
 of its sentence. If none is readable, it tries the last `\\boxed{}`, a last line in bold, a response that is
 only an answer, and a last sentence that begins with "so" or states a total. Rarer forms do not count, and
-neither do questions, hedges and anything the response retracts. The last number of a rambling text never
-counts: at a high temperature that would reward luck, and strict and flexible scoring would differ for no
-visible reason.
+neither do questions, hedges, what others say, what the response retracts and what the answer would be in
+another case. The last number of a rambling text never counts: at a high temperature that would reward luck,
+and strict and flexible scoring would differ for no visible reason.
 """
 
 import re
@@ -67,16 +67,48 @@ _GLUE_AFTER = re.compile(  # and after it
     re.IGNORECASE,
 )
 _DENIED = re.compile(  # before a form: I don't think the answer is 18, if the answer is 18
-    r"(?:n['’]t (?:think|believe|say|mean|agree)\b|\bnot (?:think|believe|true|the case|that|say)\b"
+    r"(?:(?:n['’]t|\b(?:not|cannot)) (?:\w+ )?(?:think|believe|say|mean|agree|true|the case|that|clear"
+    r"|conclude|claim|assume|infer|know)\b"
+    r"|(?:\b(?:not|never|cannot|no way)|n['’]t) (?:be )?(?=(?:the )?\Z)"
     r"|\b(?:not (?:sure|certain)|unsure|uncertain)\b(?!.*\bbut\b)"
-    r"|\b(?:doubt|deny|denies|false|untrue|unlikely|impossible|wrong)\b"
-    r"|\b(?:might|may|could) (?:think|say|guess|believe)\b"
+    r"|\b(?:doubt|deny|denies|false|untrue|unlikely|impossible|wrong|tempting)\b"
+    r"|\b(?:mistake|error|misconception) (?:is|was|would be|to)\b|\bnothing (?:suggests|says|shows|proves)\b"
+    r"|\b(?:might|may|could) (?:think|say|guess|believe)\b|\bfor (?:example|instance)\b|\bexample:"
+    r"|\b(?:people|students?|users?|teachers?|(?<!as )many|most|some(?:one|body)?|others?|everyone|everybody"
+    r"|anyone|nobody|no one|they|he|she|key|it) (?:(?:would|will|often|usually|always|sometimes) (?=\Z)"
+    r"|(?:\w+ )?(?:think|thought|say|said|believe|guess|answer|conclude|argue|write|wrote|choose|pick|claim)"
+    r"(?:e?s|e?d)?(?=(?: that)?:? *[\"“]?(?:(?:the|his|her|their) )?\Z))"
+    r"|\bclaim(?:s|ed)(?: that)?(?= (?:the )?\Z)|\bif[^.!?\n]* (?:would|will) (?=\Z)"
+    r"|\b(?:teacher|student|friend|user|author|(?:text)?book)['’]s (?=\Z)"
+    r"|\b(?:incorrect|previous|old|earlier|first|second|initial|original|intermediate|partial|one|another)"
+    r" (?=\Z)"
     r"|\b(?:if|whether|unless|suppose|assume|assuming|imagine)\b"
-    r"(?=(?: that)?(?: the| my| your| this)?\s*\Z))[^.!?\n]*\Z",
+    r"(?=(?: that)?(?: the| my| your| this)?\s*\Z))(?:(?!\b(?:so|thus|therefore|hence|but)\b)[^.!?\n])*\Z",
     re.IGNORECASE,
 )
+_IN_SENTENCE = r"(?:(?!\b(?:so|thus|therefore|hence)\b)(?:[^.!?\n]|\.\d))*"
+_HYPOTHETICAL = re.compile(  # up to a form's end: if it rained, the answer would be; but not: so it would be
+    r"(?:\b(?:if|(?:suppos|imagin)\w+[^.!?\n]*(?:[.;] then\b)?|without|but for|otherwise|in that case|usually"
+    rf"|normally|with \d+ (?:more|less|fewer))\b{_IN_SENTENCE}"
+    r"\b(?:had|were|answer|result|total|option|choice)\b"
+    rf"|(?:\A|[.!?\n])\W*(?:had|were)\b){_IN_SENTENCE}\bwould\b{_IN_SENTENCE}[.!]?\Z"
+    rf"|\bwould (?:normally|usually|ordinarily|otherwise)\b{_IN_SENTENCE}[.!]?\Z",
+    re.IGNORECASE,
+)
+_DISPUTED = (
+    re.compile(  # after a form: (B) is correct only if; 18, which is wrong; would be 18, but it is not
+        rf"(?:[\s$*)}}]*|{_IN_SENTENCE}?(?:, (?:which|but|and)|\bbut) (?:(?:that|this|it) ?)?)"
+        r"(?:(?:is|was|seems|looks|would be|['’]s) (?:\w+ )?(?:wrong|incorrect|false|impossible|an error"
+        r"|a (?:mistake|typo)|not (?:right|correct|true|possible|the answer))"
+        r"|(?:is|was|does|ca|could)n['’]t\b|cannot\b)"
+        rf"|[\s$*)}}]*(?:\?|(?:only )?(?:if|unless)\b)|{_IN_SENTENCE}?, no, "
+        rf"|(?<=would be){_IN_SENTENCE}?\b(?:if|unless|without|otherwise|instead|but|however|normally|usually"
+        r"|(?:had|were) (?:I|we|you|he|she|it|they|there))\b",
+        re.IGNORECASE,
+    )
+)
 _BOLD = re.compile(r"(?:^|\n) *\*\*(\S[^*\n]{0,40})\*\*$")
-_SHORT = re.compile(r"\A(?=[^\n]{1,20}\Z)(?:[^A-Za-z=]*=)?(.*)\Z")  # only an answer: 18, or 1 + 1 = 2
+_SHORT = re.compile(r"\A(?=[^\n?？]{1,20}\Z)(?:[^A-Za-z=]*=)?(.*)\Z")  # only an answer: 18, or 1 + 1 = 2
 _CONCLUSION = re.compile(  # a last sentence that begins with "so", or states a total
     r"\A(?:.*[.!?。\n])?\W*(?:(?:so|therefore|thus|hence|in (?:total|conclusion))\b|因此|所以"
     r"|(?:the|his|her|their) (?:grand )?total (?:\w+ ){0,9}?(?:is|was|equals|comes to)\b)"
@@ -94,10 +126,19 @@ _UNSURE = re.compile(  # it is not, may be, was once, or is said to be
     r"|however|instead|opposite|question)\b|n['’]t\b",
     re.IGNORECASE,
 )
-_WITHDRAWN = re.compile(  # No, wait, that is wrong
-    r"(?:^|[.!?\n])\W*(?:(?:no|wait|oops|hmm+|actually|sorry|but)\b\W+)*(?:that|this|it|(?:this|my) answer)"
-    r"(?:['’]s| is| was) (?:wrong|incorrect|not (?:right|correct))\b"
-    r"|(?:^|[.!?\n])\W*(?:(?:no|wait|oops)\b\W+)+(?:it|that)(?:['’]s| is| should be)(?= \W*\d)",
+_IT_IS = r"\b(?:it|that)(?:['’]s| is| should be)(?= \W*\d)"
+_WITHDRAWN = re.compile(  # No, wait, that is wrong; I made a mistake: it is 15
+    r"(?:^|[.!?…(\n])\W*((?:no|wait|oops|oh|hmm+|actually|sorry)\b\W+)*(?:"
+    r"(?:but )?(?:that|this|it|(?:this|my) answer)"
+    r"(?:(?:['’]s| is| was) (?:wrong|incorrect|not (?:right|correct))"
+    r"|(?: can(?:not|['’]t)| could(?: not|n['’]t)) be (?:right|correct|true)"
+    r"|(?: does(?: not|n['’]t)) make (?:any )?sense)\b"
+    rf"|(?(1)(?:(?:[^.!?\n]{{0,60}}[,;] )?{_IT_IS}|I (?:forgot|missed|left out)\b"
+    r"|no\b(?=\W*(?:\Z|[.!?,;\n–-])))|(?!)))"
+    r"|(?:(?:^|[.!?…(\n])\W*(?:correction|edit|scratch that|let me (?:correct|fix)|I mean"
+    r"|on second thoughts?)"
+    r"|(?<!if )\bI (?:\w+ )?(?:double[- ]?counted|miscounted|misread|miscalculated|misunderstood|overlooked"
+    rf"|made (?:an? )?(?:\w+ )?(?:mistake|error)s?))\b(?:[^.!?\n]{{0,40}}?{_IT_IS})?",
     re.IGNORECASE,
 )
 _NO_STATEMENT = re.compile(
@@ -107,7 +148,7 @@ _NO_STATEMENT = re.compile(
     r"|\\boxed\{[^{}]*\}[\s$]*or[\s$]*\\boxed\{[^{}]*\}",
     re.IGNORECASE,
 )
-_DISPLAY = re.compile(r"\\\[(.+?)\\\]|\$\$(.+?)\$\$", re.DOTALL)
+_DISPLAY = re.compile(r"(\\\[|\$\$)(.+?)(?:\\\]|\$\$)", re.DOTALL)
 _BULLET = re.compile(r"\A[-–•+] ")
 _OPENING = " \t\n…:：*_`\"“'‘="  # before an answer
 _END = re.compile(
@@ -116,11 +157,11 @@ _END = re.compile(
 
 _WIDE = re.compile(  # letters, digits and signs that only look different: （Ｂ）, 𝐁, Ⓑ, １８, ＄
     "[\uff04\uff05\uff08\uff09\uff0b\uff0d\uff0f-\uff19\uff1c-\uff1e\uff21-\uff3b\uff3d\uff41-\uff5b\uff5d"
-    "\uffe5\u24b6-\u24e9\U0001d400-\U0001d7ff]"
+    "\uffe5\u24b6-\u24e9\U0001d400-\U0001d7ff¼-¾⅐-⅞]"
 )
 _DIGIT = re.compile(r"(?![0-9])\d")  # of other scripts: १८
-_BRACKETS = str.maketrans("【】〔〕「」", "[][][]")
-_VULGAR = re.compile("(\\d?)([¼-¾⅐-⅞])")  # 1½
+_SIGNS = str.maketrans("【】〔〕「」⁄", "[][][]/")
+_MIXED = re.compile("(?<=\\d)(?=[¼-¾⅐-⅞])")  # 1½ is 1 1/2
 _HALF_DAY = re.compile(r"(?<=\d )([ap])\.m\.?")  # whose full stops end no sentence
 _FENCE = re.compile(r"^\s*(?:```|~~~)\w*[ \t]*$", re.MULTILINE)
 
@@ -170,13 +211,14 @@ class Statement:
 def statements(response: str) -> Iterator[Statement]:
     """Yield statements of the answer, the most reliable first."""
     response = _FENCE.sub("", narrow(response[-_READ:])).replace("...", "…").strip()
-    response = _HALF_DAY.sub(r"\1m", _DISPLAY.sub(_on_one_line, response))
+    response = _DISPLAY.sub(lambda found: f" ${' '.join(found[2].splitlines())}$ ", response)
+    response = _HALF_DAY.sub(r"\1m", response)
     withdrawn = deque(_WITHDRAWN.finditer(response), maxlen=1)
     response = _NO_STATEMENT.sub("", response[withdrawn[0].end() :] if withdrawn else response)
     for form, most in _SOURCES:
-        for found in reversed(deque(form.finditer(response), maxlen=most)):
-            if not _is_denied(response, found):
-                yield _statement(response, found)
+        latest = reversed(deque(form.finditer(response), maxlen=_MOST))
+        for found in [one for one in latest if not _is_denied(response, one)][:most]:
+            yield _statement(response, found)
 
 
 def said_to_be(response: str) -> str:
@@ -191,7 +233,13 @@ def said_to_be(response: str) -> str:
 
 
 def _is_denied(response: str, form: re.Match[str]) -> bool:
-    return bool(_DENIED.search(response[max(0, form.start() - 80) : form.start()]))
+    """Return whether the words around a form say that it is no answer, or would be one otherwise."""
+    start, end = form.span()
+    return bool(
+        _DENIED.search(response, max(0, start - 80), start)
+        or _HYPOTHETICAL.search(response, max(0, start - 160), end)
+        or _DISPUTED.match(response, end, end + 160)
+    )
 
 
 def _with_context(text: str, box: re.Match[str]) -> str:
@@ -200,10 +248,6 @@ def _with_context(text: str, box: re.Match[str]) -> str:
     after = _GLUE_AFTER.match(text[box.end() : box.end() + 40])
     parts = before[0].rstrip(" $({*") if before else "", box[1], after[0].lstrip(" $)}*") if after else ""
     return " ".join(filter(None, parts))
-
-
-def _on_one_line(display: re.Match[str]) -> str:
-    return f" ${(display[1] or display[2]).replace(chr(10), ' ')}$ "
 
 
 def _statement(response: str, form: re.Match[str]) -> Statement:
@@ -232,14 +276,9 @@ def _statement(response: str, form: re.Match[str]) -> Statement:
 
 def narrow(text: str) -> str:
     """Return a text with letters, digits and brackets in their usual form: （Ｂ） is (B), and ½ is 1/2."""
-    text = _WIDE.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text)
+    text = _WIDE.sub(lambda found: unicodedata.normalize("NFKC", found[0]), _MIXED.sub(" ", text))
     text = _DIGIT.sub(lambda found: str(unicodedata.decimal(found[0])), text)
-    text = text.translate(_BRACKETS)
-    return _VULGAR.sub(lambda found: f"{found[1]}{' ' * len(found[1])}{_fraction(found[2])}", text)
-
-
-def _fraction(sign: str) -> str:
-    return unicodedata.normalize("NFKC", sign).replace("⁄", "/")
+    return text.translate(_SIGNS)
 
 
 def plain(text: str) -> str:
@@ -247,7 +286,7 @@ def plain(text: str) -> str:
 
     Currency signs and styling commands are dropped.
     """
-    text = narrow(text).replace("⁄", "/")
+    text = narrow(text)
     for written, meant in _PLAIN:
         text = re.sub(written, meant, text)
     return text.strip()
