@@ -202,7 +202,7 @@ n_cpu_moe_option = SharedOption(
 )
 tensor_split_option = SharedOption(
     "--tensor-split",
-    type=ParsedType("N,N,…", lambda text: check_split(tuple(map(float, text.split(","))))),
+    type=ParsedType("N,N,…", lambda text: check_split(map(FiniteFloat(min=0), text.split(",")))),
     show_default="by free memory",
     help="Proportions of layers that several GPUs get, such as 3,1; RPC servers first.",
 )
