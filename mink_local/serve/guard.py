@@ -136,9 +136,6 @@ class Guard:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         path, headers = scope["path"].removesuffix("/") or "/", scope["headers"]
         if absolute := re.match(r"https?://([^/]*)", path):  # for proxies; it wins over Host (RFC 9112)
             path = path[absolute.end() :] or "/"

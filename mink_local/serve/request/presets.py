@@ -68,9 +68,8 @@ class Presets:
         self, default: Preset, named: Mapping[str, Preset] = BUILT_IN, *, any_model: bool = False
     ) -> None:
         self.default = default
-        ids = {f"{default.model_id}:{name}": preset for name, preset in named.items()}
-        self.by_id = {default.model_id: default}
-        self.by_id |= {model_id: replace(preset, model_id=model_id) for model_id, preset in ids.items()}
+        with_ids = (replace(one, model_id=f"{default.model_id}:{name}") for name, one in named.items())
+        self.by_id = {preset.model_id: preset for preset in (default, *with_ids)}
         self._any_model = any_model
 
     def find(self, model_id: str | None) -> Preset:
