@@ -65,11 +65,11 @@ def _route(path: str, endpoint: Endpoint) -> Route:
             parsed = await service.off_loop(parse, body, endpoint.request)
         else:
             parsed = parse(body, endpoint.request)
-        with naming(parsed.places), naming(parsed.inner_places):
+        with naming(parsed.places), naming(parsed.request.places):
             result = await while_connected(http.receive, endpoint.handler(service, parsed.request))
         response = _as_response(result)
-        ignored = {*parsed.ignored, *response.headers.get("x-mink-ignored", "").split(",")}
-        ignored |= {parsed.places.get(name, name) for name in unread(parsed.request, service.model)}
+        found = *response.headers.get("x-mink-ignored", "").split(","), *unread(parsed.request, service.model)
+        ignored = {*parsed.ignored, *(parsed.places.get(name, name) for name in found)}
         if named := listed(ignored):
             response.headers["x-mink-ignored"] = named
         return response

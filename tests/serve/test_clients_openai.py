@@ -64,6 +64,12 @@ def chat(client: OpenAI, **fields: Any) -> object:
         (partial(chat, temperature=-1), openai.BadRequestError, None, "temperature"),
         (partial(chat, model="gpt-4"), openai.NotFoundError, "model_not_found", "model"),
         (
+            lambda client: client.responses.input_tokens.count(model="gpt-4", input="a"),
+            openai.NotFoundError,
+            "model_not_found",
+            "model",
+        ),
+        (
             partial(chat, messages=[{"role": "user", "content": LONG}]),
             openai.BadRequestError,
             "context_length_exceeded",
@@ -83,7 +89,7 @@ def chat(client: OpenAI, **fields: Any) -> object:
             None,
         ),
     ],
-    ids=["temperature", "model", "chat", "prompt", "grammar", "embeddings"],
+    ids=["temperature", "model", "count", "chat", "prompt", "grammar", "embeddings"],
 )
 def test_errors_are_the_sdks_classes(
     client: OpenAI, ask: Callable[[OpenAI], object], error: type[openai.APIStatusError], code: str, param: str

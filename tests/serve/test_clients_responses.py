@@ -355,13 +355,24 @@ def ignored(server: RunningServer, path: str, fields: dict[str, Any]) -> str:
         ),
         ("/candidates", {"reasoning_effort": "low"}, "reasoning_effort"),
         ("/v1/responses", {"reasoning": {"effort": "high"}}, "reasoning.effort"),
-        ("/v1/responses/input_tokens", {"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ("/v1/responses/input_tokens", {"reasoning": {"effort": "high"}}, "max_tokens,reasoning.effort"),
+        (
+            "/v1/responses/input_tokens",
+            {
+                "repetition_penalty": 2,
+                "temperature": 5,
+                "top_p": 0.5,
+                "instructions": "Be.",
+                "tool_choice": "none",
+            },
+            "max_tokens,repetition_penalty,temperature,top_p",
+        ),
         (
             "/v1/messages",
             {"thinking": {"type": "enabled", "budget_tokens": 9}, "stream": True},
             "thinking.budget_tokens,thinking.type",
         ),
-        ("/v1/messages/count_tokens", {"thinking": {"type": "disabled"}}, "thinking.type"),
+        ("/v1/messages/count_tokens", {"thinking": {"type": "disabled"}}, "max_tokens,thinking.type"),
     ],
 )
 def test_what_a_template_does_not_read_is_named(

@@ -2,7 +2,9 @@
 
 from typing import Annotated, ClassVar, Literal
 
+import msgspec
 from msgspec import Meta
+from starlette.responses import Response
 
 from mink_local.generation.request import SamplingParams
 from mink_local.serve.bodies import ApiError, Output, api_errors
@@ -12,6 +14,10 @@ from mink_local.serve.service import Service
 
 MAX_TEXT_CHARACTERS = 1 << 20
 MAX_CONTROL_TOKENS = 10_000  # in a text; llama.cpp's time grows with the square of their number
+_COUNTED = (  # fields that a prompt's length depends on
+    "model", "messages", "system", "input", "instructions", "tools", "tool_choice", "thinking", "reasoning",
+    "chat_template_kwargs",
+)  # fmt: skip
 
 LongText = Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
 
@@ -106,8 +112,12 @@ async def tokenizer_info(service: Service) -> TokenizerInfo:
     return TokenizerInfo(bos_token=weights.bos, eos_token=weights.eos, chat_template=weights.chat_template)
 
 
-async def count_input_tokens(service: Service, request: SamplingFields) -> InputTokens:
+async def count_input_tokens(service: Service, request: SamplingFields) -> Response:
     """Count the tokens of a conversation's prompt."""
+    service.presets.find(request.model)
     with api_errors():
         chat = await service.off_loop(chat_for_engine, service.model, request.normal(), SamplingParams())
-    return InputTokens(input_tokens=len(await service.off_loop(service.tokens, chat)))
+    count = InputTokens(input_tokens=len(await service.off_loop(service.tokens, chat)))
+    given = (name for name in request.__struct_fields__ if getattr(request, name) is not None)
+    headers = {"x-mink-ignored": ",".join(name for name in given if name not in _COUNTED)}
+    return Response(msgspec.json.encode(count), headers=headers, media_type="application/json")

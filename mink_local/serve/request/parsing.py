@@ -47,13 +47,11 @@ class Parsed(Generic[RequestT]):
     Attributes:
         request: The request.
         places: Where its client gave fields that have other names here.
-        inner_places: The same of what has other names in the engine's request.
         ignored: The client's fields that have no effect.
     """
 
     request: RequestT
     places: Mapping[str, str]
-    inner_places: Mapping[str, str]
     ignored: list[str]
 
 
@@ -75,7 +73,7 @@ def parse(body: bytes, kind: type[RequestT]) -> Parsed[RequestT]:
     with naming(places):
         request = _converted(fields, full_kind)
     ignored = [*dict.fromkeys([*ignored, *_unknown(fields, _info(full_kind))])][:_MOST_IGNORED]
-    return Parsed(request, places, request.places, ignored)
+    return Parsed(request, places, ignored)
 
 
 def listed(ignored: Iterable[str]) -> str:
