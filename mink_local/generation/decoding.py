@@ -73,9 +73,7 @@ class Decoding:
         self._weights = weights
         self._texts = texts
         self._max_tokens = 0
-        weights.require_ids("prefix", request.prefix)  # else the whole batch fails
-        weights.require_ids("stop_token_ids", params.stop_token_ids)
-        self.stop_tokens = frozenset(params.stop_token_ids)
+        self.stop_tokens = frozenset(weights.ids("stop_token_ids", params.stop_token_ids))
         begun = b"".join(map(weights.piece, request.prefix))
         self._decoder = text_decoder(begun)
         state = reasoning.state

@@ -26,7 +26,6 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.checks import as_ids
 from mink_local.errors import GenerationError
 from mink_local.generation.answer import Answer, FinishReason, Piece
 from mink_local.generation.call_styles import with_call_grammar
@@ -187,7 +186,7 @@ class Engine:
         """
         template, answer = self._template, answer or Answer(request)
         request = replace(
-            request, prompt=read_prompt(request.prompt), prefix=as_ids("prefix", request.prefix)
+            request, prompt=read_prompt(request.prompt), prefix=self._weights.ids("prefix", request.prefix)
         )
         request = answer.request = with_call_grammar(request, template.style)
         parser = ToolParser(

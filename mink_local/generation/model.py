@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple, Unpack, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.checks import Range, as_ids, as_texts, shown, spelled_out
-from mink_local.errors import ContextOverflowError, GenerationError
+from mink_local.checks import Range, as_texts, shown, spelled_out
+from mink_local.errors import ContextOverflowError, GenerationError, OptionError
 from mink_local.generation.answer import Answer
 from mink_local.generation.decoding import log_probabilities
 from mink_local.generation.engine import Engine
@@ -184,7 +184,7 @@ class Model(Unique):
         Raises ValueError for ids that are not in the vocabulary.
         """
         self._require_open()
-        return b"".join(map(self.weights.piece, as_ids("tokens", tokens))).decode(errors="replace")
+        return b"".join(map(self.weights.piece, self.weights.ids("tokens", tokens))).decode(errors="replace")
 
     def token_texts(self, tokens: Iterable[int]) -> list[str]:
         """Return what each token adds to the text: "" while a character is incomplete.
@@ -193,13 +193,13 @@ class Model(Unique):
         """
         self._require_open()
         decoder = text_decoder()
-        return [decoder.decode(self.weights.piece(token)) for token in as_ids("tokens", tokens)]
+        return [decoder.decode(self.weights.piece(token)) for token in self.weights.ids("tokens", tokens)]
 
     def logits(
         self, prompt: Prompt, prefix: TokenIds = (), enable_thinking: bool | None = None
     ) -> NDArray[np.float32]:
         """Return the raw logits (V,) of the next token of an answer that begins with the tokens `prefix`."""
-        tokens = [*self.prompt_tokens(prompt, enable_thinking), *as_ids("prefix", prefix)]
+        tokens = [*self.prompt_tokens(prompt, enable_thinking), *self.weights.ids("prefix", prefix)]
         ((_, (row,)),) = read_rows(self, [(tokens, 1)])
         return np.asarray(row)
 
@@ -302,7 +302,8 @@ class Model(Unique):
 
         Other arguments as for `chat`, errors as for `answer_all`.
         """
-        if isinstance(prompts, str | bytes | Mapping):  # each of its characters would be a prompt
+        # Each character of a text would be a prompt.
+        if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
             raise TypeError("generate takes a list of prompts: put a single one in a list, or use chat")
         if isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], Mapping | int):
             raise TypeError("generate takes a list of prompts: put the conversation or token ids in a list")
@@ -351,7 +352,7 @@ class Model(Unique):
             ModelError: The model is closed.
             GenerationError: The model was closed while generating, or its thread has failed.
         """
-        if isinstance(requests, Request):
+        if not isinstance(requests, Iterable):
             raise TypeError("answer_all takes several requests: put a single one in a list")
         return self._answers(requests, ordered, isinstance(requests, Sized))
 
@@ -371,10 +372,10 @@ class Model(Unique):
 
         Raises:
             ContextOverflowError: A pair does not fit into the context.
-            ValueError: A context or continuation is empty.
+            ValueError: A context or continuation is empty, or has ids that are not in the vocabulary.
             GenerationError: The logits contain a NaN, or llama.cpp fails or is interrupted.
         """
-        given = [(as_ids("context", context), as_ids("continuation", tokens)) for context, tokens in pairs]
+        given = [self._pair(index, pair) for index, pair in enumerate(pairs)]
         found: list[list[float]] = [[] for _ in given]
 
         def requests() -> Iterator[Request]:
@@ -382,13 +383,19 @@ class Model(Unique):
                 watch = partial(_note_logprob, tokens, known)
                 yield Request([*context, *tokens[:-1]], _NEXT, watch=watch, n_rows=len(tokens))
 
-        for index, (context, tokens) in enumerate(given):
-            if not context or not tokens:
-                raise ValueError(f"pair {index} has an empty context or continuation")
-            self.weights.require_ids("continuation", tokens)
         for _ in self._read(requests()):
             pass
         return found
+
+    def _pair(self, index: int, pair: Any) -> tuple[list[int], list[int]]:
+        """Return the context and the continuation of a pair for `logprobs`. Raises ValueError."""
+        parts = pair if isinstance(pair, Sequence) else ()
+        found = [self.weights.ids(f"pairs[{index}][{at}]", part) for at, part in enumerate(parts)]
+        if len(found) != 2 or not all(found):
+            raise OptionError(
+                f"pairs[{index}]", f"must have tokens of a context and of its continuation, not {shown(pair)}"
+            )
+        return found[0], found[1]
 
     def _read(self, requests: Iterable[Request]) -> Iterator[Answer]:
         """Return the answers to requests made for their logits; raise the error of one that fails."""
@@ -446,6 +453,7 @@ class Model(Unique):
             context.save(Path(path), context.snapshot(slot.tokens, slot.seq_id))
             return True
 
+        most_bytes = Range(0, whole=True).check("most_bytes", most_bytes)
         self._require_open()
         return self.core.thread.call_when_idle(save)
 

@@ -88,7 +88,7 @@ class ChatTemplate:
                 add_special=not (self._weights.bos and prompt.startswith(self._weights.bos)),
             )
         elif is_token_ids(prompt):
-            tokens = list(prompt)
+            tokens = self._weights.ids("prompt", prompt)
         else:
             try:
                 messages = cast(Sequence[Message], prompt)
@@ -97,7 +97,6 @@ class ChatTemplate:
                 raise ValueError("the messages or tools are nested too deeply") from None
         if not tokens:
             raise ValueError("the prompt is empty")
-        self._weights.require_ids("prompt", tokens)
         return tokens
 
     def text(
@@ -164,7 +163,7 @@ class ChatTemplate:
         template_kwargs: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
         """Return the template's input."""
-        check_types(enable_thinking=(enable_thinking, bool | None))
+        check_types(enable_thinking=(enable_thinking, bool | None), tools=(tools, list | tuple))
         check_template_kwargs(template_kwargs or {})
         kwargs = {**self.kwargs, **(template_kwargs or {})}
         if enable_thinking and not self.has_thinking_switch:

@@ -252,7 +252,7 @@ def _history(last_n: int, weights: Weights) -> int:
 
 
 def _logit_bias(constraints: Constraints, weights: Weights) -> Any:
-    weights.require_ids("logit_bias", constraints.logit_bias)
+    weights.ids("logit_bias", [*constraints.logit_bias])
     biases = (C.llama_logit_bias * len(constraints.logit_bias))()
     for entry, (token, bias) in zip(biases, constraints.logit_bias.items(), strict=True):
         entry.token, entry.bias = token, bias

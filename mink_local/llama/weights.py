@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 import os
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from functools import cached_property, partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 from llama_cpp import llama_cpp as C
 
+from mink_local.checks import as_ids
 from mink_local.errors import GenerationError, ModelError, OptionError
 from mink_local.llama import ggml
 from mink_local.llama.constants import ALL_LAYERS, EXPERTS, LIBC
@@ -243,11 +244,16 @@ class Weights:
             text = C.llama_vocab_get_text(vocab, token) if 0 <= token < self.n_vocab else b""
             return (text or b"").decode("utf-8", "replace")
 
-    def require_ids(self, name: str, tokens: Collection[int]) -> None:
-        """Raise OptionError, with the name of an option, unless all its token ids are in the vocabulary."""
+    def ids(self, name: str, values: Any) -> list[int]:
+        """Return token ids, NumPy's too, as a list of ints.
+
+        Raises OptionError, with the name of an option, unless all are in the vocabulary.
+        """
+        tokens = as_ids(name, values)
         for token in (min(tokens, default=0), max(tokens, default=0)):  # a prompt may have many
             if not 0 <= token < self.n_vocab:
                 raise OptionError(name, f"has token {token}: valid ids are 0 to {self.n_vocab - 1}")
+        return tokens
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Return the token ids of a text.
@@ -276,7 +282,7 @@ class Weights:
         Raises OptionError for an id that is not in the vocabulary, and ModelError if the model is closed.
         """
         if token not in self._pieces:
-            self.require_ids("token", (token,))
+            self.ids("token", (token,))
             with self.in_use() as vocab:
                 self._pieces[token] = _piece(vocab, token, ctypes.create_string_buffer(32))
         return self._pieces[token]
@@ -290,7 +296,7 @@ class Weights:
     def ends_generation(self, token: int) -> bool:
         """Return whether a token ends an answer."""
         if token not in self._ends:
-            self.require_ids("token", (token,))
+            self.ids("token", (token,))
             with self.in_use() as vocab:
                 self._ends[token] = bool(C.llama_vocab_is_eog(vocab, token))
         return self._ends[token]

@@ -75,6 +75,27 @@ def test_options_out_of_range(smollm2: Model, options: dict[str, Any], named: st
         smollm2.chat(messages, **options)
 
 
+@pytest.mark.parametrize("ids", [[3, 10**6], [-1], [2**64], [1.0], [True], [[1]], ["x"], 3, b"ab", {1: 2}])
+@pytest.mark.parametrize(
+    ("use", "name"),
+    [
+        (lambda model, ids: model.logits("Hi", prefix=ids), "prefix"),
+        (lambda model, ids: model.logits(ids), "prompt"),
+        (lambda model, ids: model.chat("Hi", prefix=ids), "prefix"),
+        (lambda model, ids: model.chat("Hi", stop_token_ids=ids), "stop_token_ids"),
+        (lambda model, ids: model.complete(ids), "prompt"),
+        (lambda model, ids: model.logprobs([([1], ids)]), r"pairs\[0\]\[1\]"),
+        (lambda model, ids: model.detokenize(ids), "tokens"),
+        (lambda model, ids: model.token_texts(ids), "tokens"),
+    ],
+)
+def test_tokens_that_are_none_are_refused_by_the_arguments_name(
+    smollm2: Model, use: Callable[[Model, Any], object], name: str, ids: Any
+) -> None:
+    with pytest.raises(ValueError, match=rf"\b{name} (has|must|is)\b"):
+        use(smollm2, ids)
+
+
 @pytest.mark.parametrize(
     ("option", "owner"),
     [

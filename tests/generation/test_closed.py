@@ -43,7 +43,7 @@ PLAIN: dict[str, Any] = {  # by the name of a parameter
     "user": "an object",
 }
 # These do not reach llama.cpp.
-HARMLESS = {"close", "interrupt", "is_copied", "is_sealed", "require_ids", "save", "seal"}
+HARMLESS = {"close", "ids", "interrupt", "is_copied", "is_sealed", "save", "seal"}
 
 
 def public_methods(thing: object) -> Iterator[tuple[str, Callable[..., Any]]]:

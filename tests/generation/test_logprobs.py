@@ -86,10 +86,12 @@ def test_a_shared_context_is_evaluated_once(smollm2: Model, decoded: list[tuple[
 @pytest.mark.parametrize(
     ("pair", "error", "named"),
     [
-        (([], [1]), ValueError, "pair 1"),
-        (([1], []), ValueError, "pair 1"),
-        (([1], [-1]), OptionError, "continuation"),
-        (([1], [10**6]), OptionError, "continuation"),
+        (([], [1]), OptionError, r"pairs\[1\]"),
+        (([1], []), OptionError, r"pairs\[1\]"),
+        (([1], [2], [3]), OptionError, r"pairs\[1\]"),
+        (5, OptionError, r"pairs\[1\]"),
+        (([1], [-1]), OptionError, r"pairs\[1\]\[1\].*-1"),
+        (([10**6], [1]), OptionError, r"pairs\[1\]\[0\].*1000000"),
         (([1] * 800, [2] * 300), ContextOverflowError, "1024"),
     ],
 )

@@ -99,10 +99,8 @@ def _tokenized(service: Service, request: TokenizeRequest) -> TokenizedText:
 
 async def detokenize(service: Service, request: DetokenizeRequest) -> DetokenizedText:
     """Return the text of token ids."""
-    n_vocab = service.model.weights.n_vocab
-    if max(request.tokens, default=0) >= n_vocab:
-        raise ApiError(400, f"tokens must be from 0 to {n_vocab - 1}", param="tokens")
-    text = await service.off_loop(service.model.detokenize, request.tokens)
+    with api_errors():
+        text = await service.off_loop(service.model.detokenize, request.tokens)
     return DetokenizedText(content=text, prompt=text)
 
 
