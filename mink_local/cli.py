@@ -1,6 +1,5 @@
 """Shared by all programs: the main function with its exit statuses, and option types."""
 
-import atexit
 import difflib
 import errno
 import gc
@@ -78,8 +77,6 @@ def run(command: click.Command, program: str) -> None:
         else:
             raise
         _print_no_more()
-    if reset := getattr(sys.modules.get("colorama.initialise"), "reset_all", None):
-        atexit.unregister(reset)  # Numba's colorama writes to the terminal at the end
     gc.freeze()  # a final collection of all that Numba allocated would take longer than importing it
     if status == INTERRUPTED:
         _leave_loader()

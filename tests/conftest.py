@@ -10,7 +10,6 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -25,6 +24,7 @@ from mink_local.models.catalog import EMBEDDED, choose_model, resolve
 from mink_local.samplers.compile import CACHE
 from tests.support.logits import NAMES as LOGITS
 from tests.support.logits import real_logits
+from tests.support.methods import JIT
 from tests.support.python import Finished
 from tests.support.rpc import RpcServer
 from tests.support.tiny import write_model
@@ -93,7 +93,7 @@ def shared(name: str) -> Path:
 @pytest.fixture(params=LOGITS)
 def logits(request: pytest.FixtureRequest) -> NDArray[np.float32]:
     """Eight rows of a real model's logits, (8, V)."""
-    if numba.config.DISABLE_JIT:
+    if not JIT:
         pytest.skip("without the JIT a whole vocabulary takes minutes")
     rows = real_logits(request.param, SHARED / "logits")
     if rows is None:

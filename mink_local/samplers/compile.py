@@ -20,9 +20,10 @@ from platformdirs import user_cache_path
 from mink_local.files import private_folder
 from mink_local.version import __version__
 
-# Slow imports of Numba's that no kernel needs: a parser for .numba_config.yaml, and SciPy for a check of its
-# version and for the dot products inside np.convolve and np.correlate.
-_NOT_NEEDED = ("yaml", "scipy", "scipy.linalg")
+# Imports of Numba's that no kernel needs. Slow ones: a parser for .numba_config.yaml, and SciPy for a check
+# of its version and for the dot products inside np.convolve and np.correlate. And colorama, which replaces
+# sys.stdout while a thread compiles, and writes to the terminal at the end of the program.
+_NOT_NEEDED = ("yaml", "scipy", "scipy.linalg", "colorama")
 
 
 _CREATING = threading.RLock()  # a dispatcher; one function may be called first in two threads

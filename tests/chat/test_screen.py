@@ -74,11 +74,6 @@ def test_progress_overwrites_itself_and_clears(monkeypatch: pytest.MonkeyPatch) 
     assert stream.shown == "\rlong eno…\rx        \r \r"
 
 
-def test_progress_is_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> None:
-    Screen().progress("half")
-    assert capsys.readouterr().err == ""
-
-
 def test_notes_are_wrapped_and_stripped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     _, stream = terminals(monkeypatch)
