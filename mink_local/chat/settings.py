@@ -254,7 +254,6 @@ SETTINGS: tuple[Setting, ...] = (
     template_kwargs_option.build(_rare),
 )
 BY_KEY = {setting.key: setting for setting in SETTINGS}
-BY_NAME = {setting.name: setting for setting in SETTINGS}
 FORMER_KEYS = {"think": "reasoning"}  # that conversations have been stored with
 _SAMPLING = [setting for setting in SETTINGS if setting.group in ("Sampling", CONSTRAINTS)]
 # What a conversation keeps besides its system prompt.
@@ -458,7 +457,7 @@ class Settings:
         except ValueError as error:
             message = str(error)
             for name in given:
-                message = message.replace(name, BY_NAME[name].key)
+                message = message.replace(name, name.replace("_", "-"))
             raise click.UsageError(f"{message}.") from None
 
     def shown(self, setting: Setting) -> str:

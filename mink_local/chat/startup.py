@@ -89,10 +89,9 @@ class Startup:
             if self.settings["theme"] == "auto" and not self.screen.is_plain:
                 self.screen = self._screen(asked(terminal))
             session = self._session(terminal)
-            from mink_local.chat import loop
-            from mink_local.chat.chat import compiling
+            from mink_local.chat import chat, loop
 
-            compiling(self.settings.params.effective_sampler)
+            chat.compiling(self.settings.params.effective_sampler)
             self._begin(session)
             loop.chat(session, self.screen, terminal, self._attached(session), self._unanswered)
             session.end()

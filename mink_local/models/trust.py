@@ -40,15 +40,14 @@ def check(file: ModelFile) -> None:
         size, *_ = file_state(path)
         if read_record(_record_path()).get(str(path)) == file_state(path):
             return
-        is_known = file.sha256 is not None and sha256_of(path) == file.sha256
+        if file.sha256 is None or sha256_of(path) != file.sha256:
+            if size > GIB:
+                log.warning("testing %s in a child process first (only this once)", path.name)
+            if complaint := _try_in_child(path, size):
+                raise ModelError(complaint)
+        remember(path)
     except OSError as error:
         raise ModelError(f"cannot read {error.filename}: {error.strerror}") from None
-    if not is_known:
-        if size > GIB:
-            log.warning("testing %s in a child process first (only this once)", path.name)
-        if complaint := _try_in_child(path, size):
-            raise ModelError(complaint)
-    remember(path)
 
 
 def _try_in_child(path: Path, size: int) -> str | None:
@@ -65,12 +64,11 @@ def _try_in_child(path: Path, size: int) -> str | None:
 
 
 def remember(path: Path) -> None:
-    """Record that a file has passed; if the record cannot be written, the file is tested again next time."""
-    path = path.absolute()
-    try:
-        add_to_record(_record_path(), str(path), file_state(path))
-    except OSError as error:
-        log.info("cannot read %s: %s", path, error)
+    """Record that a file has passed; if the record cannot be written, the file is tested again next time.
+
+    Raises OSError if the file cannot be read.
+    """
+    add_to_record(_record_path(), str(path.absolute()), file_state(path.absolute()))
 
 
 def file_state(path: Path) -> list[Any]:

@@ -210,12 +210,27 @@ def test_what_the_model_wrote_is_shown(text: str, width: int) -> None:
         "> " * 30 + "quoted",
         "- " * 12 + "item",
         '**bold** [a link](http://x/y "with a title")',
+        " ".join(f"word{i} 👍🏽" for i in range(60)),  # which pyte draws wider than rich counts
+        "|a|b|\n|-|-|\n" + "".join(f"|word{i} 👍🏽|👍🏽👍🏽 word{i}|\n" for i in range(9)),
     ],
 )
 @pytest.mark.parametrize("width", [20, 40, 160])
-def test_where_there_is_no_room_nothing_is_lost(text: str, width: int) -> None:
-    shown = Counter("".join(rendered([text], width)[0]))
-    assert not Counter(filter(str.isalnum, text)) - shown
+def test_where_there_is_no_room_nothing_is_lost_or_doubled(text: str, width: int) -> None:
+    shown = "".join(rendered(list(text), width)[0])
+    assert Counter(filter(str.isalnum, shown)) == Counter(filter(str.isalnum, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("in /usr/share/doc/mink/examples/a.py:", ["in", "/usr/share/doc/mink/", "examples/a.py:"]),
+        ("- https://a.org/names/more?x=1&y=2", [" • https://a.org/", "   names/more?x=1&", "   y=2"]),
+        ("A\n/" + "n" * 30 + "/b", ["A", "/", "n" * 20, "n" * 10 + "/b"]),
+        ("# A title", ["A title"]),
+    ],
+)
+def test_rows_of_a_narrow_window(text: str, rows: list[str]) -> None:
+    assert rendered(list(text), 20)[0] == rendered([text], 20)[0] == rows
 
 
 def test_an_address_is_shown_once() -> None:
@@ -235,5 +250,3 @@ def test_prose_is_not_too_wide_and_lines_end_without_blanks() -> None:
         rows, out = rendered([text], 160)
         assert 80 < max(map(len, rows)) <= 100
         assert not re.search(r"\w +\n", out.rpartition("\x1b[2K")[2])
-    rows, _ = rendered(["# A title"], 160)
-    assert rows == ["A title"]

@@ -77,5 +77,6 @@ def test_progress_overwrites_itself_and_clears(monkeypatch: pytest.MonkeyPatch) 
 def test_notes_are_wrapped_and_stripped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     _, stream = terminals(monkeypatch)
-    Screen(plain=True).note("a note that is longer \x1b]0;title\x07 than the window")
-    assert stream.shown.splitlines() == ["(a note that is", "longer ␛]0;title␇", "than the window)"]
+    Screen(plain=True).note("a note that is longer \x1b]0;title\x07 than /usr/share/the/window")
+    rows = ["(a note that is", "longer ␛]0;title␇", "than", "/usr/share/the/", "window)"]
+    assert stream.shown.splitlines() == rows

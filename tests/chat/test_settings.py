@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import click
 import pytest
 
 from mink_local.chat.commands.set_show import ADVICE
@@ -116,5 +115,3 @@ def test_creative() -> None:
     assert settings("--creative", "-t", "2")["temp"] == 2
     advice = {kind: options for kind, options, *_ in ADVICE}
     assert advice["prose, hot"] == "--floor 1.4 --temp 5"
-    with pytest.raises(click.UsageError, match="floor"):
-        settings("--creative", "-s", "top-p").check(is_new=lambda _: True)

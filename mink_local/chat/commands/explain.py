@@ -18,8 +18,9 @@ from rich.text import Text
 
 from mink_local.chat.chat import Chat
 from mink_local.chat.conversation.answer_steps import AnswerSteps
+from mink_local.chat.terminal import wrapped_rows
 from mink_local.chat.terminal.progress import coloured
-from mink_local.chat.terminal.screen import Screen, one_line, wrapped_rows
+from mink_local.chat.terminal.screen import Screen, one_line
 from mink_local.cli import counted, printable
 from mink_local.errors import MinkError
 from mink_local.generation.sampling_step import SamplingStep

@@ -11,18 +11,18 @@ from markdown_it.token import Token
 from rich.cells import cell_len, chop_cells
 from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 from rich.control import Control
-from rich.markdown import Heading, ListItem, Markdown, MarkdownElement, TableDataElement
+from rich.markdown import Heading, ListItem, Markdown, MarkdownElement, Paragraph, TableDataElement
 from rich.segment import ControlType, Segment, SegmentLines
 from rich.syntax import Syntax
 from rich.text import Text
 
-from mink_local.chat.terminal import MOST_COLUMNS
+from mink_local.chat.terminal import MOST_COLUMNS, broken_paths, wrapped_rows
 from mink_local.chat.terminal.input import QuietTerminal
 from mink_local.cli import printable
 
 _FENCE = re.compile(r"\s*(?P<fence>`{3,}|~{3,})\s*(?P<language>[\w+#.-]*)[^`]*$")
 _NEXT_BLOCK = re.compile(r" ?(#{1,6} |[-*+] |\d{1,9}[.)] )|\s*(```|~~~)")  # after any line
-_SKIN = re.compile("[\U0001f3fb-\U0001f3ff]")  # colours the emoji before it
+_WIDE_ALONE = re.compile("[\U0001f1e6-\U0001f1ff\U0001f3fb-\U0001f3ff]")  # half a flag, or a skin tone
 _BLANKS = re.compile(r"\s+")
 _TEXT = re.compile(r"[^\s!-/:-@\[-`{-~]")  # what is no markup
 _NEXT_PARAGRAPH = re.compile(r" ?\S")  # after a blank line; indented text belongs to the list item above
@@ -59,6 +59,13 @@ class _Heading(Heading):
     LEVEL_ALIGN: ClassVar[dict[str, JustifyMethod]] = {}
 
 
+class _Paragraph(Paragraph):
+    """A paragraph that breaks a long address between its names."""
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        yield broken_paths(self.text, options.max_width)
+
+
 class _Cell(TableDataElement):
     """A cell that breaks a word for which its column has no room; rich would cut it off."""
 
@@ -88,6 +95,7 @@ class _AnswerMarkdown(Markdown):
     elements: ClassVar[dict[str, type[MarkdownElement]]] = {
         **Markdown.elements,
         "heading_open": _Heading,
+        "paragraph_open": _Paragraph,
         "list_item_open": _Item,
         "th_open": _Cell,
         "td_open": _Cell,
@@ -135,7 +143,7 @@ def _most_cells(row: str) -> int:
     A character without a width may be shown in several ways; terminals show an emoji of several characters
     together or apart.
     """
-    return sum(max(1, cell_len(character)) for character in _SKIN.sub("😀", row))
+    return sum(max(1, cell_len(character)) for character in _WIDE_ALONE.sub("😀", row))
 
 
 def _without_end(row: Sequence[Segment]) -> list[Segment]:
@@ -223,7 +231,8 @@ class MarkdownWriter:
         width = self._console.width
         if self._above == [] and self._rows == [""]:
             self._width, self._n_stops = width, QuietTerminal.n_stops
-        elif width != self._row_width:  # where the row ends is not known any more
+        # Where the row ends is not known any more, or not the same on all terminals.
+        elif width != self._row_width or _most_cells(self._rows[-1]) > width:
             word, *rest = _BLANKS.split(text, maxsplit=1)
             self._print(word)
             if not rest:
@@ -236,13 +245,12 @@ class MarkdownWriter:
         if self._fence:
             rows = chop_cells(line, width)
         else:
-            rows = [row.plain for row in Text(line).wrap(self._console, min(width, MOST_COLUMNS))]
+            rows = [row.plain for row in wrapped_rows(Text(line), min(width, MOST_COLUMNS))]
         at = len(self._rows) - 1
         shown, row = self._rows[at], rows[at] if rows else ""
         if not row.startswith(shown):  # its last word begins the next row
-            to_word = (ControlType.CURSOR_FORWARD, cell_len(row)), (ControlType.ERASE_IN_LINE, 0)
-            self._console.control(Control(ControlType.CARRIAGE_RETURN, *to_word))
-            shown = row
+            self._console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
+            shown = ""  # an emoji may have another width than the one that rich counts
         self._print("\n".join([row.removeprefix(shown), *rows[at + 1 :]]))
         self._rows = rows or [""]
 

@@ -17,7 +17,7 @@ from rich.table import Column, Table
 from rich.text import Text
 from rich.theme import Theme as RichTheme
 
-from mink_local.chat.terminal import MOST_COLUMNS
+from mink_local.chat.terminal import MOST_COLUMNS, broken_paths, wrapped_rows
 from mink_local.chat.terminal.input import QuietTerminal
 from mink_local.cli import no_blanks_at_line_ends, printable
 from mink_local.errors import MinkError
@@ -150,11 +150,6 @@ class _GatedConsole(Console):
             yield Segment(text if control else printable(text), style, control)
 
 
-def wrapped_rows(text: Text, columns: int) -> list[Text]:
-    """Return the rows of a text in a window of so many columns."""
-    return list(text.wrap(Console(width=columns), columns))
-
-
 class TextWriter(Protocol):
     """Shows one text piece by piece."""
 
@@ -184,9 +179,10 @@ class Screen:
         self.is_plain = plain or self.is_dumb or bool(os.environ.get("NO_COLOR"))
         self.shows_reasoning = shows_reasoning
         self.theme = COLOURLESS if self.is_plain else theme
-        options: dict[str, Any] = {"color_system": None} if self.is_plain else {}
-        if self.theme is COLOURLESS:
-            options["no_color"] = True
+        options: dict[str, Any] = {
+            "color_system": None if self.is_plain else "auto",
+            "no_color": self.theme is COLOURLESS,
+        }
         self.console: Console = _GatedConsole(
             highlight=False, markup=False, emoji=False, theme=rich_styles(self.theme), **options
         )
@@ -202,7 +198,10 @@ class Screen:
         """Print texts and tables."""
         self.progress()
         with no_blanks_at_line_ends(self.console):
-            self.console.print(*renderables, sep="\n", width=self.width)
+            texts = (
+                broken_paths(Text(one), self.width) if isinstance(one, str) else one for one in renderables
+            )
+            self.console.print(*texts, sep="\n", width=self.width)
 
     def table(self, rows: Iterable[Sequence[str | Text]], *titles: str) -> None:
         """Print a table of any texts."""
@@ -246,8 +245,7 @@ class Screen:
         """Print something that is not part of an answer, to standard error."""
         self.progress()
         whole = Text(printable(text), "" if self.is_plain else "dim")
-        columns = min(self._errors.width, MOST_COLUMNS)
-        rows = wrapped_rows(whole, columns) if self._errors.is_terminal else [whole]
+        rows = wrapped_rows(whole, self.width) if self._errors.is_terminal else [whole]
         for at, row in enumerate(rows):  # without the blanks at which it was wrapped
             row.plain = row.plain.strip() if at else row.plain.rstrip()
         self._errors.print(*rows, sep="\n", soft_wrap=True)
