@@ -280,7 +280,7 @@ def _is_unknown(name: str) -> bool:
     near = get_close_matches(name.casefold(), known, n=1, cutoff=_NEAR)
     if near:
         raise DataError(
-            f"unknown field {name!r}: did you mean {near[0]!r}? (A name that begins with _ is ignored.)"
+            f"unknown field {name!r}: did you mean {near[0]!r}? (Fields that start with _ are ignored.)"
         )
     return True
 
