@@ -6,12 +6,12 @@ thread, without the GIL.
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
 from operator import is_
 from random import Random
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from llama_cpp import llama_cpp as C
@@ -23,8 +23,11 @@ from mink_local.llama.guide import Guide, fill_masks
 from mink_local.llama.token_data import APPLY, TASK, SamplingBuffers, choose, sample_rows
 from mink_local.samplers import AdaptiveP, DynamicTemperature, Mirostat, Sampler, kernels
 from mink_local.samplers.rows import NO_TOKENS, Program, listed, program_of
+from mink_local.threads import run
 
 _Listed = tuple[NDArray[np.int32], NDArray[np.int32]]  # banned tokens, allowed ones
+
+T = TypeVar("T")
 
 _MOST_THREADS = 8
 _WORTHWHILE = 1 << 20  # logits for each thread: reading fewer takes less time than waking one
@@ -151,7 +154,7 @@ class RowSampler:
         if len(guides) > len(self._masks):
             self._masks = np.zeros((len(guides), self._masks.shape[1]), np.uint32)
         if guides:
-            self._filling = self._pool.submit(self._fill, list(guides.values()))
+            self._filling = self._begin(partial(self._fill, list(guides.values())))
 
     def _fill(self, guides: Sequence[Guide]) -> list[_Listed]:
         fill_masks(guides, self._masks)
@@ -225,10 +228,19 @@ class RowSampler:
         n = min(n_threads, max(1, len(self._tasks) * self._n_vocab // _WORTHWHILE))
         while len(self._buffers) < n:
             self._buffers.append(SamplingBuffers(self._n_vocab))
-        running = [self._pool.submit(self._sample, logits, i, n) for i in range(1, n)]
+        running = [self._begin(partial(self._sample, logits, i, n)) for i in range(1, n)]
         self._sample(logits, 0, n)
         for each in running:
             each.result()
+
+    def _begin(self, function: Callable[[], T]) -> "Future[T]":
+        """Call a function in another thread; at once if there are no more, since the program ends."""
+        try:
+            return self._pool.submit(function)
+        except RuntimeError:
+            future: Future[T] = Future()
+            run(future, function)
+            return future
 
     def _sample(self, logits: NDArray[np.float32], i: int, n: int) -> None:
         """Do the i-th of n parts of the tasks."""
