@@ -74,6 +74,17 @@ TABLES = {
             ("temperatures", "against T = 1", "comparisons", ("temperature", 1.0)),
         )
     },
+    **{
+        f"{name}{what}": Source(run, title, "table")
+        for name, run in (
+            ("zero-shot", "zero-shot-gsm8k"),
+            ("few-shot", "few-shot-gsm8k"),
+            ("math500", "math500"),
+        )
+        for what, title in (("", "· accuracy, %"), ("-tokens", "cut off at the token limit"))
+    },
+    "math500-minus": Source("math500", "against min-k:tau=3", "comparisons"),
+    "math500-temperatures": Source("math500", "against T = 1", "comparisons", against=("temperature", 1.0)),
     "rivals-gsm8k": Source("rivals-gsm8k", "· accuracy, %", "table"),
     "rivals-gsm8k-minus": Source("rivals-gsm8k", "against min-k:tau=1", "comparisons"),
     "ablations": Source("ablations-gsm8k", "· accuracy, %", "table"),
