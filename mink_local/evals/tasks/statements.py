@@ -91,7 +91,7 @@ _HYPOTHETICAL = re.compile(  # up to a form's end: if it rained, the answer woul
     r"(?:\b(?:if|(?:suppos|imagin)\w+[^.!?\n]*(?:[.;] then\b)?|without|but for|otherwise|in that case|usually"
     rf"|normally|with \d+ (?:more|less|fewer))\b{_IN_SENTENCE}"
     r"\b(?:had|were|answer|result|total|option|choice)\b"
-    rf"|(?:\A|[.!?\n])\W*(?:had|were)\b){_IN_SENTENCE}\bwould\b{_IN_SENTENCE}[.!]?\Z"
+    rf"|(?:\A|[.!?\n])\W{{0,9}}(?:had|were)\b){_IN_SENTENCE}\bwould\b{_IN_SENTENCE}[.!]?\Z"
     rf"|\bwould (?:normally|usually|ordinarily|otherwise)\b{_IN_SENTENCE}[.!]?\Z",
     re.IGNORECASE,
 )
@@ -110,7 +110,7 @@ _DISPUTED = (
 _BOLD = re.compile(r"(?:^|\n) *\*\*(\S[^*\n]{0,40})\*\*$")
 _SHORT = re.compile(r"\A(?=[^\n?？]{1,20}\Z)(?:[^A-Za-z=]*=)?(.*)\Z")  # only an answer: 18, or 1 + 1 = 2
 _CONCLUSION = re.compile(  # a last sentence that begins with "so", or states a total
-    r"\A(?:.*[.!?。\n])?\W*(?:(?:so|therefore|thus|hence|in (?:total|conclusion))\b|因此|所以"
+    r"\A(?:.*[.!?。\n])?\W{0,9}(?:(?:so|therefore|thus|hence|in (?:total|conclusion))\b|因此|所以"
     r"|(?:the|his|her|their) (?:grand )?total (?:\w+ ){0,9}?(?:is|was|equals|comes to)\b)"
     r"([^\n]+[.!。)*$\]])$",
     re.IGNORECASE | re.DOTALL,
@@ -128,14 +128,14 @@ _UNSURE = re.compile(  # it is not, may be, was once, or is said to be
 )
 _IT_IS = r"\b(?:it|that)(?:['’]s| is| should be)(?= \W*\d)"
 _WITHDRAWN = re.compile(  # No, wait, that is wrong; I made a mistake: it is 15
-    r"(?:^|[.!?…(\n])\W*((?:no|wait|oops|oh|hmm+|actually|sorry)\b\W+)*(?:"
+    r"(?:^|[.!?…(\n])\W{0,9}((?:no|wait|oops|oh|hmm+|actually|sorry)\b\W+)*(?:"
     r"(?:but )?(?:that|this|it|(?:this|my) answer)"
     r"(?:(?:['’]s| is| was) (?:wrong|incorrect|not (?:right|correct))"
     r"|(?: can(?:not|['’]t)| could(?: not|n['’]t)) be (?:right|correct|true)"
     r"|(?: does(?: not|n['’]t)) make (?:any )?sense)\b"
     rf"|(?(1)(?:(?:[^.!?\n]{{0,60}}[,;] )?{_IT_IS}|I (?:forgot|missed|left out)\b"
     r"|no\b(?=\W*(?:\Z|[.!?,;\n–-])))|(?!)))"
-    r"|(?:(?:^|[.!?…(\n])\W*(?:correction|edit|scratch that|let me (?:correct|fix)|I mean"
+    r"|(?:(?:^|[.!?…(\n])\W{0,9}(?:correction|edit|scratch that|let me (?:correct|fix)|I mean"
     r"|on second thoughts?)"
     r"|(?<!if )\bI (?:\w+ )?(?:double[- ]?counted|miscounted|misread|miscalculated|misunderstood|overlooked"
     rf"|made (?:an? )?(?:\w+ )?(?:mistake|error)s?))\b(?:[^.!?\n]{{0,40}}?{_IT_IS})?",

@@ -61,6 +61,9 @@ def test_hostile_length_is_read_in_passing() -> None:
         "<think>",
         "9,",
         "*",
+        "!",
+        "(",
+        "?( ",
         "\\frac{1",
     ):
         for task, gold in GOLDS.items():
