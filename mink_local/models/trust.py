@@ -68,7 +68,8 @@ def remember(path: Path) -> None:
 
     Raises OSError if the file cannot be read.
     """
-    add_to_record(_record_path(), str(path.absolute()), file_state(path.absolute()))
+    path = path.absolute()
+    add_to_record(_record_path(), str(path), file_state(path))
 
 
 def file_state(path: Path) -> list[Any]:

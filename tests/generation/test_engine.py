@@ -454,7 +454,7 @@ def test_the_answers_of_a_burst_start_together(
 ) -> None:
     """Also those that come while the first prompt is read, and after as many steps as the tokens fill.
 
-    Those that have come are read in step. If no slot is left for others, nobody waits for a whole batch.
+    Those that have come are read in step, and in whole batches if no slot is left for others.
     """
     monkeypatch.setattr(PromptBudget, "longest", 128)
     monkeypatch.setattr(PromptBudget, "unnoticed", 32)

@@ -95,17 +95,15 @@ _HYPOTHETICAL = re.compile(  # up to a form's end: if it rained, the answer woul
     rf"|\bwould (?:normally|usually|ordinarily|otherwise)\b{_IN_SENTENCE}[.!]?\Z",
     re.IGNORECASE,
 )
-_DISPUTED = (
-    re.compile(  # after a form: (B) is correct only if; 18, which is wrong; would be 18, but it is not
-        rf"(?:[\s$*)}}]*|{_IN_SENTENCE}?(?:, (?:which|but|and)|\bbut) (?:(?:that|this|it) ?)?)"
-        r"(?:(?:is|was|seems|looks|would be|['’]s) (?:\w+ )?(?:wrong|incorrect|false|impossible|an error"
-        r"|a (?:mistake|typo)|not (?:right|correct|true|possible|the answer))"
-        r"|(?:is|was|does|ca|could)n['’]t\b|cannot\b)"
-        rf"|[\s$*)}}]*(?:\?|(?:only )?(?:if|unless)\b)|{_IN_SENTENCE}?, no, "
-        rf"|(?<=would be){_IN_SENTENCE}?\b(?:if|unless|without|otherwise|instead|but|however|normally|usually"
-        r"|(?:had|were) (?:I|we|you|he|she|it|they|there))\b",
-        re.IGNORECASE,
-    )
+_DISPUTED = re.compile(  # after a form: (B) is correct only if; 18, which is wrong; would be 18, but is not
+    rf"(?:[\s$*)}}]*|{_IN_SENTENCE}?(?:, (?:which|but|and)|\bbut) (?:(?:that|this|it) ?)?)"
+    r"(?:(?:is|was|seems|looks|would be|['’]s) (?:\w+ )?(?:wrong|incorrect|false|impossible|an error"
+    r"|a (?:mistake|typo)|not (?:right|correct|true|possible|the answer))"
+    r"|(?:is|was|does|ca|could)n['’]t\b|cannot\b)"
+    rf"|[\s$*)}}]*(?:\?|(?:only )?(?:if|unless)\b)|{_IN_SENTENCE}?, no, "
+    rf"|(?<=would be){_IN_SENTENCE}?\b(?:if|unless|without|otherwise|instead|but|however|normally|usually"
+    r"|(?:had|were) (?:I|we|you|he|she|it|they|there))\b",
+    re.IGNORECASE,
 )
 _BOLD = re.compile(r"(?:^|\n) *\*\*(\S[^*\n]{0,40})\*\*$")
 _SHORT = re.compile(r"\A(?=[^\n?？]{1,20}\Z)(?:[^A-Za-z=]*=)?(.*)\Z")  # only an answer: 18, or 1 + 1 = 2
