@@ -75,8 +75,8 @@ NO_MASK = np.empty(0, np.uint32)
 
 TASK = np.dtype(
     [
-        *((name, np.int64) for name in ("row", "cut", "cut_end", "ban", "change", "allow", "allow_end")),
-        *((name, np.int64) for name in ("mask", "token", "k", "n_cuts")),
+        *((name, np.int64) for name in ("row", "cut", "cut_end", "ban", "change", "change_end", "mask")),
+        *((name, np.int64) for name in ("token", "k", "n_cuts")),
         *((name, np.uint64) for name in ("penalties", "chain")),
     ]
 )
@@ -85,9 +85,9 @@ TASK = np.dtype(
 Fields:
     row: The row of logits.
     cut, cut_end: The range of its cuts.
-    ban, change, allow, allow_end: The edited tokens: those from `ban` are banned, those from `change` are
-        what its penalties may change, and only those from `allow` are allowed, if there are some.
-    mask: The row of its mask; -1 if there is none.
+    ban, change, change_end: The edited tokens: those from `ban` are banned, those from `change` are what its
+        penalties may change.
+    mask: The number of its mask; -1 if there is none.
     penalties, chain: Addresses of llama.cpp's samplers, for the penalties (0 if there are none), and for what
         comes after the cuts.
     token, k, n_cuts: The results: the sampled token; the number of candidates, or a kernel's error; and the
@@ -157,18 +157,17 @@ def sample_rows(apply, logits, tasks, cuts, edits, masks, buffers):
         tasks: Of type TASK; the results are written to them.
         cuts: Of type CUT.
         edits: Token ids, int32.
-        masks: uint32 (masks, V / 32).
+        masks: The `arrays` of `Masks`.
         buffers: The `arrays` of `SamplingBuffers`.
     """
     for i in range(tasks.size):
         task = tasks[i]
-        row, tokens = logits[task.row], edits[task.ban : task.allow]
+        row, tokens = logits[task.row], edits[task.ban : task.change_end]
         n_bans = task.change - task.ban
         before = row[tokens]
         _edit(apply, row, tokens[:n_bans], task.penalties, tokens[n_bans:], buffers)
-        mask = masks[task.mask] if task.mask >= 0 else masks[0, :0]
-        allowed, own = edits[task.allow : task.allow_end], cuts[task.cut : task.cut_end]
-        k, n_cuts = select(row, allowed, mask, own, buffers[0], buffers[1])
+        own = cuts[task.cut : task.cut_end]
+        k, n_cuts = select(row, task.mask, masks, own, buffers[0], buffers[1])
         tasks["k"][i], tasks["n_cuts"][i] = k, n_cuts
         if k > 0:
             tasks["token"][i], tasks["k"][i] = choose(apply, task.chain, row, k, buffers)

@@ -22,10 +22,8 @@ from mink_local.llama.constraints import Constrainer
 from mink_local.llama.guide import Guide, fill_masks
 from mink_local.llama.token_data import APPLY, TASK, SamplingBuffers, choose, sample_rows
 from mink_local.samplers import AdaptiveP, DynamicTemperature, Mirostat, Sampler, kernels
-from mink_local.samplers.rows import NO_TOKENS, Program, listed, program_of
+from mink_local.samplers.rows import NO_TOKENS, Masks, Program, program_of
 from mink_local.threads import run
-
-_Listed = tuple[NDArray[np.int32], NDArray[np.int32]]  # banned tokens, allowed ones
 
 T = TypeVar("T")
 
@@ -141,24 +139,24 @@ class RowSampler:
         self._buffers: list[SamplingBuffers] = []
         self._samplers: list[TokenSampler] = []
         self._edits = np.empty(0, np.int32)
-        self._masks = np.zeros((1, -(-n_vocab // 32)), np.uint32)
-        self._guided: dict[TokenSampler, int] = {}  # the row of each one's mask
-        self._filling: Future[list[_Listed]] | None = None
-        self._listed: list[_Listed] = []  # by each mask
+        self._masks = Masks(1, n_vocab)
+        self._guided: list[TokenSampler] = []  # in the order of their masks
+        self._filling: Future[None] | None = None
 
     def fill_masks(self, samplers: Sequence[TokenSampler]) -> None:
         """Begin to compute the masks of samplers with a guide, for the next call: in other threads."""
         self._wait()  # for those of a batch that was given up
-        guides = {each: each.constrainer.guide for each in samplers if each.constrainer.guide}
-        self._guided = {sampler: i for i, sampler in enumerate(guides)}
-        if len(guides) > len(self._masks):
-            self._masks = np.zeros((len(guides), self._masks.shape[1]), np.uint32)
-        if guides:
-            self._filling = self._begin(partial(self._fill, list(guides.values())))
+        guided = {each: each.constrainer.guide for each in samplers if each.constrainer.guide}
+        if [*guided] != self._guided:
+            self._guided, self._samplers = [*guided], []
+        if len(guided) > len(self._masks.bits):
+            self._masks = Masks(len(guided), self._n_vocab)
+        if guided:
+            self._filling = self._begin(partial(self._fill, [*guided.values()]))
 
-    def _fill(self, guides: Sequence[Guide]) -> list[_Listed]:
-        fill_masks(guides, self._masks)
-        return [listed(mask, self._n_vocab) for mask in self._masks[: len(guides)]]
+    def _fill(self, guides: Sequence[Guide]) -> None:
+        fill_masks(guides, self._masks.bits)
+        self._masks.list(len(guides))
 
     def __call__(
         self, logits: NDArray[np.float32], rows: Sequence[int], samplers: list[TokenSampler]
@@ -194,7 +192,8 @@ class RowSampler:
         self._tasks = tasks = np.zeros(len(samplers), TASK)
         tasks["chain"] = [sampler.address for sampler in samplers]
         tasks["penalties"] = [sampler.constrainer.penalties for sampler in samplers]
-        tasks["mask"] = -1
+        of_sampler = {sampler: i for i, sampler in enumerate(self._guided)}
+        tasks["mask"] = [of_sampler.get(sampler, -1) for sampler in samplers]
         tasks["cut_end"] = np.cumsum([len(program.cuts) for program in programs])
         tasks["cut"][1:] = tasks["cut_end"][:-1]
         self._cuts = np.concatenate([program.cuts for program in programs])
@@ -207,21 +206,15 @@ class RowSampler:
         ]
 
     def _edit(self) -> None:
-        """Tell the tasks about their samplers' bans, penalties and masks."""
-        tasks, samplers = self._tasks, [self._samplers[i] for i in self._edited]
-        parts, masks = [], []
-        for each in samplers:
-            mask = self._guided.get(each, -1)
-            banned, allowed = self._listed[mask] if mask >= 0 else (NO_TOKENS, NO_TOKENS)
-            parts += [each.banned, banned, each.constrainer.changed, allowed]
-            masks.append(-1 if banned.size or allowed.size else mask)
-        if self._parts and not self._guided and all(map(is_, parts, self._parts)):
+        """Tell the tasks about their samplers' bans and penalties."""
+        samplers = [self._samplers[i] for i in self._edited]
+        parts = [part for each in samplers for part in (each.banned, each.constrainer.changed)]
+        if self._parts and all(map(is_, parts, self._parts)):
             return
         self._parts = parts
         ends = np.cumsum([0, *(part.size for part in parts)])
-        for field, n in (("ban", 0), ("change", 2), ("allow", 3), ("allow_end", 4)):
-            tasks[field][self._edited] = ends[n::4][: len(samplers)]
-        tasks["mask"][self._edited] = masks
+        for n, field in enumerate(("ban", "change", "change_end")):
+            self._tasks[field][self._edited] = ends[n::2][: len(samplers)]
         self._edits = np.concatenate(parts)
 
     def _run(self, logits: NDArray[np.float32], n_threads: int) -> None:
@@ -245,12 +238,14 @@ class RowSampler:
     def _sample(self, logits: NDArray[np.float32], i: int, n: int) -> None:
         """Do the i-th of n parts of the tasks."""
         tasks = self._tasks[len(self._tasks) * i // n : len(self._tasks) * (i + 1) // n]
-        sample_rows(APPLY, logits, tasks, self._cuts, self._edits, self._masks, self._buffers[i].arrays)
+        sample_rows(
+            APPLY, logits, tasks, self._cuts, self._edits, self._masks.arrays, self._buffers[i].arrays
+        )
 
     def _wait(self) -> None:
         """Wait for the masks."""
         if self._filling is not None:
-            self._listed = self._filling.result()
+            self._filling.result()
         self._filling = None
 
 

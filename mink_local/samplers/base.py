@@ -48,7 +48,7 @@ class Workspace:
 
     def __init__(self, n_vocab: int) -> None:
         self.ids, self.places = np.empty((2, n_vocab), np.int32)
-        self.work, self.part_work = np.empty((2, kernels.work_size(n_vocab)), np.uint64)
+        self.work, self.part_work = np.zeros((2, kernels.work_size(n_vocab)), np.uint64)
         self.left = np.empty(n_vocab, np.float32)
         self.arrays = self.ids, self.places, self.work, self.part_work, self.left
 

@@ -4,7 +4,7 @@ A kernel is a function `(logits, options, work, ids) -> k` of one row of raw log
 
     logits: float32 (V,). -inf is never a candidate; +inf counts as the largest finite float32.
     options: float64, the numbers listed in the kernel's docstring (`Sampler.kernel_options`).
-    work: uint64 (work_size(V),), scratch.
+    work: uint64 (work_size(V),), scratch, but for the last number: `survey` and `ban` use it.
     ids: int32 (V,), receives the candidates' token ids, in any order. Where only some of several equal logits
         are candidates, they are those with the lowest token ids.
 
@@ -56,7 +56,7 @@ _EPSILON = 1e-8  # keeps a row of equal logits (range 0) from dividing by zero
 def work_size(n_vocab: int) -> int:
     """Return the length of the uint64 scratch array that the kernels need for `n_vocab` logits."""
     n_blocks = -(-n_vocab // _BLOCK)
-    return n_vocab + -(-n_blocks // 2)
+    return n_vocab + -(-n_blocks // 2) + 1
 
 
 @helper
@@ -112,6 +112,30 @@ def _scan(bits, block_max):
 
 
 @helper
+def ban(logits, bans, before, work):
+    """Set the logits of some tokens to -inf, and survey the row: the next `survey` need not read it again.
+
+    A ban must not hide that a model is broken: a NaN stays.
+
+    Args:
+        bans: Token ids, int32, ascending.
+        before: Receives their logits, float32 (at least as many,).
+    """
+    _, block_max = _parts(work, logits.size)
+    highest, lowest, n = np.uint32(0), np.uint32(0xFFFFFFFF), 0
+    for b in range(block_max.size):
+        start, end = b * _BLOCK, (b + 1) * _BLOCK
+        while n < bans.size and bans[n] < end:  # in a block that is about to be read
+            before[n] = logits[bans[n]]
+            if not np.isnan(before[n]):
+                logits[bans[n]] = -np.inf
+            n += 1
+        top, bottom = _scan(logits[start:end].view(np.int32), block_max[b : b + 1])
+        highest, lowest = max(highest, top), min(lowest, bottom)
+    work[-1] = np.uint64(highest) << np.uint64(32) | np.uint64(lowest)
+
+
+@helper
 def survey(logits, work):
     """Return a number above 0, and the smallest and largest finite logit (float64).
 
@@ -119,7 +143,11 @@ def survey(logits, work):
     block maxima stay in `work` for `keep_from`.
     """
     _, block_max = _parts(work, logits.size)
-    highest, lowest = _scan(logits.view(np.int32), block_max)
+    known = work[-1]  # by `ban`
+    work[-1] = 0
+    highest, lowest = np.uint32(known >> np.uint64(32)), np.uint32(known & np.uint64(0xFFFFFFFF))
+    if known == 0:
+        highest, lowest = _scan(logits.view(np.int32), block_max)
     if highest > _HEIGHT_OF_INFINITY:
         return HAS_NAN, 0.0, 0.0
     if highest == 0:

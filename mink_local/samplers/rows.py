@@ -16,6 +16,7 @@ from mink_local.samplers.kernels import (
     BITS,
     HAS_NAN,
     NO_FINITE_LOGIT,
+    ban,
     every_finite,
     lowest_bit,
     narrow,
@@ -58,10 +59,29 @@ def has_nan(logits):
     return largest > _INFINITY
 
 
-@compiled
-def _tokens(mask, flips, n_vocab):
-    """Return the tokens whose bit is set in a mask, uint32 (V / 32,), after those in `flips` are flipped."""
-    ids = np.empty(n_vocab, np.int32)
+class Masks:
+    """The tokens that constraints allow: a mask for each of several answers, at most `n`.
+
+    Attributes:
+        bits: A bit for every allowed token, uint32 (n, V / 32).
+        arrays: For compiled functions: the bits; token ids, int32 (n, V / 8); and how many of them `list`
+            has written, int64 (n,), which is below 0 if they are the only banned tokens, above 0 if they are
+            the only allowed ones, and 0 if only the bits tell.
+    """
+
+    def __init__(self, n: int, n_vocab: int) -> None:
+        self.bits = np.zeros((n, -(-n_vocab // 32)), np.uint32)
+        self.arrays = self.bits, np.empty((n, n_vocab // _SPARSE), np.int32), np.zeros(n, np.int64)
+        self._n_vocab = n_vocab
+
+    def list(self, n: int) -> None:
+        """List the tokens that each of the first n masks allows or bans, if they are few."""
+        _list(np.bitwise_count(self.bits[:n]).sum(1, np.int64), *self.arrays, self._n_vocab)
+
+
+@helper
+def _write_tokens(mask, flips, n_vocab, ids):
+    """Write the tokens whose bit is set in a mask, after those in `flips` are flipped; return how many."""
     k = 0
     for w in range(mask.size):
         word = np.int64(mask[w]) ^ flips
@@ -71,17 +91,17 @@ def _tokens(mask, flips, n_vocab):
                 ids[k] = token
                 k += 1
             word &= word - 1
-    return ids[:k].copy()
+    return k
 
 
-def listed(mask: NDArray[np.uint32], n_vocab: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the tokens that a mask, uint32 (V / 32,), bans, and those that it allows: few, or no list."""
-    n_allowed = int(np.bitwise_count(mask).sum())
-    if 0 < n_allowed * _SPARSE <= n_vocab:
-        return NO_TOKENS, _tokens(mask, 0, n_vocab)
-    if (n_vocab - n_allowed) * _DENSE <= n_vocab:
-        return _tokens(mask, _ALL_BITS, n_vocab), NO_TOKENS
-    return NO_TOKENS, NO_TOKENS
+@compiled
+def _list(n_allowed, bits, tokens, counts, n_vocab):
+    for i in range(n_allowed.size):
+        counts[i] = 0
+        if 0 < n_allowed[i] * _SPARSE <= n_vocab:
+            counts[i] = _write_tokens(bits[i], 0, n_vocab, tokens[i])
+        elif (n_vocab - n_allowed[i]) * _DENSE <= n_vocab:
+            counts[i] = -_write_tokens(bits[i], _ALL_BITS, n_vocab, tokens[i])
 
 
 @helper
@@ -107,43 +127,51 @@ def _run(cut, logits, work, ids):
 
 
 @helper
-def select(logits, allowed, mask, cuts, scratch, row):
+def select(logits, mask, masks, cuts, scratch, row):
     """Find a row's candidates, those that all cuts keep: their ids are in `scratch[0]`.
 
     Args:
-        logits: Float32 (V,).
-        allowed: The only allowed tokens, int32; empty if `mask` tells.
-        mask: Bits of the allowed tokens, uint32 (V / 32,); empty if all are.
+        logits: Float32 (V,), changed meanwhile.
+        mask: The number of its mask; -1 if all tokens are allowed.
+        masks: The `arrays` of `Masks`.
         cuts: Of type CUT; each sees what those before it have left.
         scratch: The `arrays` of a `Workspace`.
-        row: Float32 (V,), may be overwritten.
+        row: Float32 (V,), overwritten.
 
     Returns:
         k, or a kernel's error; and the number of cuts that were needed.
     """
     ids, places, work, part_work, left = scratch
+    bits, tokens, counts = masks
     n_vocab, n_done, is_broken = logits.size, 0, False
-    k = np.int64(n_vocab)
+    k, count = np.int64(n_vocab), counts[mask] if mask >= 0 else np.int64(0)
+    listed = tokens[max(mask, 0), : abs(count)]
+    seen = logits
     # A NaN of a banned token counts too: a ban must not hide that a model is broken.
-    if allowed.size > 0:
+    if count > 0:
         is_broken = has_nan(logits)
-        k = allowed.size
-        ids[:k] = allowed
-    elif mask.size > 0:
-        is_broken = masked(logits, mask, row)
-        logits = row
+        k = count
+        ids[:k] = listed
+    elif count < 0:
+        ban(logits, listed, row, work)
+    elif mask >= 0:
+        is_broken = masked(logits, bits[mask], row)
+        seen = row
     if k == n_vocab:
-        k, n_done = _run(cuts[0], logits, work, ids), 1
+        k, n_done = _run(cuts[0], seen, work, ids), 1
     if is_broken:
         return np.int64(HAS_NAN), 0
     if k > 1 or n_done == 0:
-        take(logits, ids, k, left)
+        take(seen, ids, k, left)
     while n_done < cuts.size and (k > 1 or n_done == 0):
         part = left[:k]
         k = _run(cuts[n_done], part, part_work, places) if k > 0 else np.int64(NO_FINITE_LOGIT)
         if k > 0:
             narrow(part, ids, places, k)
         n_done += 1
+    if count < 0:
+        for i in range(listed.size):
+            logits[listed[i]] = row[i]
     return k, n_done
 
 
