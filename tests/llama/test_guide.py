@@ -5,7 +5,7 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial, reduce
 from itertools import permutations
@@ -25,7 +25,6 @@ from mink_local.errors import ConstraintError, GenerationError, ModelError, NoTo
 from mink_local.llama import guide
 from mink_local.llama.guide import Guide
 from mink_local.llama.json_schema import closed, kept_schema
-from mink_local.llama.token_data import APPLY, SamplingBuffers, edited
 from mink_local.llama.weights import Weights
 from tests.support.schemas import PATTERNS, STAND_IN, suite
 
@@ -414,26 +413,6 @@ def test_what_can_only_go_on_in_one_way_is_forced(weights: Weights) -> None:
 def test_each_model_has_its_tokenizer_once(weights: Weights, tiny_weights: Weights) -> None:
     assert guide.tokenizer_of(weights) is guide.tokenizer_of(weights)
     assert guide.tokenizer_of(weights) is not guide.tokenizer_of(tiny_weights)
-
-
-def masked(row: NDArray[np.float32], bits: NDArray[np.bool_]) -> NDArray[np.float32]:
-    words = np.packbits(bits, bitorder="little")
-    mask = np.frombuffer(words.tobytes().ljust(-(-row.size // 32) * 4, b"\0"), np.uint32)
-    none = np.empty(0, np.int32)
-    return edited(APPLY, row, none, 0, none, mask, SamplingBuffers(row.size).arrays)  # type: ignore[no-any-return]
-
-
-@given(st.integers(1, 200), st.integers(0, 2**32), st.sampled_from([(), (INF,), (-INF, NAN), (NAN,)]))
-def test_masked_logits(n_vocab: int, seed: int, special: Sequence[float]) -> None:
-    """As in float64 with NumPy; a NaN stays, whether its token is allowed or not."""
-    rng = np.random.default_rng(seed)
-    row = rng.normal(0, 5, n_vocab).astype(np.float32)
-    for value in special:
-        row[rng.integers(n_vocab)] = value
-    bits = rng.random(n_vocab) < 0.5
-    found = masked(row, bits).astype(np.float64)
-    expected = row.astype(np.float64)
-    np.testing.assert_array_equal(found, expected if np.isnan(row).any() else np.where(bits, expected, -INF))
 
 
 def test_weights_are_closed_while_their_tokenizer_is_made(smollm2_path: Path) -> None:

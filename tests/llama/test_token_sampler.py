@@ -275,18 +275,22 @@ def test_hostile_rows(values: list[list[float]], first: int) -> None:
 @examples(40)
 @given(st.data())
 def test_candidates_of_the_allowed_tokens(weights: Weights, rows: Row, data: st.DataObject) -> None:
-    """They are those of a row in which the others are banned."""
+    """They are those of a row in which the others are banned; a NaN counts, whether or not it is allowed."""
     characters = data.draw(st.text(" \n0123456789abcdefghijklmnopqrstuvwxyz,.", min_size=1))
     pattern = f"[{data.draw(st.sampled_from(['', '^']))}{characters}]+"
     row = rows[data.draw(st.integers(0, len(rows) - 1))].copy()
     places = data.draw(st.lists(st.integers(0, row.size - 1), max_size=9))
     row[places] = data.draw(hostile)
     own, temperature = data.draw(st.sampled_from([MinK(), MinK(floor=2.0), TopP(0.9), TopK(30)])), 2.0
-    constrainer = Constrainer(Constraints(regex=pattern), weights)
-    assert constrainer.guide is not None
-    is_allowed = np.unpackbits(constrainer.guide.mask().view(np.uint8), bitorder="little")[: row.size] > 0
-    sampler = TokenSampler(own, temperature, 1, row.size, constrainer)
+    one, sampler = (
+        TokenSampler(own, temperature, 1, row.size, Constrainer(Constraints(regex=pattern), weights))
+        for _ in range(2)
+    )
+    assert one.constrainer.guide is not None
+    mask = one.constrainer.guide.mask()
+    is_allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[: row.size] > 0
     [found] = together(RowSampler(row.size, 1), row[None], [0], [sampler])
+    assert found == alone(one, row)
     if np.isnan(row).any() or not (row[is_allowed] > -INF).any():
         assert isinstance(found, str)
     else:
