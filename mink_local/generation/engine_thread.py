@@ -18,6 +18,7 @@ from mink_local.errors import GenerationError, MinkError, ModelError
 from mink_local.generation.answer import Answer, Piece
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.engine import Engine
+from mink_local.llama.context import end_workers
 from mink_local.threads import result_of, run
 
 T = TypeVar("T")
@@ -26,6 +27,7 @@ Event = tuple[Answer, Piece]
 Listener = Callable[[Sequence[Event]], object]
 """Called after a step with the events of the listener's answers. It must not wait."""
 
+_REST_SECONDS = 0.1  # without work, after which the cores are left to others
 _EXIT_SECONDS = 10.0  # for the running batch to end when the program does
 
 
@@ -149,9 +151,15 @@ class EngineThread:
     def _obey(self) -> None:
         """Carry out the commands; wait for them while there is nothing to do."""
         while not self._commands.empty() or self._engine.idle:
-            self._commands.get()()
+            self._next_command()()
             if self._why_ending:
                 return
+
+    def _next_command(self) -> Callable[[], object]:
+        with suppress(queue.Empty):
+            return self._commands.get(timeout=_REST_SECONDS)
+        end_workers()
+        return self._commands.get()
 
     def _take(self, decodings: Sequence[Decoding], listener: Listener) -> None:
         self._listeners |= {decoding.answer: listener for decoding in decodings}

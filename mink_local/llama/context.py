@@ -24,6 +24,8 @@ from mink_local.llama.weights import Weights, closed
 _FLAG_IS_SET = LIBC.strlen
 _PAD = 256  # llama.cpp rounds the length of a sequence up to a multiple
 _SEAL = 32  # bytes of the checksum at the end of a saved sequence
+_PAUSE = getattr(C._lib, "omp_pause_resource_all", None)  # llama.cpp may be built without OpenMP
+_SOFTLY = 1  # omp_pause_soft
 
 
 class Segment(NamedTuple):
@@ -38,6 +40,16 @@ class Segment(NamedTuple):
     position: int
     seq_id: int = 0
     n_outputs: int = 1
+
+
+def end_workers() -> None:
+    """End the threads that help the calling one to evaluate batches on a CPU; the next batch starts others.
+
+    While a process has more of them than cores, as with two models, GNU's OpenMP has each wait asleep for the
+    others, and a step takes more than twice as long.
+    """
+    if _PAUSE is not None:
+        _PAUSE(_SOFTLY)
 
 
 class Context:

@@ -1,7 +1,9 @@
 """The model's thread: clients of many threads at once, jobs between answers, waiting, Ctrl-C, the end."""
 
 import _thread
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from mink_local.generation.replies import News
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.interrupts import on_interrupt
 from tests.conftest import held
+from tests.support.http import until
 
 PROMPTS = ["One, two,", "Who?", "Why? " * 5, "word " * 40, "In a village", "Say hello."]
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
@@ -55,6 +58,19 @@ def test_ctrl_c_ends_an_answer_as_the_program_wants(model: Model) -> None:
     assert handled.finish_reason == "interrupted"
     assert reply.finish_reason == "interrupted"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_an_idle_model_keeps_no_threads_for_its_batches(tiny_path: Path) -> None:
+    """Beside them, OpenMP would have those of another model wait asleep."""
+
+    def n_threads() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    counts: list[int] = []
+    with load_model(tiny_path, n_ctx=256, n_threads=2, n_gpu_layers=0) as model:
+        [*model.answer_all([Request("Hi", watch=lambda _: counts.append(n_threads()))])]
+        until(lambda: n_threads() < counts[-1])
 
 
 @pytest.mark.parametrize("tells_late", [False, True])
