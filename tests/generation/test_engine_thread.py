@@ -1,9 +1,7 @@
 """The model's thread: clients of many threads at once, jobs between answers, waiting, Ctrl-C, the end."""
 
 import _thread
-import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from mink_local import load_model
@@ -60,14 +59,11 @@ def test_ctrl_c_ends_an_answer_as_the_program_wants(model: Model) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.skipif(not psutil.LINUX, reason="others have no OpenMP")
 def test_an_idle_model_keeps_no_threads_for_its_batches(tiny_path: Path) -> None:
     """Beside them, OpenMP would have those of another model wait asleep."""
 
-    def n_threads() -> int:
-        return len(os.listdir("/proc/self/task"))
-
-    counts: list[int] = []
+    n_threads, counts = psutil.Process().num_threads, list[int]()
     with load_model(tiny_path, n_ctx=256, n_threads=2, n_gpu_layers=0) as model:
         [*model.answer_all([Request("Hi", watch=lambda _: counts.append(n_threads()))])]
         until(lambda: n_threads() < counts[-1])

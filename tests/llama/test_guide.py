@@ -5,7 +5,7 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial, reduce
 from itertools import permutations
@@ -25,7 +25,9 @@ from mink_local.errors import ConstraintError, GenerationError, ModelError, NoTo
 from mink_local.llama import guide
 from mink_local.llama.guide import Guide
 from mink_local.llama.json_schema import closed, kept_schema
+from mink_local.llama.token_data import APPLY, SamplingBuffers, edited
 from mink_local.llama.weights import Weights
+from mink_local.samplers.rows import NO_TOKENS
 from tests.support.schemas import PATTERNS, STAND_IN, suite
 
 INF, NAN = np.inf, np.nan
@@ -413,6 +415,17 @@ def test_what_can_only_go_on_in_one_way_is_forced(weights: Weights) -> None:
 def test_each_model_has_its_tokenizer_once(weights: Weights, tiny_weights: Weights) -> None:
     assert guide.tokenizer_of(weights) is guide.tokenizer_of(weights)
     assert guide.tokenizer_of(weights) is not guide.tokenizer_of(tiny_weights)
+
+
+@given(st.integers(1, 200), st.integers(0, 2**32), st.sampled_from([(), (INF,), (-INF, NAN), (NAN,)]))
+def test_masked_logits(n_ordinary: int, seed: int, special: Sequence[float]) -> None:
+    """As NumPy would mask them; a row with a NaN stays as it is, whether or not that token is allowed."""
+    rng = np.random.default_rng(seed)
+    row = rng.permutation([*rng.normal(0, 5, n_ordinary), *special]).astype(np.float32)
+    bits = rng.random(row.size) < 0.5
+    mask = np.packbits(np.pad(bits, (0, -row.size % 32)), bitorder="little").view(np.uint32)
+    found = edited(APPLY, row, NO_TOKENS, 0, NO_TOKENS, mask, SamplingBuffers(row.size).arrays)
+    np.testing.assert_array_equal(found, np.where(bits | np.isnan(row).any(), row, -INF))
 
 
 def test_weights_are_closed_while_their_tokenizer_is_made(smollm2_path: Path) -> None:

@@ -287,8 +287,7 @@ def test_candidates_of_the_allowed_tokens(weights: Weights, rows: Row, data: st.
         for _ in range(2)
     )
     assert one.constrainer.guide is not None
-    mask = one.constrainer.guide.mask()
-    is_allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[: row.size] > 0
+    is_allowed = np.unpackbits(one.constrainer.guide.mask().view(np.uint8), bitorder="little")[: row.size] > 0
     [found] = together(RowSampler(row.size, 1), row[None], [0], [sampler])
     assert found == alone(one, row)
     if np.isnan(row).any() or not (row[is_allowed] > -INF).any():
