@@ -1,5 +1,6 @@
 """The application and its process: paths, socket, model, start and end."""
 
+import asyncio
 import gc
 import math
 import os
@@ -217,7 +218,13 @@ def serve(
 def refusing(bound: socket.socket, app: Guard) -> Iterator[None]:
     """Have an app answer the requests that arrive during this block."""
     server = uvicorn.Server(uvicorn.Config(app, **UVICORN))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound.dup()]}, daemon=True)
+
+    def run() -> None:
+        # Windows' default loop, the proactor, would keep the socket for good: no other proactor can serve it.
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+            runner.run(server.serve(sockets=[bound.dup()]))
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
         yield

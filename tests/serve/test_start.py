@@ -118,6 +118,30 @@ def test_requests_are_refused_while_the_model_loads() -> None:
             bound.accept()[0].close()
 
 
+# As on Windows: the first default event loop that serves a socket, or a duplicate of it, keeps it for good.
+COMPLETION_PORTS = """
+import asyncio, os, uvicorn
+
+owners = {}
+
+class Proactor(asyncio.SelectorEventLoop):
+    def _start_serving(self, protocol_factory, sock, *options, **named):
+        if owners.setdefault(os.fstat(sock.fileno()).st_ino, self) is not self:
+            sock.close()  # after "Accept failed on a socket"
+            return
+        super()._start_serving(protocol_factory, sock, *options, **named)
+
+asyncio.new_event_loop = Proactor
+uvicorn.Config.get_loop_factory = lambda self: Proactor
+"""
+
+
+@pytest.mark.linux
+def test_no_socket_is_served_by_two_of_windows_event_loops() -> None:
+    with running_server(before=COMPLETION_PORTS) as server:
+        assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
+
+
 @pytest.mark.slow
 @pytest.mark.posix
 def test_keys_presets_and_a_drain() -> None:
