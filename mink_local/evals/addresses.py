@@ -23,7 +23,7 @@ from openai import (
 )
 
 from mink_local.errors import ServerError
-from mink_local.evals.answering import Answered, Answerer, ModelSession
+from mink_local.evals.answering import Answered, Answerer, ModelSession, with_reasoning
 from mink_local.generation.request import Request
 from mink_local.samplers import Greedy, Sampler, TopP
 from mink_local.sandbox import in_a_line
@@ -189,7 +189,7 @@ class AddressAnswerer(Answerer):
             choice, usage = completion.choices[0], completion.usage
             answered = Answered(
                 index,
-                self._without_key(choice.message.content or ""),
+                self._without_key(_text(choice.message)),
                 str(choice.finish_reason or "stop"),
                 usage.completion_tokens if usage else 0,
                 usage.prompt_tokens if usage else 0,
@@ -220,7 +220,6 @@ class AddressAnswerer(Answerer):
         verdict = {"name": "verdict", "strict": True, "schema": schema}
         own = {
             "sampler": str(sampler),
-            "reasoning_format": "none",  # the answer then has its reasoning, as that of a file
             "reasoning_budget": params.reasoning_budget,
         }
         fields = {
@@ -255,6 +254,12 @@ class AddressAnswerer(Answerer):
 
     def _without_key(self, text: str) -> str:
         return text.replace(self._key, "…") if self._key else text
+
+
+def _text(message: Any) -> str:
+    """Return a message with its reasoning, which vLLM and OpenRouter name otherwise than the others."""
+    reasoning = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None) or ""
+    return with_reasoning(reasoning, message.content or "")
 
 
 def _sendable(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,6 +46,16 @@ def joint_sha256(paths: Iterable[Path]) -> str:
     return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
 
 
+def with_reasoning(reasoning: str, content: str) -> str:
+    """Return an answer as it is recorded: after its reasoning, in the same tags whatever the model's are.
+
+    They are there, too, if the prompt opened the reasoning; where nothing follows, they stay open.
+    """
+    if not reasoning:
+        return content
+    return f"<think>\n{reasoning}" + (f"\n</think>\n\n{content}" if content else "")
+
+
 _ON_CPU = 8  # answers at a time: about as fast as 32 there, and an interrupt loses fewer
 _CTX_STEP = 256  # llama.cpp rounds context lengths to multiples of this
 
@@ -74,6 +84,7 @@ class Answered:
 
     Attributes:
         index: Index of the request.
+        text: The answer after its reasoning; see `with_reasoning`.
         finish_reason: "stop", "length", "overflow" (the prompt does not fit into the context), "refused" (the
             server answers other prompts) or "error".
         n_tokens: Length of the answer in tokens; from an address, as the server counts.
@@ -233,7 +244,7 @@ class FileAnswerer(Answerer):
                 if answer.finish_reason != "interrupted":
                     yield Answered(
                         members[answer.index][0],
-                        answer.text,
+                        with_reasoning(answer.reasoning, answer.content),
                         str(answer.finish_reason),
                         answer.n_tokens,
                         answer.prompt_tokens,

@@ -117,7 +117,7 @@ def test_thoughts_end_at_their_budget(
     command = ["--model", thinker, "--data", data, "-n", 8, "-o", tmp_path / "run", "--no-greedy"]
     mink_eval.run(*command, "--reasoning-budget", 0)
     [record] = read_responses(tmp_path / "run")
-    assert (record.thoughts_cut, record.k[0], record.response[:8]) == (True, 0, "</think>")
+    assert (record.thoughts_cut, record.k[0]) == (True, 0)
     assert mink_eval("report", tmp_path / "run").status == 0
     assert "thoughts 100" in (tmp_path / "run" / "report" / "report.md").read_text(encoding="utf-8")
     assert "reasoning_budget" in mink_eval("run", "gsm8k", *command, "--reasoning-budget", 5).stderr

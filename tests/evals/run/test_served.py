@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
+from mink_local.evals.tasks import Verdict
+from mink_local.evals.tasks.base import NO_ANSWER
+from tests.evals.conftest import Write
 from tests.support.judge_server import Body, JudgeServer, Said, fails
 from tests.support.mink_eval import MinkEval, read_responses
 from tests.support.python import Finished
 from tests.support.server import running_server
+from tests.support.tiny import write_scripted
 
 TOP_P = "top-p:p=0.8,order=temperature-first"
 
@@ -58,6 +62,40 @@ def test_mink_serve_answers_as_its_file_does(
         assert one.finish_reason in ("stop", "length")
     shown = " ".join(mink_eval("report", tmp_path / "served").succeeded().stdout.split())
     assert "Answered by a server: smollm2-135m at http" in shown
+
+
+OPENS = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
+THOUGHTS = {
+    "ended": (["Hm: the answer is 8.", "</think>", "The final answer is 6"], True),
+    "cut off": (["Hm.", "The final answer is 6"], False),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("script", "is_right"), THOUGHTS.values(), ids=list(THOUGHTS))
+def test_a_thought_is_no_answer_wherever_it_comes_from(
+    mink_eval: MinkEval,
+    write: Write,
+    server: JudgeServer,
+    tmp_path: Path,
+    script: list[str],
+    is_right: bool,
+) -> None:
+    """The template opens the reasoning, so that what the model writes does not show where it begins."""
+    model = write_scripted(tmp_path / "thinker.gguf", OPENS, {"<think>": script})
+    data = write({"question": "3 + 3?", "answer": "6"}, name="own.jsonl")
+    thought, _, content = "".join(script).partition("</think>")
+    message = {"content": content, "reasoning_content" if is_right else "reasoning": thought}
+    server.answer = lambda _: Said(200, {"choices": [{"message": message, "finish_reason": "stop"}]})
+    with running_server("-m", str(model)) as serving:
+        for number, source in enumerate((model, serving.url, server.url)):
+            out = tmp_path / str(number)
+            mink_eval("run", data, "-s", "greedy", "--model", source, "-o", out).succeeded()
+    found = [read_responses(tmp_path / str(number)) for number in range(3)]
+    verdict = Verdict("6", correct=True) if is_right else NO_ANSWER
+    assert {(one.strict, one.flexible) for [one] in found} == {(verdict, verdict)}
+    assert {one.response for [one] in found} == {found[0][0].response}
+    assert thought in found[0][0].response
 
 
 def test_another_server_gets_what_it_knows(run: Run, server: JudgeServer, tmp_path: Path) -> None:
