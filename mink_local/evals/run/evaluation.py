@@ -39,7 +39,7 @@ from mink_local.evals.run.records import (
 from mink_local.evals.stats import what_can_be_found
 from mink_local.evals.store import Rows, Store, read_manifest, to_line
 from mink_local.evals.tables import count
-from mink_local.evals.tasks.base import NO_ANSWER, ScorerError, Task
+from mink_local.evals.tasks.base import Task
 from mink_local.evals.tasks.own import OwnTask
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.interrupts import on_interrupt
@@ -230,7 +230,7 @@ class Run(Measurement[Response]):
         return seed_of(self._seed, *wanted.question.key, wanted.key.repeat)
 
     def _response(self, wanted: Wanted, answer: Answered) -> Response:
-        """Return the scored response. Raises GenerationError if there is no answer."""
+        """Return the scored response. Raises GenerationError without an answer, and ScorerError."""
         question = wanted.question
         if answer.finish_reason == "error":
             where = f"question {question.id} of {wanted.key.task} with {wanted.key.model}"
@@ -251,12 +251,8 @@ class Run(Measurement[Response]):
             flexible=None,
         )
         task = self._tasks[wanted.key.task].task
-        try:
-            response = with_verdicts(response, question, task)
-        except ScorerError as error:
-            log.warning("%s; the response is kept, and mink-eval report scores it again", error)
-            return replace(response, strict=NO_ANSWER, flexible=NO_ANSWER)
-        is_users = task.scorer_of(question).is_own  # a report asks it again, as it may have changed
+        response = with_verdicts(response, question, task)
+        is_users = task.scorer_of(question).is_own  # a report shows its verdicts as they are
         return response if is_users else replace(response, scored=mark_of(question, response))
 
     def rehearse(self, folder: Path) -> Iterator[str]:

@@ -16,9 +16,10 @@ import msgspec
 
 from mink_local.errors import ReportError
 from mink_local.evals.store import MANIFEST, Rows, public, read_manifest, to_line
-from mink_local.evals.tables import count, listed
-from mink_local.evals.tasks import recorded_task
-from mink_local.evals.tasks.base import SCORER, Name, Question, ScorerError, Task, Verdict, score
+from mink_local.evals.tables import listed
+from mink_local.evals.tasks import recorded_scorer, recorded_task
+from mink_local.evals.tasks.base import SCORER, Name, Question, Task, Verdict, score
+from mink_local.evals.tasks.scoring import is_code
 from mink_local.llama.constants import MAX_SEED
 from mink_local.samplers import Greedy, Sampler
 
@@ -252,8 +253,9 @@ def mark_of(question: Question, response: Response) -> str:
 def rescore(run: RecordedRun) -> RecordedRun:
     """Return the run with all responses scored by this version's tasks, with notes on changed verdicts.
 
-    What has been is not scored again. Responses to tasks unknown to this version keep their verdicts. The
-    records on disk do not change.
+    What has been is not scored again. Responses to tasks unknown to this version keep their verdicts, and so
+    do those that a user's function has scored: a report imports nothing that a folder names. The records on
+    disk do not change.
     """
     rules = {name: settings.get("rule") for name, settings in run.manifest.get("tasks", {}).items()}
     stale = {
@@ -264,21 +266,14 @@ def rescore(run: RecordedRun) -> RecordedRun:
     }
     names = sorted({response.task for response in stale.values()})
     tasks = {name: recorded_task(name, rules.get(name)) for name in names}
-    scored = [_rescored(one, run.questions[one.question], tasks[one.task]) for one in stale.values()]
-    again, failures = [response for response, _ in scored], [failure for _, failure in scored if failure]
-    notes = [*run.notes, *_notes(tasks, list(stale.values()), again, len(run.responses))]
-    if failures:
-        notes.append(f"{failures[0]} ({count(len(failures), 'response')} without a verdict count as wrong).")
+    again = [
+        with_verdicts(one, run.questions[one.question], task) if (task := tasks[one.task]) else one
+        for one in stale.values()
+    ]
+    by_code = {name: scorer for name in names if is_code(scorer := recorded_scorer(rules.get(name)))}
+    notes = [*run.notes, *_notes(tasks, by_code, list(stale.values()), again, len(run.responses))]
     responses = list((dict(enumerate(run.responses)) | dict(zip(stale, again, strict=True))).values())
     return replace(run, responses=responses, notes=notes)
-
-
-def _rescored(response: Response, question: Question, task: Task | None) -> tuple[Response, str]:
-    """Return a response with its verdicts, or as it was and why the user's scorer failed."""
-    try:
-        return (with_verdicts(response, question, task) if task else response), ""
-    except ScorerError as error:
-        return response, str(error)
 
 
 def with_verdicts(response: Response, question: Question, task: Task) -> Response:
@@ -293,10 +288,16 @@ def with_verdicts(response: Response, question: Question, task: Task) -> Respons
 
 
 def _notes(
-    tasks: Mapping[str, Task | None], recorded: list[Response], again: list[Response], total: int
+    tasks: Mapping[str, Task | None],
+    by_code: Mapping[str, str],
+    recorded: list[Response],
+    again: list[Response],
+    total: int,
 ) -> Iterator[str]:
-    """Yield which tasks this version does not know, and how many verdicts of the total have changed."""
-    unknown = [name for name, task in tasks.items() if task is None]
+    """Yield which tasks are not scored here, and how many verdicts of the total have changed."""
+    for name, scorer in by_code.items():
+        yield f"{name}: {scorer} scored the responses when they were generated; its verdicts are shown."
+    unknown = [name for name, task in tasks.items() if task is None and name not in by_code]
     if unknown:
         yield f"Task unknown to this version: {listed(unknown)}; the recorded verdicts are shown."
     pairs = list(zip(recorded, again, strict=True))

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from mink_local.errors import DataError, TaskNotFoundError
 from mink_local.evals.tasks.base import OnDisk, OwnCopy, Published, Question, Scorer, Task, csv_rows, worked
 from mink_local.evals.tasks.own import SUFFIXES, OwnRow, OwnTask, RowTask, own_task
-from mink_local.evals.tasks.scoring import ChoiceScorer, chosen_scorer
+from mink_local.evals.tasks.scoring import ChoiceScorer, chosen_scorer, is_code
 from mink_local.files import user_path
 
 
@@ -171,14 +171,22 @@ def find_task(name: str, scorer: str = "") -> Task:
     raise TaskNotFoundError(f"unknown task {name!r}: the tasks are {', '.join(TASKS)}, and {own}")
 
 
-def recorded_task(name: str, rule: str | None) -> Task | None:
+def recorded_scorer(rule: object) -> str:
+    """Return the name of the scorer in a rule of a run's manifest; empty if the user chose none."""
+    return str(rule).removeprefix("scorer=") if str(rule).startswith("scorer=") else ""
+
+
+def recorded_task(name: str, rule: object) -> Task | None:
     """Return the task of a recorded run, or None if this version does not know it.
 
-    `rule` comes from the run's manifest: None unless the task is the user's own.
+    `rule` comes from the run's manifest, which may be a stranger's: nothing that it names is imported. It is
+    None unless the task is the user's own.
     """
     if rule is None:
         return TASKS.get(name)
-    scorer = rule.removeprefix("scorer=") if rule.startswith("scorer=") else ""
+    scorer = recorded_scorer(rule)
+    if is_code(scorer):
+        return None
     if scorer:
         try:
             chosen_scorer(scorer)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from string import ascii_uppercase
 
+import numpy as np
+
 from mink_local.errors import DataError
 from mink_local.evals.tasks.base import Question, Scorer, ScorerError, Verdict
 from mink_local.evals.tasks.equivalence import UNIT, quantity, same, same_maths, spelled
@@ -365,18 +367,24 @@ _NAMED: dict[str, Scorer] = {
 }
 
 
+def is_code(name: str) -> bool:
+    """Return whether a scorer's name is that of a Python function, which only its user may have imported."""
+    return ":" in name and not name.startswith("regex:")
+
+
 @lru_cache
 def chosen_scorer(name: str) -> Scorer:
     """Return the scorer with a name: number, letter, text, math, regex:PATTERN or MODULE:FUNCTION.
 
-    The module is looked for in the current folder, too. Raises DataError if there is no such scorer.
+    A function is imported, so the name must be the user's own, and never what a file says. The module is
+    looked for in the current folder, too. Raises DataError if there is no such scorer.
     """
     if name in _NAMED:
         return _NAMED[name]
-    kind, colon, rest = name.partition(":")
+    _, colon, rest = name.partition(":")
     if not colon:
         raise DataError(f"no scorer {name!r}: use {', '.join(_NAMED)}, regex:PATTERN or MODULE:FUNCTION")
-    if kind != "regex":
+    if is_code(name):
         return FunctionScorer(name, _function(name))
     try:
         n_groups = re.compile(rest).groups
@@ -429,7 +437,7 @@ class FunctionScorer(Scorer):
         else:
             if isinstance(found, Verdict):
                 return found
-            if isinstance(found, bool):
-                return Verdict(None, found)
+            if isinstance(found, bool | np.bool_):
+                return Verdict(None, bool(found))
             reason = f"it returned {found!r:.40}, and neither True, False nor a Verdict"
         raise ScorerError(f"{self._name} cannot score question {question.id} of {question.task}: {reason}")

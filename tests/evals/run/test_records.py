@@ -1,6 +1,7 @@
 """The records of a run, as they are read, and those that are of another run."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from mink_local.evals.store import Rows, to_line
 from mink_local.evals.tasks import Verdict
 from mink_local.llama.constants import MAX_SEED
 from mink_local.samplers import parse
-from tests.support.made_run import records, write_run
+from tests.support.made_run import change, records, write_run
+from tests.support.mink_eval import MinkEval
 from tests.support.records import FOUR, RESPONSE
 
 # As mink-eval 0.1 wrote it: its records must stay readable.
@@ -201,6 +203,28 @@ def test_an_unknown_task_keeps_its_verdicts(tmp_path: Path) -> None:
     again = rescore(run)
     assert again.responses == [known, unknown]
     assert any("gsm9k" in note for note in again.notes)
+
+
+@pytest.mark.parametrize("scorer", ["cProfile:run", "planted:ran", "planted", "regex:(", ":", "os:system:x"])
+def test_a_report_imports_nothing_that_a_folder_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mink_eval: MinkEval, scorer: str
+) -> None:
+    """And keeps the verdicts that the users of the function got, as the run's other command does."""
+    folder, proof = write_run(tmp_path / "run", tasks=("mine",), n_questions=2), tmp_path / "proof"
+    monkeypatch.chdir(folder)
+    Path("planted.py").write_text(f"open({str(proof)!r}, 'w')\nran = print\n", encoding="utf-8")
+    verdict = {"answer": "nonsense", "correct": True}
+    change(
+        folder, lambda r: r.update(response=f"open({str(proof)!r}, 'w')", strict=verdict, flexible=verdict)
+    )
+    manifest = {**MANIFEST, "measures": "run", "tasks": {"mine": {"rule": f"scorer={scorer}"}}}
+    Path("manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    before = list(sys.path)
+    shown = mink_eval("report", folder).succeeded().stdout
+    assert not proof.exists()
+    assert "planted" not in sys.modules
+    assert sys.path == before
+    assert "100.0" in shown
 
 
 def test_only_what_these_scorers_have_not_scored_is_scored_again(tmp_path: Path) -> None:

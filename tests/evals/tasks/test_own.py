@@ -1,6 +1,7 @@
 """Tasks from a file of the user's own: the rule that its data asks for, its prompts, its scoring."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 from mink_local.errors import DataError, TaskNotFoundError
 from mink_local.evals.tasks import Question, Task, Verdict, find_task, recorded_task, score
 from mink_local.evals.tasks.base import ScorerError
+from mink_local.evals.tasks.scoring import chosen_scorer
 from tests.conftest import shared
 from tests.evals.conftest import Write
 from tests.support.mink_eval import MinkEval, read_responses
@@ -381,6 +383,7 @@ def test_what_is_no_scorer_or_has_no_use(
 
 
 FUNCTION = """
+import numpy
 from mink_local.evals.tasks import Question, Verdict
 
 def is_long(response: str, question: Question) -> bool | Verdict:
@@ -388,20 +391,18 @@ def is_long(response: str, question: Question) -> bool | Verdict:
         raise KeyError("nothing")
     if question.id == "odd":
         return 1
-    return Verdict("long", True) if len(response) > 3 else False
+    return Verdict("long", True) if len(response) > 3 else numpy.bool_(False)
 """
 
 
-def test_a_users_function_scores_and_its_failure_loses_nothing(
-    write: Write,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    mink_eval: MinkEval,
-    caplog: pytest.LogCaptureFixture,
+def test_a_users_function_scores_and_its_failure_ends_the_run(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mink_eval: MinkEval, tiny_path: Path
 ) -> None:
+    """A mistake in it is no model's, so it is in no accuracy. What was scored before is kept."""
     monkeypatch.chdir(tmp_path)
     Path("lengths.py").write_text(FUNCTION)
-    path = write(*({"question": f"{name}?", "answer": "x", "id": name} for name in ("good", "bad", "odd")))
+    rows = [{"question": f"{name}?", "answer": "x", "id": name} for name in ("good", "bad", "odd")]
+    path = write(*rows)
     task = find_task(str(path), "lengths:is_long")
     good, *failing = task.read(path, seed=0)
     assert score(task, good, "<think>Hm.</think>abcd", "stop") == (Verdict("long", True),) * 2
@@ -409,11 +410,15 @@ def test_a_users_function_scores_and_its_failure_loses_nothing(
     for question in failing:
         with pytest.raises(ScorerError, match=f"question {question.id} of mine"):
             score(task, question, "abcd", "stop")
-    run = ("run", path, "-m", "smollm2-135m", "--no-greedy", "-n", 4, "--out", "r")
+    run = ("run", path, "-m", tiny_path, "--no-greedy", "-n", 4, "--parallel", 1, "-q", "--out", "r")
+    mink_eval(*run, "--scorer", "lengths:is_long").refused(1, "question bad of mine")
+    assert [one.question_id for one in read_responses(tmp_path / "r")] == ["good"]
+    Path("lengths.py").write_text("def is_long(response, question): return True")
+    chosen_scorer.cache_clear()
+    del sys.modules["lengths"]
     mink_eval(*run, "--scorer", "lengths:is_long").succeeded()
-    assert "question bad of mine" in caplog.text
     assert len(read_responses(tmp_path / "r")) == 3
-    mink_eval("report", "r").succeeded()
-    assert "question bad of mine" in next(Path("r").rglob("report.md")).read_text(encoding="utf-8")
+    Path("lengths.py").unlink()
+    assert "lengths:is" in mink_eval("report", "r").succeeded().stdout
     mink_eval(*run, "--scorer", "text").refused(1, "rule")
     mink_eval("run", "gsm8k", "--scorer", "number").refused(2, "--scorer")
