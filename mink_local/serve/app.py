@@ -32,16 +32,9 @@ from mink_local.models.placement import PlacementOptions
 from mink_local.samplers import Sampler
 from mink_local.serve import request_log
 from mink_local.serve.bodies import ApiError
+from mink_local.serve.connections import READ_SIZE, UVICORN, raise_file_limit
 from mink_local.serve.endpoints.state import as_text, playground
-from mink_local.serve.guard import (
-    EXCEPTION_HANDLERS,
-    READ_SIZE,
-    UVICORN,
-    Guard,
-    allowed_hosts,
-    read_body,
-    while_connected,
-)
+from mink_local.serve.guard import EXCEPTION_HANDLERS, Guard, allowed_hosts, read_body, while_connected
 from mink_local.serve.history import SIZE
 from mink_local.serve.keys import Keys
 from mink_local.serve.metrics import Metrics
@@ -168,6 +161,7 @@ def serve(
         MinkError: The model cannot be loaded, or its engine has ended.
     """
     sys.setswitchinterval(0.0005)  # or the event loop holds up the model's thread for 5 ms at a time
+    raise_file_limit()
     request_log.set_up(log_format)
     metrics = Metrics()
     guarded = partial(

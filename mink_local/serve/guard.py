@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from typing import Any, TypeVar
 
 import click
-import h11
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -24,23 +23,17 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mink_local.serve import request_log
 from mink_local.serve.bodies import ApiError
+from mink_local.serve.connections import most_requests
 from mink_local.serve.keys import Keys
 
 T = TypeVar("T")
 
 MAX_BODY = 4 << 20  # bytes
 MAX_DISCARDED = 64 << 20  # bytes read of a body that is too large: who is still sending reads no 413
-MAX_REQUESTS = 512  # in progress; most systems allow a process 1024 files
-MAX_IDLE = 256  # connections without a request in progress
-MAX_SILENT = 64  # of one address, connections that have not sent a request's head
-READ_SIZE = 32 << 10  # bytes of a body that are read at a time: 256 KiB of small chunks take a second
-HEAD_SECONDS = 10.0
 BODY_SECONDS = 30.0
-WRITE_SECONDS = 60.0  # for a client to read a full buffer
 CLIENT_LEFT = 499  # nginx's status for a response that its client did not wait for
 
 PUBLIC = frozenset({"/", "/health", "/ready"})  # without a key
@@ -168,10 +161,10 @@ class Guard:
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, preflights too, by an allowed name, while there are not too many."""
         check_host(Headers(scope=scope), self._hosts)
-        if self._n_requests > MAX_REQUESTS and scope["path"] not in request_log.POLLED:
+        if self._n_requests > most_requests() and scope["path"] not in request_log.POLLED:
             raise ApiError(
                 503,
-                f"the server has {MAX_REQUESTS} requests in progress: try again soon",
+                f"the server has {most_requests()} requests in progress: try again soon",
                 code="too_many_requests",
                 kind="unavailable_error",
                 headers={"retry-after": "1"},
@@ -309,94 +302,3 @@ async def _handle(request: HttpRequest, error: Exception) -> Response:
 EXCEPTION_HANDLERS: Mapping[Any, Callable[[HttpRequest, Exception], Awaitable[Response]]] = dict.fromkeys(
     (ApiError, HTTPException, ClientDisconnect, RecursionError, Exception), _handle
 )
-
-
-class GuardedProtocol(H11Protocol):
-    """Notices clients that leave early, stop reading or send no request, which uvicorn's own does not.
-
-    While too many connections have no request in progress, the oldest is closed.
-    """
-
-    _stalled: asyncio.TimerHandle | None = None
-    _silent: asyncio.TimerHandle | None = None  # while a request's head is awaited
-    _idle_since: float | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._await_head()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_timer()
-        self._begin()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
-            self._begin()
-        elif self._silent is None and not self.transport.is_closing():  # the beginning of another head
-            self._await_head()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            self._rest()
-
-    def _await_head(self) -> None:
-        self._silent = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
-        self._rest()
-
-    def _begin(self) -> None:
-        """Note that a request is in progress, or will never be."""
-        self._idle_since = None
-        self.transport.max_size = READ_SIZE  # type: ignore[attr-defined]
-        if self._silent is not None:
-            self._silent.cancel()
-            self._silent = None
-
-    def _rest(self) -> None:
-        """Note that no request is in progress, and make room."""
-        self._idle_since = self.loop.time()
-        idle = [one for one in self.connections if isinstance(one, GuardedProtocol) and one._idle_since]
-        address = self.client and self.client[0]
-        silent = [one for one in idle if one._silent and (one.client and one.client[0]) == address]
-        for kind, most in ((silent, MAX_SILENT), (idle, MAX_IDLE)):
-            if len(kind) > most:
-                min(kind, key=lambda one: one._idle_since or 0).transport.abort()
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Say nothing: Java's clients offer HTTP/2 with each request."""
-
-    def handle_events(self) -> None:
-        super().handle_events()
-        if self.conn.their_state is h11.DONE and not self.transport.is_closing():
-            # uvicorn stops reading if the next request comes early, and would not see that the client leaves
-            if len(self.conn.trailing_data[0]) > UVICORN["h11_max_incomplete_event_size"]:
-                self.transport.abort()
-            else:
-                self.flow.resume_reading()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._stalled = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._cancel_timer()
-
-    def _cancel_timer(self) -> None:
-        if self._stalled is not None:
-            self._stalled.cancel()
-
-
-UVICORN: Mapping[str, Any] = {
-    "http": GuardedProtocol,
-    "ws": "none",
-    "server_header": False,
-    "proxy_headers": False,  # anybody can send them
-    "h11_max_incomplete_event_size": 32 << 10,  # bytes of a request's head
-    "timeout_keep_alive": 75,  # seconds; more than clients keep idle connections, so that they close first
-    "log_config": None,
-    "access_log": False,
-    "lifespan": "off",
-}

@@ -5,14 +5,17 @@ import logging
 import re
 import secrets
 import sys
+import time
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from mink_local.cli import PrintableFormatter
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")  # of a client
 
+_REPEAT_SECONDS = 60  # in which what repeats is written once
 _TEXT = "%(asctime)s %(levelname)s %(message)s"
 
 _fields: ContextVar[dict[str, object]] = ContextVar("fields")
@@ -34,14 +37,29 @@ def set_up(log_format: str) -> None:
     handler.setFormatter(_JsonFormatter() if log_format == "json" else PrintableFormatter(_TEXT))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     log.setLevel(logging.INFO)
+    logging.getLogger("asyncio").addFilter(_without_repeats)
+
+
+def _without_repeats(record: logging.LogRecord) -> bool:
+    """Return whether to write a record of asyncio's: it says thousands of times that there are no files."""
+    if "socket.accept() out of system resource" in record.getMessage():
+        _say_no_files(int(time.monotonic() // _REPEAT_SECONDS))
+        return False
+    return True
+
+
+@lru_cache(maxsize=1)
+def _say_no_files(_: int) -> None:
+    """Say once in a time that connections have to wait."""
+    log.warning("connections have to wait: the process has as many open files as it may")
 
 
 class _JsonFormatter(logging.Formatter):
     """A JSON object for each record, with the fields of a request as its own."""
 
     def format(self, record: logging.LogRecord) -> str:
-        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        fields: dict[str, Any] = {"time": time, "level": record.levelname}
+        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        fields: dict[str, Any] = {"time": moment, "level": record.levelname}
         fields |= getattr(record, "request", None) or {"message": super().format(record)}
         return json.dumps(fields)
 

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from mink_local.serve import guard
+from mink_local.serve import connections, guard
 from mink_local.serve.bodies import ApiError
 from mink_local.serve.guard import EXCEPTION_HANDLERS, Guard, allowed_hosts, read_body
 from mink_local.serve.keys import Keys
@@ -490,7 +490,7 @@ def test_who_sends_without_end_during_a_response_is_cut_off(
 
 
 def test_who_does_not_read_is_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "WRITE_SECONDS", 0.3)
+    monkeypatch.setattr(connections, "WRITE_SECONDS", 0.3)
     LEFT.clear()
     with connect(port) as client:
         client.sendall(request("GET", "/endless"))
@@ -498,7 +498,7 @@ def test_who_does_not_read_is_cut_off(port: int, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_silent_connection_is_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
     with connect(port) as silent, connect(port) as slow, connect(port) as second:
         slow.sendall(b"GET / HTTP/1.1\r\nhost:")
         second.sendall(request("GET", "/"))
@@ -528,7 +528,7 @@ def test_silent_connections_take_nobodys_place() -> None:
 
 
 def test_resting_connections_are_closed_before_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "MAX_IDLE", 3)
+    monkeypatch.setattr(connections, "MAX_IDLE", 3)
     with serving(Guard(APP, hosts=HOSTS)) as port, contextlib.ExitStack() as stack:
         clients = []
         for _ in range(5):
@@ -542,7 +542,7 @@ def test_resting_connections_are_closed_before_others_are_refused(monkeypatch: p
 
 
 def test_too_many_requests_are_refused_but_not_health_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "MAX_REQUESTS", 1)
+    monkeypatch.setattr(connections, "MAX_REQUESTS", 1)
     CAME.clear()
     with serving(Guard(APP, hosts=HOSTS)) as port, connect(port) as first:
         first.sendall(request("POST", "/leave", b"{}"))

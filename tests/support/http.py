@@ -14,7 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from mink_local.serve.app import listen
-from mink_local.serve.guard import UVICORN
+from mink_local.serve.connections import UVICORN
 
 BROKEN_OFF = {"content-length": "1000000000"}  # uvicorn closes the connection after a shorter body
 

@@ -60,7 +60,7 @@ def running_server(*options: str, before: str = "") -> Iterator[RunningServer]:
             break
     else:
         raise AssertionError(f"mink-serve ended with status {process.wait()}: {''.join(said)}")
-    server = RunningServer(found[1], process, deque(said, maxlen=200))
+    server = RunningServer(found[1], process, deque(said, maxlen=20_000))
     threading.Thread(target=lambda: server.said.extend(stderr), daemon=True).start()
     try:
         yield server
