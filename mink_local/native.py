@@ -15,10 +15,10 @@ import ctypes
 from typing import Any
 
 import numpy as np
-from llama_cpp import llama_cpp as C
 
 from mink_local.checks import Range, check_types
 from mink_local.errors import GenerationError
+from mink_local.llama.library import C
 from mink_local.llama.token_data import TOKEN_DATA, write_token_data
 from mink_local.llama.token_sampler import broken
 from mink_local.samplers import Sampler, Workspace

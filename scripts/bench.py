@@ -17,7 +17,6 @@ from typing import Any
 
 import click
 import numpy as np
-from llama_cpp import llama_cpp as C
 from scipy.stats import quantile_test
 
 from mink_local.bench.cli import output_options, report, rounds_option, samplers_option, temperature_option
@@ -33,6 +32,7 @@ from mink_local.llama.constants import N_SEQ_MAX
 from mink_local.llama.constraints import Constrainer, Constraints
 from mink_local.llama.context import Context
 from mink_local.llama.guide import Guide
+from mink_local.llama.library import C
 from mink_local.llama.token_sampler import RowSampler, TokenSampler
 from mink_local.models.options import (
     SharedOption,

@@ -13,10 +13,10 @@ from statistics import median
 from typing import Any, TypeVar
 
 import numpy as np
-from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from mink_local.generation.model import Model
+from mink_local.llama.library import C
 from mink_local.llama.token_data import TOKEN_DATA
 from mink_local.llama.token_sampler import TokenSampler
 from mink_local.samplers import Greedy, MinK, MinP, Sampler, TopK, TopNSigma, TopP, Typical, Workspace, Xtc

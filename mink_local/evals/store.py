@@ -66,12 +66,12 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 def versions() -> dict[str, str]:
     """Return the versions of the software that results depend on."""
-    import llama_cpp
+    from mink_local.llama.library import binding
 
     return {
         "mink-local": __version__,
-        "llama-cpp-python": llama_cpp.__version__,  # one that was not installed by pip has no metadata
-        "llama.cpp": llama_cpp.llama_version().decode(),
+        "llama-cpp-python": binding.__version__,  # one that was not installed by pip has no metadata
+        "llama.cpp": binding.llama_version().decode(),
     }
 
 

@@ -9,8 +9,6 @@ from functools import cached_property, partial
 from itertools import islice, pairwise
 from typing import Any, cast
 
-from llama_cpp import llama_cpp as C
-
 from mink_local.checks import check_types, shown
 from mink_local.errors import OptionError
 from mink_local.generation.answer import Piece
@@ -20,6 +18,7 @@ from mink_local.generation.rendering import Renderer
 from mink_local.generation.request import Message, Prompt, Request, Tool, is_raw, is_token_ids
 from mink_local.generation.text import THINK, THINK_END, ReasoningSplitter
 from mink_local.llama.constants import check_template_kwargs
+from mink_local.llama.library import C
 from mink_local.llama.weights import Weights
 
 PLAIN_TURNS = (

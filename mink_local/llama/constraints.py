@@ -10,12 +10,12 @@ from itertools import takewhile
 from typing import Any
 
 import numpy as np
-from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from mink_local.checks import Range, as_ids, as_texts, shown
 from mink_local.errors import OptionError
 from mink_local.llama.guide import Guide
+from mink_local.llama.library import C
 from mink_local.llama.token_data import APPLY, NO_MASK, SamplingBuffers, edited
 from mink_local.llama.weights import Weights
 from mink_local.samplers.rows import NO_TOKENS

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError, ModelError
 from mink_local.files import replaced
 from mink_local.llama.constants import LIBC, N_BATCH, kv_type_number
+from mink_local.llama.library import C
 from mink_local.llama.log import allocated, logged, reason
 from mink_local.llama.weights import Weights, closed
 

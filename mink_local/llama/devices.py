@@ -10,9 +10,9 @@ from itertools import compress
 from pathlib import Path
 
 import psutil
-from llama_cpp import llama_cpp as C
 
 from mink_local.llama import ggml
+from mink_local.llama.library import C
 from mink_local.llama.log import logged
 
 CPU, DEDICATED, INTEGRATED = 0, 1, 2  # enum ggml_backend_dev_type

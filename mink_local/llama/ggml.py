@@ -12,10 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
-from llama_cpp._ctypes_extensions import load_shared_library
-
 from mink_local.errors import MinkError
+from mink_local.llama.library import C, binding
 
 _PTR, _TEXT = ctypes.c_void_p, ctypes.c_char_p
 _INT, _I64, _SIZE = ctypes.c_int, ctypes.c_int64, ctypes.c_size_t
@@ -69,7 +67,7 @@ def function(name: str, result: Any, *arguments: Any) -> Any:
             symbol = library[name]  # unlike an attribute, not shared with other users of the library
             symbol.restype, symbol.argtypes = result, arguments
             return symbol
-    raise MinkError(f"llama-cpp-python {llama_cpp.__version__} lacks {name}: install 0.3.36 or a later 0.3")
+    raise MinkError(f"llama-cpp-python {binding.__version__} lacks {name}: install 0.3.36 or a later 0.3")
 
 
 def _libraries() -> Iterator[ctypes.CDLL]:
@@ -85,6 +83,6 @@ def _libraries() -> Iterator[ctypes.CDLL]:
 
 @functools.cache
 def _library(name: str) -> ctypes.CDLL:
-    own = Path(llama_cpp.__file__).absolute().parent / "lib"
-    library: ctypes.CDLL = load_shared_library(name, Path(os.environ.get("LLAMA_CPP_LIB_PATH") or own))
+    own = Path(binding.__file__).absolute().parent / "lib"
+    library: ctypes.CDLL = C.load_shared_library(name, Path(os.environ.get("LLAMA_CPP_LIB_PATH") or own))
     return library

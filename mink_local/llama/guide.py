@@ -19,12 +19,12 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 import numpy as np
-from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from mink_local.errors import ConstraintError, NoTokenLeftError
 from mink_local.llama.grammars import lark
 from mink_local.llama.json_schema import kept_schema
+from mink_local.llama.library import C
 from mink_local.llama.weights import Weights
 from mink_local.sandbox import in_a_line
 from mink_local.threads import in_background, run

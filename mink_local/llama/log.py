@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import TypeVar
 
-from llama_cpp import llama_cpp as C
-from llama_cpp._logger import llama_log_callback as _binding_callback
-
 from mink_local.llama.constants import LIBC
+from mink_local.llama.library import C, binding
 
 _ERROR, _CONTINUED = 4, 5  # from enum ggml_log_level
 # A C function that ignores a message, as void (*)(int, char *, void *): it computes with the level alone.
@@ -74,7 +72,7 @@ def _install() -> object:
     """Take over llama.cpp's log, once, and pass on anything logged outside `logged` blocks."""
     before, data = C.llama_log_callback(), ctypes.c_void_p()
     C.llama_log_get(ctypes.byref(before), ctypes.byref(data))
-    is_binding = _address(before) == _address(_binding_callback)
+    is_binding = _address(before) == _address(binding._logger.llama_log_callback)
 
     @C.llama_log_callback  # type: ignore[untyped-decorator]
     def take(level: int, text: bytes, _: object) -> None:

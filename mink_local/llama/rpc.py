@@ -13,13 +13,11 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-import llama_cpp
-from llama_cpp import llama_cpp as C
-
 from mink_local.errors import MinkError
 from mink_local.llama import ggml
 from mink_local.llama.constants import RPC_PORT
 from mink_local.llama.devices import CPU, DEDICATED, INTEGRATED, device_pointers, servers_in_use
+from mink_local.llama.library import C, binding
 from mink_local.llama.log import logged
 from mink_local.sandbox import GIB, SandboxError, ask, serve
 
@@ -102,7 +100,7 @@ def _backend() -> int:
         raise MinkError(
             "llama-cpp-python was built without RPC: add -DGGML_RPC=ON to CMAKE_ARGS and run  python -m pip "
             "install --force-reinstall --no-deps --no-cache-dir "
-            f"llama-cpp-python=={llama_cpp.__version__}"
+            f"llama-cpp-python=={binding.__version__}"
         )
     return int(backend)
 
@@ -131,7 +129,7 @@ def _try_in_child(server: str) -> None:
 
 def _unusable(server: str, complaint: str) -> MinkError:
     return MinkError(
-        f"no free RPC server for llama-cpp-python {llama_cpp.__version__} at {server} ({complaint}): "
+        f"no free RPC server for llama-cpp-python {binding.__version__} at {server} ({complaint}): "
         f"start one there with  {_SERVER}"
     )
 

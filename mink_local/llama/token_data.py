@@ -4,8 +4,8 @@ import ctypes
 from typing import Any
 
 import numpy as np
-from llama_cpp import llama_cpp as C
 
+from mink_local.llama.library import C
 from mink_local.samplers import Workspace
 from mink_local.samplers.compile import call_by_address, compiled, helper
 from mink_local.samplers.kernels import sort_ids

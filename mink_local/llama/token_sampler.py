@@ -14,12 +14,12 @@ from random import Random
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError, NoTokenLeftError
 from mink_local.llama.constraints import Constrainer
 from mink_local.llama.guide import Guide, fill_masks
+from mink_local.llama.library import C
 from mink_local.llama.token_data import APPLY, TASK, SamplingBuffers, choose, sample_rows
 from mink_local.samplers import AdaptiveP, DynamicTemperature, Mirostat, Sampler, kernels
 from mink_local.samplers.rows import NO_TOKENS, Masks, Program, program_of

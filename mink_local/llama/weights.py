@@ -10,13 +10,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from llama_cpp import llama_cpp as C
-
 from mink_local.checks import as_ids
 from mink_local.errors import GenerationError, ModelError, OptionError
 from mink_local.llama import ggml
 from mink_local.llama.constants import ALL_LAYERS, EXPERTS, LIBC
 from mink_local.llama.devices import gpu_pointers
+from mink_local.llama.library import C
 from mink_local.llama.log import allocated, logged, reason
 
 _CONTROL = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN

@@ -42,9 +42,8 @@ class TensorType(NamedTuple):
 @cache
 def tensor_types() -> dict[int, TensorType]:
     """Return the installed llama.cpp's types by their number in enum ggml_type."""
-    from llama_cpp import llama_cpp as C  # imported here because it takes half a second
-
     from mink_local.llama import ggml
+    from mink_local.llama.library import C  # imported here because it takes half a second
 
     return {
         number: TensorType(ggml.type_name(number).decode().upper(), block, ggml.type_size(number))

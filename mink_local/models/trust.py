@@ -9,12 +9,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
-from llama_cpp import llama_cpp as C
 from platformdirs import user_cache_path
 
 from mink_local.errors import MinkError, ModelError
 from mink_local.files import add_to_record, read_record, sha256_of
+from mink_local.llama.library import C, binding
 from mink_local.llama.weights import Weights
 from mink_local.models.catalog import ModelFile
 from mink_local.models.gguf import shards
@@ -76,7 +75,7 @@ def file_state(path: Path) -> list[Any]:
     """Return the size and latest modification time (ns) of a model's files, and llama.cpp's version."""
     status = [shard.stat() for shard in shards(path)]
     size, modified = sum(each.st_size for each in status), max(each.st_mtime_ns for each in status)
-    return [size, modified, llama_cpp.__version__]
+    return [size, modified, binding.__version__]
 
 
 def _record_path() -> Path:

@@ -9,8 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
-import llama_cpp
-
 from mink_local.errors import MinkError
 from mink_local.generation.answer import Answer
 from mink_local.generation.decoding import Decoding
@@ -19,6 +17,7 @@ from mink_local.generation.model import Model
 from mink_local.generation.replies import News
 from mink_local.generation.request import Prompt, Request, is_token_ids
 from mink_local.llama.guide import tokenizer_of
+from mink_local.llama.library import binding
 from mink_local.serve.bodies import ApiError, api_errors
 from mink_local.serve.history import SIZE, History
 from mink_local.serve.metrics import Metrics
@@ -137,7 +136,7 @@ class Service:
         self.max_tokens = max_tokens
         self.metrics = metrics
         self.created = int(time.time())
-        identity = f"{__version__} {llama_cpp.__version__} {model.name}"
+        identity = f"{__version__} {binding.__version__} {model.name}"
         self.fingerprint = f"b-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
         self._capacity = model.n_parallel + max_waiting
         self._stall_seconds = stall_seconds

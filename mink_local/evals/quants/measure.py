@@ -13,8 +13,6 @@ from itertools import chain, groupby, zip_longest
 from pathlib import Path
 from typing import Any
 
-from llama_cpp import llama_cpp as C
-
 from mink_local.errors import DataError, MinkError, RunError
 from mink_local.evals.answering import DATE, joint_sha256
 from mink_local.evals.frontier.measure import common_vocabulary
@@ -34,6 +32,7 @@ from mink_local.evals.tasks.base import decoded_lines
 from mink_local.generation.loading import load_model
 from mink_local.generation.slots import N_OUTPUTS
 from mink_local.generation.template import ChatTemplate
+from mink_local.llama.library import C
 from mink_local.llama.weights import Weights
 from mink_local.models import trust
 from mink_local.models.catalog import ModelFile

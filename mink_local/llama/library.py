@@ -1,0 +1,89 @@
+"""llama-cpp-python (`binding`) and its C functions and structs (`C`), which fit the loaded llama.cpp.
+
+The binding declares structs as one version of llama.cpp has them. Over another version, as LLAMA_CPP_LIB_PATH
+or a distribution may bring it, their fields shift in silence, and an address is read as a size.
+"""
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from mink_local.errors import MinkError
+
+_TESTED = "0.3.36"
+_MADE_FOR = {"0.3.36": "0.5"}  # llama.cpp's version, by the binding's
+# What llama.cpp sets in each struct: read at another place, it would be something else.
+_DEFAULTS: dict[str, dict[str, object]] = {
+    "llama_context_default_params": {
+        "n_batch": 2048,
+        "n_seq_max": 1,
+        "rope_scaling_type": -1,
+        "flash_attn_type": -1,
+        "yarn_ext_factor": -1.0,
+        "defrag_thold": -1.0,
+        "type_k": 1,
+        "type_v": 1,
+        "offload_kqv": True,
+        "op_offload": True,
+        "kv_unified": False,
+    },
+    "llama_model_default_params": {
+        "n_gpu_layers": -1,
+        "split_mode": 1,
+        "load_mode": -1,
+        "lazy_mode": 1,
+        "kv_overrides": None,
+        "use_extra_bufts": True,
+    },
+    "llama_sampler_chain_default_params": {"no_perf": True},
+}
+
+
+def require_fit(functions: Any, number: str) -> None:
+    """Check that a binding's structs are those of the llama.cpp that it has loaded.
+
+    Args:
+        functions: The binding's module of C functions.
+        number: The binding's version.
+
+    Raises:
+        MinkError: They are not.
+    """
+    loaded = functions.llama_version().decode()
+    file = f"{functions._lib._name} is llama.cpp {loaded}"
+    made_for = _MADE_FOR.get(number)
+    if made_for and loaded.split(".")[:2] != made_for.split("."):
+        raise MinkError(
+            f"llama-cpp-python {number} is made for llama.cpp {made_for}, but {file}: {_advice()}"
+        )
+    for name, defaults in _DEFAULTS.items():
+        params = getattr(functions, name)()
+        found = {field: getattr(params, field, value) or None for field, value in defaults.items()}
+        if shifted := [field for field, value in defaults.items() if found[field] != (value or None)]:
+            raise MinkError(
+                f"llama-cpp-python {number} finds {', '.join(shifted)} elsewhere in {name}'s struct than "
+                f"llama.cpp puts it ({file}): {_advice()}"
+            )
+
+
+def _advice() -> str:
+    if os.environ.get("LLAMA_CPP_LIB_PATH"):
+        return "unset LLAMA_CPP_LIB_PATH, or point it to a llama.cpp that fits"
+    return f'pip install --force-reinstall --no-deps "llama-cpp-python=={_TESTED}"'
+
+
+def _installed() -> str:
+    try:
+        return version("llama-cpp-python")
+    except PackageNotFoundError:
+        return "(not installed by pip)"
+
+
+try:
+    import llama_cpp as binding
+    from llama_cpp import llama_cpp as C
+except (ImportError, OSError, RuntimeError, AttributeError) as error:  # AttributeError: a function is missing
+    raise MinkError(f"llama-cpp-python {_installed()} cannot be loaded ({error}): {_advice()}") from error
+require_fit(C, binding.__version__)
+
+__all__ = ["C", "binding", "require_fit"]
