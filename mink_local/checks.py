@@ -53,7 +53,7 @@ class Range:
         Raises:
             OptionError: It is not a number, or out of range; the message names the option.
         """
-        number = _whole(value) if self.whole else _finite(value)
+        number = whole(value) if self.whole else _finite(value)
         if number is None or number not in self:
             kind = "a whole number" if self.whole else "a finite number"
             raise OptionError(name, f"must be {kind} {self}".rstrip() + f", not {shown(value)}")
@@ -139,7 +139,8 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
-def _whole(value: Any) -> int | None:
+def whole(value: Any) -> int | None:
+    """Return a whole number, NumPy's too, as an int; None if it is none."""
     try:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:

@@ -33,10 +33,11 @@ class _Selection:
 
     def __init__(self, sampler: Sampler, n_vocab: int, temperature: float, seed: int | None) -> None:
         self.options = sampler, n_vocab, temperature, seed
-        self.k = self.error = 0
+        self.k = 0
+        self.error: int | Exception = 0
         workspace = Workspace(n_vocab)
         self.random = random_of(seed)
-        self._select, self._ids = sampler.selector(temperature, workspace, self.random), workspace.ids
+        self._select, self._ids = sampler.checked_selector(temperature, workspace, self.random), workspace.ids
         self._logits = np.empty(n_vocab, np.float32)
 
     def apply(self, array: Any) -> None:
@@ -48,7 +49,11 @@ class _Selection:
         if is_known:
             self._logits[:] = -np.inf
             self._logits[ids] = records["logit"]
-        k = self._select(self._logits) if is_known else _UNKNOWN_TOKEN
+        try:
+            k = self._select(self._logits) if is_known else _UNKNOWN_TOKEN
+        except Exception as error:  # of a sampler of others
+            self.error = error
+            return
         if k < 0:
             self.error = k
             return
@@ -77,7 +82,7 @@ def _apply(sampler: int, array: int) -> None:
 
 def _reset(sampler: int) -> None:
     selection = _selections[_of(sampler)]
-    selection.k = selection.error = 0
+    selection.k, selection.error = 0, 0
     selection.random.seed(selection.options[-1])
 
 
@@ -144,8 +149,9 @@ def native_sampler(sampler: Sampler, n_vocab: int, temperature: float = 1.0, see
 def check(sampler: Any, step: int) -> int:
     """Return the number of candidates in the last step of a `native_sampler`.
 
-    A native function cannot raise: a row that cannot be sampled from is left unchanged, and llama.cpp samples
-    some token from it. Call this after every token, or once after many.
+    A native function cannot raise: a row that cannot be sampled from, or for which a sampler of others fails,
+    is left unchanged, and llama.cpp samples some token from it. Call this after every token, or once after
+    many.
 
     Raises:
         GenerationError: There was such a row since the sampler was created or reset; the message names
@@ -154,6 +160,8 @@ def check(sampler: Any, step: int) -> int:
     selection = _selections[sampler.contents.ctx]
     if selection.error == _UNKNOWN_TOKEN:
         raise GenerationError(f"a candidate is not in the vocabulary of {selection.options[1]} tokens")
+    if isinstance(selection.error, Exception):
+        raise GenerationError(f"at step {step} or before: {selection.error}") from selection.error
     if selection.error:
         raise GenerationError(broken(selection.error, step))
     return selection.k

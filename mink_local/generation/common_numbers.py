@@ -56,7 +56,7 @@ class CommonNumbers(Sampler):
 
     def selector(self, temperature: float, workspace: Workspace, random: Random | None = None) -> Selector:  # noqa: ARG002
         """Return a function, for one answer, that leaves only the sampled token of a row as a candidate."""
-        select = self.sampler.selector(temperature, workspace)
+        select = self.sampler.checked_selector(temperature, workspace)
 
         def sample(row: NDArray[np.float32]) -> int:
             k = select(row)

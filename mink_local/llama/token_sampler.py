@@ -62,7 +62,7 @@ class TokenSampler:
         self.constrainer = constrainer or Constrainer()
         self._buffers = buffers or SamplingBuffers(n_vocab)
         self._random = Random(seed)
-        self._select = sampler.selector(temperature, self._buffers.workspace, self._random)
+        self._select = sampler.checked_selector(temperature, self._buffers.workspace, self._random)
         self._program = partial(program_of, sampler, temperature)
         self._drawn: list[float] = []  # random numbers for cuts to come
         self._chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
@@ -111,6 +111,7 @@ class TokenSampler:
         Raises:
             GenerationError: A logit is NaN, none is finite, or the constraints leave no token. llama.cpp
                 would return some token regardless.
+            OptionError: A sampler of others returned candidates that are none.
         """
         row = self.constrainer.apply(logits, self._buffers, self.banned)
         k = self._select(row)

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mink_local.checks import Range
+from mink_local.checks import Range, shown, whole
+from mink_local.errors import OptionError
 from mink_local.samplers import kernels
 
 Kernel = Callable[..., int]
@@ -201,8 +202,8 @@ class Sampler:
         """
         first, *others = self.as_cuts(temperature)
         ids, left, places = workspace.ids, workspace.left, workspace.places
-        select = _called(first, workspace.work, ids, random)
-        selects = [_called(cut, workspace.part_work, places, random) for cut in others]
+        select = self._called(first, workspace.work, ids, random)
+        selects = [self._called(cut, workspace.part_work, places, random) for cut in others]
 
         def select_in_turn(row: NDArray[np.float32]) -> int:
             k = select(row)
@@ -218,6 +219,30 @@ class Sampler:
             return k
 
         return select_in_turn if selects else select
+
+    def _called(
+        self, cut: Cut, work: NDArray[np.uint64], ids: NDArray[np.int32], random: Random | None
+    ) -> Selector:
+        """Return a function that makes a cut of a row, or keeps all tokens if the cut is not drawn."""
+        kernel, options, probability = cut
+        if not is_own(kernel):
+            return lambda row: check_candidates(self.name, kernel(row, options, work, ids), row, ids)
+        if random is None or probability is None:
+            return lambda row: kernel(row, options, work, ids)
+        keep_all = kernels.every_finite
+        return lambda row: (kernel if random.random() < probability else keep_all)(row, options, work, ids)
+
+    def checked_selector(
+        self, temperature: float, workspace: Workspace, random: Random | None = None
+    ) -> Selector:
+        """Return `selector`, also if a subclass overrides it, with a check of what others' code returns.
+
+        The function raises OptionError for candidates that are none.
+        """
+        select = self.selector(temperature, workspace, random)
+        if type(self).selector is Sampler.selector:
+            return select
+        return lambda row: check_candidates(self.name, select(row), row, workspace.arrays[0])
 
     def as_cuts(self, temperature: float) -> tuple[Cut, ...]:
         """Return the cuts that `selector` makes, in order."""
@@ -315,14 +340,12 @@ class Sampler:
         """Return the candidates' ids, unordered, in an array that the next call overwrites."""
         _TEMPERATURES.check("temperature", temperature)
         workspace = scratch(row.size)
-        select = self.selector(temperature, workspace, random)
+        select = self.checked_selector(temperature, workspace, random)
         k = select(row)
         if k == kernels.HAS_NAN:
             k = select(np.where(np.isnan(row), np.float32(-np.inf), row))
-        if k == kernels.NO_FINITE_LOGIT:
+        if k < 0:
             raise ValueError("no candidates: no logit is finite")
-        if not 0 < k <= row.size or not 0 <= workspace.ids[:k].min() <= workspace.ids[:k].max() < row.size:
-            raise ValueError(f"the kernel of {self.name} returned {k} candidates, or ids that are none")
         return workspace.ids[:k]
 
     def seen(self, temperature: float) -> float:
@@ -338,13 +361,34 @@ class Sampler:
         return f"{self.name}:{options}" if options else self.name
 
 
-def _called(cut: Cut, work: NDArray[np.uint64], ids: NDArray[np.int32], random: Random | None) -> Selector:
-    """Return a function that makes a cut of a row, or keeps all tokens if the cut is not drawn."""
-    kernel, options, probability = cut
-    if random is None or probability is None:
-        return lambda row: kernel(row, options, work, ids)
-    keep_all = kernels.every_finite
-    return lambda row: (kernel if random.random() < probability else keep_all)(row, options, work, ids)
+def is_own(kernel: Any) -> bool:
+    """Return whether a kernel is this package's: others' are checked."""
+    return getattr(kernel, "__module__", "") == kernels.__name__
+
+
+def check_candidates(name: str, k: Any, row: NDArray[np.float32], ids: NDArray[np.int32]) -> int:
+    """Return k, the number of a row's candidates, or a kernel's error, as a sampler of others returned it.
+
+    Whoever uses candidates trusts them, compiled code too: what is wrong here would end the process there.
+
+    Args:
+        name: The sampler's.
+        k: What it returned.
+        row: The logits, float32 (V,).
+        ids: What it wrote, int32 (V,).
+
+    Raises:
+        OptionError: It is no number of candidates, or the first k ids are not different tokens with logits.
+    """
+    error = whole(k)
+    if error in (kernels.NO_FINITE_LOGIT, kernels.HAS_NAN):
+        return error
+    n = int(Range(1, row.size, whole=True).check(f"the number of candidates of {name}", k))
+    kept = np.unique(ids[:n])
+    if kept.size < n or kept[0] < 0 or kept[-1] >= row.size or not np.all(row[kept] > -np.inf):
+        needed = f"must be {n} different token ids below {row.size} whose logits are not -inf or NaN"
+        raise OptionError(f"the candidates of {name}", f"{needed}, not {shown(ids[:n].tolist())}")
+    return n
 
 
 def random_of(seed: int | None) -> Random:

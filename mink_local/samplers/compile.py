@@ -88,7 +88,8 @@ def cached_names() -> set[str]:
 class _CompiledFunction:
     """A function that Numba compiles, or loads from the cache, on its first call or use by another one.
 
-    A function that has no file, typed into a Python prompt, is compiled every time.
+    A function that has no file, typed into a Python prompt, is compiled every time. Functions of others raise
+    IndexError where they read or write outside an array.
     """
 
     def __init__(self, function: Callable[..., Any], is_cached: bool, fastmath: Collection[str] = ()) -> None:
@@ -108,7 +109,9 @@ class _CompiledFunction:
         numba.config.CACHE_DIR = str(CACHE or before)  # global, so set only while decorating
         try:
             cache = self._is_cached and bool(numba.config.CACHE_DIR)
+            is_own = (self._function.__module__ or "").startswith("mink_local.")
             options = {"nogil": True, "error_model": "numpy", "fastmath": self._fastmath}
+            options["boundscheck"] = None if is_own else True  # None: as NUMBA_BOUNDSCHECK says
             return numba.njit(self._function, cache=cache, **options)
         finally:
             numba.config.CACHE_DIR = before

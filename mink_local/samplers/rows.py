@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.samplers.base import Sampler
+from mink_local.samplers.base import Sampler, is_own
 from mink_local.samplers.compile import call_by_address, compiled, helper, is_compiling
 from mink_local.samplers.kernels import (
     BITS,
@@ -44,7 +44,7 @@ def address_of(kernel: Any) -> int:
 
     The errors of a kernel that is called by its address are lost, so others' are called from Python.
     """
-    if not is_compiling() or getattr(kernel, "__module__", "") != "mink_local.samplers.kernels":
+    if not is_compiling() or not is_own(kernel):
         return 0
     return int(kernel.address(np.float32, np.float64, np.uint64, np.int32))
 
