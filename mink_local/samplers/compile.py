@@ -88,14 +88,15 @@ def cached_names() -> set[str]:
 class _CompiledFunction:
     """A function that Numba compiles, or loads from the cache, on its first call or use by another one.
 
-    A function that has no file, typed into a Python prompt, is compiled every time. Functions of others raise
-    IndexError where they read or write outside an array.
+    A function without a file or a module, typed into a Python prompt or run by `exec`, is compiled every
+    time. Functions of others raise IndexError where they read or write outside an array.
     """
 
     def __init__(self, function: Callable[..., Any], is_cached: bool, fastmath: Collection[str] = ()) -> None:
         update_wrapper(self, function)
         self._function, self._fastmath = function, set(fastmath)
-        self._is_cached = is_cached and Path(function.__code__.co_filename).is_file()
+        has_source = Path(function.__code__.co_filename).is_file() and function.__module__ is not None
+        self._is_cached = is_cached and has_source
 
     @cached_property
     def dispatcher(self) -> Any:
@@ -108,11 +109,13 @@ class _CompiledFunction:
         before = numba.config.CACHE_DIR
         numba.config.CACHE_DIR = str(CACHE or before)  # global, so set only while decorating
         try:
-            cache = self._is_cached and bool(numba.config.CACHE_DIR)
             is_own = (self._function.__module__ or "").startswith("mink_local.")
             options = {"nogil": True, "error_model": "numpy", "fastmath": self._fastmath}
             options["boundscheck"] = None if is_own else True  # None: as NUMBA_BOUNDSCHECK says
-            return numba.njit(self._function, cache=cache, **options)
+            dispatcher = numba.njit(self._function, **options)
+            if self._is_cached and numba.config.CACHE_DIR:
+                import_module("mink_local.samplers.code_cache").use_cache(dispatcher)
+            return dispatcher
         finally:
             numba.config.CACHE_DIR = before
 
