@@ -189,8 +189,13 @@ def escape_markdown(text: str) -> str:
 
 
 def to_csv(frame: pd.DataFrame) -> str:
-    """Return a frame as CSV."""
-    return str(frame.to_csv(index=False, lineterminator="\n"))
+    """Return a frame as CSV, in which no text is a formula of a spreadsheet: =1+1 becomes '=1+1."""
+    texts = frame.map(lambda one: _cell_text(one) if isinstance(one, str) else one)
+    return str(texts.to_csv(index=False, lineterminator="\n"))
+
+
+def _cell_text(text: str) -> str:
+    return re.sub(r"^(?=[=+@\t-])", "'", text.replace("\r", " "))
 
 
 def to_json(about: Mapping[str, Any], **frames: pd.DataFrame) -> str:

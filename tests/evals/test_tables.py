@@ -89,6 +89,14 @@ def test_intervals_are_three_columns() -> None:
     ]
 
 
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(1)", "\t=1", '=HYPERLINK("http://x")'])
+def test_no_text_in_csv_is_a_formula(text: str) -> None:
+    frame = pd.DataFrame({"name": [text, f"a{text}"], "n": [-1.5, 2]})
+    first, second = csv.DictReader(io.StringIO(to_csv(frame), newline=""))
+    assert first == {"name": f"'{text}", "n": "-1.5"}
+    assert second["name"] == f"a{text}"
+
+
 def test_json_has_all_numbers() -> None:
     frame = pd.DataFrame({"x": [0.5, None], "t": [math.inf, math.nan], "n": np.array([1, 2])})
     text = to_json({"about": {"model": "m", "ctx": None}}, rows=frame)
