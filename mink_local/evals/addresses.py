@@ -18,6 +18,7 @@ from openai import (
     AuthenticationError,
     BadRequestError,
     DefaultAsyncHttpxClient,
+    NotFoundError,
     Omit,
     PermissionDeniedError,
 )
@@ -32,6 +33,7 @@ log = logging.getLogger("mink_local")
 
 RETRIES = 6  # of a failed request, with pauses of up to 8 s, or as long as the server asks for
 _PROBE_SECONDS = 30.0
+_PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 8.0)  # before asking again, in seconds, as the client waits
 _POLL_SECONDS = 0.25  # between checks for Ctrl-C
 _FOR_REASONING = 2048  # tokens beyond the limit for models whose reasoning cannot be switched off
 _NO_ACCOUNT = {"OpenAI-Organization": Omit(), "OpenAI-Project": Omit()}  # OPENAI_ORG_ID is not for others
@@ -185,7 +187,7 @@ class AddressAnswerer(Answerer):
         fields = self._fields(request)
         began = time.monotonic()
         try:
-            completion = await client.chat.completions.create(**fields)
+            completion = await self._completion(client, fields)
             choice, usage = completion.choices[0], completion.usage
             answered = Answered(
                 index,
@@ -211,6 +213,26 @@ class AddressAnswerer(Answerer):
         self._has_answered = True
         return answered
 
+    async def _completion(self, client: AsyncOpenAI, fields: Mapping[str, Any]) -> Any:
+        """Return a chat completion; where a gateway says 200 and has an error, or half of one, ask again.
+
+        The client itself asks again after other errors. Raises ServerError in the server's own words.
+        """
+        for pause in (*_PAUSES[:RETRIES], 0.0):
+            try:
+                completion: Any = await client.chat.completions.create(**fields)
+            except ValueError as error:  # half of it
+                said = str(error)
+            else:
+                if getattr(completion, "choices", None):
+                    return completion
+                said = str(getattr(completion, "error", None) or completion)
+            if not (self._has_answered or "error" in said):
+                break  # it is no such server
+            await asyncio.sleep(pause)
+        said = in_a_line(self._without_key(said))[:200]
+        raise ServerError(f"{self._base} does not return chat completions, but {said}")
+
     def _fields(self, request: Request) -> dict[str, Any]:
         """Return the fields of a chat completion."""
         params, sampler = request.params, request.params.effective_sampler
@@ -227,7 +249,7 @@ class AddressAnswerer(Answerer):
             "messages": [_sendable(message) for message in messages],
             limit: (params.max_tokens or 0) + (_FOR_REASONING if request.enable_thinking is False else 0),
             "temperature": params.temperature,
-            "seed": params.seed,
+            "seed": params.seed if self._served.is_mink or params.seed is None else params.seed % 2**31,
             "stop": list(params.stop) or None,
             "response_format": {"type": "json_schema", "json_schema": verdict} if schema else None,
             "extra_body": _given(own) if self._served.is_mink else None,
@@ -240,6 +262,8 @@ class AddressAnswerer(Answerer):
             advice = "; see --timeout"
         elif isinstance(error, AuthenticationError | PermissionDeniedError):
             advice = "; see --key-env"
+        elif isinstance(error, APIStatusError) and not isinstance(error, NotFoundError):
+            advice = ""
         else:
             advice = "; check the URL, which often ends in /v1, and the model's name after its #"
         return ServerError(f"{self._base} failed: {self._why(error)}{advice}")
@@ -247,7 +271,8 @@ class AddressAnswerer(Answerer):
     def _why(self, error: APIError) -> str:
         """Return the error in the server's own words, if any, without the key."""
         if isinstance(error, APIStatusError):
-            said = f"HTTP {error.status_code} ({error.message[:200]})"
+            words = error.body if isinstance(error.body, str) else error.message
+            said = f"HTTP {error.status_code} ({words[:200]})"
         else:
             said = f"{error.message} {error.__cause__ or ''}".rstrip(" .")
         return " ".join(self._without_key(said).split())

@@ -106,7 +106,7 @@ def test_another_server_gets_what_it_knows(run: Run, server: JudgeServer, tmp_pa
         assert (body["temperature"], body.get("top_p")) in [(0, None), (2, 0.8)]
     found = read_responses(tmp_path / "run")
     assert {(one.sampler, one.temperature) for one in found} == {("greedy", 0), (TOP_P, 2)}
-    assert {one.seed for one in found} == {body["seed"] for body in server.bodies}
+    assert {one.seed % 2**31 for one in found} == {body["seed"] for body in server.bodies}
     assert {(one.flexible and one.flexible.correct, one.n_tokens) for one in found} == {(True, 5)}
     assert {one.model for one in found} == {f"judge-1 at {server.url}"}
 
@@ -149,6 +149,38 @@ def test_a_preset_of_mink_serve_is_refused(
 def test_a_parameter_that_the_server_refuses_is_not_left_out(run: Run, server: JudgeServer) -> None:
     server.answer = lambda _: fails(400, "no temperature", param="temperature")
     run("-s", "top-p").refused(1, "no temperature")
+
+
+NO_COMPLETION: list[Said] = [
+    Said(200, {"error": {"message": "quota of model exceeded", "code": 429}}),
+    Said(200, {"choices": [], "error": "quota of model exceeded"}),
+    Said(200, '{"choices": [{"message": {"content": "quota of model exceeded'),
+    Said(200, "quota of model exceeded", {"Content-Type": "text/html"}),
+    Said(0, None),
+    Said(503, "quota of model exceeded"),
+]
+
+
+@pytest.mark.parametrize("said", NO_COMPLETION)
+@pytest.mark.parametrize("n_times", [1, 2])
+def test_a_server_that_fails_for_a_moment_is_asked_again(
+    run: Run, server: JudgeServer, tmp_path: Path, said: Said, n_times: int
+) -> None:
+    """And one that fails again and again ends the run in its own words; what was answered is kept."""
+    failures = [said] * n_times
+
+    def answer(body: Body) -> Said:
+        return failures.pop() if "1 + 1" in str(body) and failures else doubles(body)
+
+    server.answer = answer
+    done = run("-s", "top-p")
+    n = len(read_responses(tmp_path / "run"))
+    if n_times == 1:
+        assert (done.status, n) == (0, 8)
+    else:
+        assert (done.status, 0 < n < 8) == (1, True)
+        assert ("quota of model" in done.stderr) == (said.status != 0)
+        assert "--key-env" not in done.stderr
 
 
 def test_prompts_that_the_server_does_not_answer_are_recorded(
