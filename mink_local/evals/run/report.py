@@ -60,8 +60,6 @@ HOW_TO_READ = (
     "on which the compared methods disagreed.",
     "Any of k responses right (pass@k): the mean over all choices of k of a question's responses.",
     "Distinct responses: nonsense is distinct too, so compare at equal accuracy, not at equal temperature.",
-    "Seconds: the sum over responses of the time from getting a slot to the end, so tokens per second are "
-    "those of one response beside the others that were generated at the same time.",
     "Intervals and tests hold for questions like these, with this model file, prompt and token limit, and "
     "for a number of questions chosen beforehand: extending a run until a difference is significant finds "
     "one too often.",
@@ -148,11 +146,6 @@ def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str
             f"{of} strict accuracy, %; no answer found, %",
             cells if not is_open else cells[:0],
             lambda row: Cell(percent(row.strict_accuracy), f"no answer {percent(row.no_answer)}"),
-        ),
-        _grid(
-            f"{of} tokens, seconds and tokens per second",
-            cells,
-            lambda row: Cell(f"{row.tokens_per_second:.1f}", f"{row.tokens:,.0f} in {row.seconds:,.0f} s"),
         ),
         _grid(
             f"{of} steps with one candidate, %, and the k of 95%, 99% and all steps",

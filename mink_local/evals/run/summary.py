@@ -170,7 +170,6 @@ def _cells(responses: pd.DataFrame) -> pd.DataFrame:
         n_wanted = len(part[PLACE].drop_duplicates())
         for key, cell in part.groupby(CELL, sort=False):
             once = cell.drop_duplicates(["question_id", *([] if cell["copied"].iloc[0] else ["repeat"])])
-            seconds = once["seconds"].sum()
             found.append(
                 {
                     **dict(zip(CELL, key, strict=True)),
@@ -183,8 +182,6 @@ def _cells(responses: pd.DataFrame) -> pd.DataFrame:
                     "overflowed": (cell["finish_reason"] == "overflow").mean(),
                     "tokens": once["n_tokens"].sum(),
                     "mean_tokens": once["n_tokens"].mean(),
-                    "seconds": seconds,
-                    "tokens_per_second": once["n_tokens"].sum() / seconds if seconds else None,
                     **_cutoffs(cell),
                     "distinct": _distinct(cell, part["repeat"].nunique()),
                     **_accuracy(cell.dropna(subset="correct")),

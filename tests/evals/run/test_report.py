@@ -119,6 +119,15 @@ def test_a_model_that_is_cut_off_in_most_responses_is_warned_of(tmp_path: Path) 
     assert "60.0%" in cut_off(hot=0, cold=6)
 
 
+@pytest.mark.parametrize("kept", ["True", "temperature == 1"])
+def test_prompts_that_all_overflow_are_reported(tmp_path: Path, mink_eval: MinkEval, kept: str) -> None:
+    """In each cell, or beside cells with responses."""
+    write_run(tmp_path, **SMALL | {"n_questions": 3})
+    nothing = {"response": "", "n_tokens": 0, "k": [], "finish_reason": "overflow", "seconds": 0.0}
+    change(tmp_path, lambda r: r.update(nothing) if eval(kept, {}, r) else None)
+    assert "0.0" in mink_eval("report", tmp_path).succeeded().stdout
+
+
 def test_settings_are_a_row_each_and_so_are_environments() -> None:
     start = {"started": "2026-01-01", "executor": "local", "n_parallel": 4}
     manifest = {

@@ -57,8 +57,7 @@ def test_every_number_of_a_cell_is_that_of_its_records(tmp_path: Path) -> None:
                 right.setdefault(r["question_id"], []).append(r[scoring]["correct"])
             expected = share([sum(one) / 2 for one in right.values()])
             assert tuple(getattr(row, f"{name}{end}") for end in ENDS) == expected
-        assert (row.tokens, row.seconds) == (sum(r["n_tokens"] for r in cell), 8)
-        assert row.tokens_per_second == row.tokens / 8
+        assert row.tokens == sum(r["n_tokens"] for r in cell)
         assert (row.questions, row.responses, row.complete) == (8, 16, True)
         assert row.no_answer == pytest.approx(sum(r["flexible"]["answer"] is None for r in cell) / 16)
         assert row.truncated == sum(r["finish_reason"] == "length" for r in cell) / 16
