@@ -5,10 +5,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from mink_local.chat.settings import RARE, SETTINGS, config_path, read_config, warn_of_variables
+from mink_local.chat.settings import (
+    RARE,
+    SETTINGS,
+    config_path,
+    model_name,
+    read_config,
+    warn_of_variables,
+)
 from mink_local.cli import command_line_text, run
 from mink_local.errors import MinkError
+from mink_local.models.catalog import is_named, resolve
 from mink_local.version import __version__
 
 if TYPE_CHECKING:
@@ -21,7 +30,7 @@ Examples:
   mink-chat --creative
   mink-chat "What is a haiku?"
   mink-chat --prompt "Write a haiku about rain." --temp 2 --seed 7
-  mink-chat --model ~/models/Qwen3-4B-Q4_K_M.gguf --ctx 8192
+  mink-chat ~/models/Qwen3-4B-Q4_K_M.gguf --ctx 8192
   mink-chat --file notes.txt --file plan.md "What is missing in the plan?"
   git log -5 | mink-chat "Summarise this in one sentence."
   while read -r line; do mink-chat "$line" < /dev/null; done < questions.txt
@@ -61,6 +70,17 @@ def _with_standard_input(prompt: str | None) -> str | None:
     except UnicodeDecodeError:
         raise click.UsageError("standard input is not UTF-8 text.") from None
     return "\n\n".join(part for part in (piped, prompt) if part and part != "-")
+
+
+def _without_model(ctx: click.Context, texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Make a model that is named in place of a prompt, or before one, that of --model; return the rest."""
+    if not (texts and is_named(texts[0])):
+        return texts
+    if ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE:
+        raise click.UsageError(f"give {texts[0]!r} or --model, not both.")
+    ctx.params["model"] = model_name(texts[0])
+    ctx.set_parameter_source("model", ParameterSource.COMMANDLINE)
+    return texts[1:]
 
 
 class GroupedCommand(click.Command):
@@ -121,7 +141,7 @@ def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: st
     epilog=EPILOG.format(config=config_path()),
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
-@click.argument("texts", nargs=-1, type=command_line_text, metavar="[PROMPT]")
+@click.argument("texts", nargs=-1, metavar="[MODEL] [PROMPT]")
 @click.option(
     "--prompt",
     "-p",
@@ -203,6 +223,7 @@ def cli(
     """
     if Path("-") in files:
         raise click.UsageError("standard input goes before the prompt by itself: leave out --file -.")
+    texts = tuple(map(command_line_text, texts if listed else _without_model(ctx, texts)))
     if len(texts) > 1:
         raise click.UsageError(f'a prompt of several words needs quotes: "{" ".join(texts)}"')
     text = texts[0] if texts else None
@@ -216,9 +237,11 @@ def cli(
     elif export_path:
         _export(resume or "", export_path)
     else:
-        prompt = _with_standard_input(prompt if text is None else text)
+        given = prompt if text is None else text
+        prompt = _with_standard_input(given)
         if prompt is not None and not prompt.strip():
-            raise click.UsageError("the prompt is empty.")
+            resolve(ctx.params["model"])  # that there is no such model comes first
+            raise click.UsageError(f"{'the prompt' if given else 'standard input'} is empty.")
         if as_json and prompt is None:
             raise click.UsageError("--json needs a prompt.")
         from mink_local.chat.startup import Startup

@@ -165,6 +165,7 @@ _GROUPS = {
         Command("set SETTING VALUE", "Change any setting", set_show.set_, _settings),
         Command("show [all|SETTING]", "Show the settings", set_show.show, _settings),
         _setting("model [NAME|PATH]", "Continue with another model"),
+        Command("default", "Use this model from now on", set_show.default),
     ),
     "Answers": (
         Command("regen [T] [SEED]", "Answer again", messages.regen),
@@ -272,6 +273,7 @@ def chat(
     chat = Chat(session, screen, line)
     line.complete_with(CommandCompleter(chat))
     chat.attached += files
+    set_show.offer_default(chat)
     if session.conversation is not None:
         messages.recall(chat)
     if unanswered:

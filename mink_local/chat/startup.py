@@ -20,8 +20,7 @@ from mink_local.chat.conversation.store import (
 from mink_local.chat.settings import DEFAULT, Settings
 from mink_local.chat.terminal.input import QuietTerminal
 from mink_local.chat.terminal.screen import DARK, THEMES, Screen, Theme, ask_window_for_size, asked
-from mink_local.errors import MinkError, ModelNotFoundError
-from mink_local.files import size_in_words
+from mink_local.errors import ModelNotFoundError
 from mink_local.interrupts import interrupt_ends_program
 from mink_local.models import catalog
 from mink_local.models.catalog import EMBEDDED, resolve
@@ -72,7 +71,7 @@ class Startup:
         if self.settings.context.params["verbose"]:
             self.screen.dim(about_model(session.model))
         self._note_model(session)
-        if self.settings["model"] == EMBEDDED and not catalog.chosen_model() and sys.stderr.isatty():
+        if self._is_toy and sys.stderr.isatty():
             self.screen.note(f"{_TOY}; mink-models list shows others, mink-models default chooses one")
         from mink_local.chat.chat import compiling
 
@@ -96,6 +95,11 @@ class Startup:
             loop.chat(session, self.screen, terminal, self._attached(session), self._unanswered)
             session.end()
 
+    @property
+    def _is_toy(self) -> bool:
+        """Whether the embedded model answers, unless the user has asked for it by name."""
+        return bool(self.settings["model"] == EMBEDDED) and not self.settings.given("model")
+
     def _screen(self, theme: Theme) -> Screen:
         return Screen(self.settings["plain"], self.settings["show_reasoning"], theme)
 
@@ -105,7 +109,7 @@ class Startup:
 
         self.screen.dim(f"{about_model(session.model)} · {self.settings.summary}")
         self._note_model(session)
-        if self.settings["model"] == EMBEDDED and not catalog.chosen_model():
+        if self._is_toy:
             self.screen.note(f"{_TOY}; see /help models")
         try:
             self._store.open()  # to say that it cannot be before there is a conversation to lose
@@ -114,34 +118,13 @@ class Startup:
         self.screen.dim("/help lists the commands, Ctrl-D leaves.")
 
     def _offer_model(self) -> None:
-        """At the first start in a terminal, ask whether to use a better model than the embedded one."""
+        """At the first start in a terminal, ask for a model."""
         is_asked = sys.stdin.isatty() and sys.stdout.isatty() and self.settings.sources["model"] == DEFAULT
         if not is_asked or catalog.chosen_model():
             return
-        from mink_local.models.info import find_offer, take
+        from mink_local.chat.first_start import first_model  # slow to import
 
-        offer = find_offer()
-        if not offer:
-            return
-        name = offer["name"]
-        take_it, why = ("Use", "is already on") if offer["path"] else ("Download", "fits")
-        question = f"{take_it} {name} ({size_in_words(offer['size'])}), which {why} this machine?"
-        try:
-            wanted = click.confirm(f"No model yet.\n{question}\nn = the small built-in one", default=True)
-        except click.Abort:
-            self.screen.show("")  # the cursor is behind the question
-            raise
-        chosen = EMBEDDED
-        try:
-            if wanted:
-                take(offer, self.screen.note)
-                chosen = name
-        except MinkError as error:
-            self.screen.note(str(error))
-        if chosen == EMBEDDED:
-            self.screen.note(f"{_TOY}; see /help models")
-        catalog.choose_model(chosen)
-        self.settings.put("model", chosen, DEFAULT)
+        self.settings.put("model", first_model(self.screen), DEFAULT)
 
     def _attached(self, session: "Session") -> list[Attachment]:
         """Return the files for the first message."""

@@ -235,8 +235,7 @@ def _choose(
         return Placement(
             n_ctx or USUAL_CONTEXT, layers, min(experts or 0, _EVERY_LAYER), need, n_mixed=ALL_LAYERS
         )
-    if (kind := metadata.text("general.type")) not in (None, "model"):
-        raise ModelError(f"{file.name} is not a model but of type {kind}: load a model")
+    metadata.require_model()
     plan = choose_placement(
         metadata,
         budget,

@@ -18,6 +18,7 @@ from mink_local.cli import NO_TEXT, did_you_mean
 from mink_local.errors import CatalogError, ModelNotFoundError
 from mink_local.files import locked, regular, user_path, write_atomic
 from mink_local.models import stores
+from mink_local.models.gguf import MAGIC, shard_stem
 
 EMBEDDED = "smollm2-135m"
 _REVISION = r"@(?!.*\.\.)\w[\w./+-]*"  # that leads nowhere else
@@ -162,6 +163,32 @@ def find(name: str) -> CatalogEntry | None:
     raise ModelNotFoundError(f"{model} is not listed in {quantization}: choose one of {known}")
 
 
+def name_of(path: Path) -> str:
+    """Return the name of a file as a catalogue can have it, without .gguf and the number of a part."""
+    return re.sub(r"[^\w.+-]+", "-", re.sub(r"(?i)\.gguf$", "", shard_stem(path.name))) or "model"
+
+
+def is_named(text: str) -> bool:
+    """Return whether a text names a model, rather than being one for a model to answer.
+
+    It is a name of the catalogue or a store, the path of a GGUF file or of a folder of them, or what ends in
+    .gguf and has no blanks.
+    """
+    path = user_path(text)
+    with suppress(OSError, ValueError):  # no path at all
+        if path.is_dir():
+            return any(path.glob("*.gguf"))
+        if path.is_file():
+            with path.open("rb") as stream:
+                return text.lower().endswith(".gguf") or stream.read(len(MAGIC)) == MAGIC
+    if not text or any(map(str.isspace, text)):
+        return False
+    try:
+        return text.lower().endswith(".gguf") or find(text) is not None
+    except ModelNotFoundError:
+        return True
+
+
 def names_here() -> Iterator[str]:
     """Yield the names of the catalogue's models on this machine; a model's default has no quantization."""
     for model, (usual, *others) in read_catalog().items():
@@ -197,6 +224,9 @@ def resolve(model: str) -> ModelFile:
         may_be_on_hub = path.suffix != ".gguf" and re.fullmatch(_SOURCE, f"hf:{model}")
         hint = f": if it is on the Hub, type  mink-models pull hf:{model}:Q8_0" if may_be_on_hub else ""
         raise ModelNotFoundError(f"there is no file {model}{chosen}{hint}")
+    for path in stores.in_usual_folders():
+        if model == path.stem:
+            return ModelFile(path.stem, path)
     advice = did_you_mean(model, names_here()) or did_you_mean(model, read_catalog()) or _ADVICE
     raise ModelNotFoundError(f"unknown model {model!r}{chosen}{advice}")
 

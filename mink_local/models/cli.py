@@ -4,13 +4,14 @@ import json
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import click
 
 from mink_local.cli import FiniteFloat, WholeNumber, json_option, run
-from mink_local.errors import ModelNotFoundError
-from mink_local.files import size_in_words
+from mink_local.errors import ModelError, ModelNotFoundError
+from mink_local.files import size_in_words, user_path
 from mink_local.llama.constants import RPC_PORT
 from mink_local.models import catalog, stores
 from mink_local.models.gguf import read_metadata, shards
@@ -34,6 +35,7 @@ Examples:
   mink-models pull hf:Qwen/Qwen3-4B-GGUF:Q8_0
   mink-models info qwen3-4b --ctx 32768
   mink-models default llama-3-8b:Q5_K_M
+  mink-models add ~/models
 
 Exit status: 0 success, 1 failure, 2 wrong usage or unknown model, 130 interrupted.
 """
@@ -124,7 +126,11 @@ def path(model: str) -> None:
 def default(model: str | None) -> None:
     """Print the model used without --model, or choose another one."""
     if model:
+        from mink_local.models import trust
+
         file = catalog.resolve(model)
+        read_metadata(file.path).require_model()
+        trust.check(file)
         catalog.choose_model(model if catalog.find(model) else str(file.path))
     click.echo(catalog.default_model())
 
@@ -158,20 +164,24 @@ def rm(model: str, yes: bool) -> None:
 
 
 @cli.command()
-@click.argument("name")
-@click.argument("model", metavar="MODEL")
+@click.argument("name", metavar="[NAME]")
+@click.argument("model", metavar="MODEL|FOLDER", required=False)
 @click.option("--revision", show_default="main", help="Branch, tag or commit of the repository.")
 @click.option("--size", type=FiniteFloat(0, 999_999), default=0, metavar="GB", help="Size in GB.")
 @click.option("--sha256", default="", metavar="HEX", help="Expected SHA-256 of the file.")
 @click.option("--licence", default="", help="Licence.")
 @click.option("--note", default="", help="A note.")
 def add(
-    name: str, model: str, revision: str | None, size: float, sha256: str, licence: str, note: str
+    name: str, model: str | None, revision: str | None, size: float, sha256: str, licence: str, note: str
 ) -> None:
     """Give a model a name of your choice.
 
     NAME may have a quantization, NAME:QUANTIZATION. MODEL is a path, hf:…, ollama:… or lmstudio:….
+    Without NAME, each model in FOLDER gets the name of its file.
     """
+    if model is None:
+        _add_files(user_path(name))
+        return
     if model.startswith(stores.PREFIXES):
         entry = catalog.store_entry(model)
         source = f"{entry.source}@{revision}" if revision else entry.source
@@ -180,6 +190,27 @@ def add(
         source, file = f"file:{catalog.resolve(model).path}", ""
     catalog.add(catalog.CatalogEntry(name, source, file, round(size * 1e9), sha256, licence, note))
     click.echo(f"added {name} to {catalog.user_catalog_path()}", err=True)
+
+
+def _add_files(place: Path) -> None:
+    """Give each model in a folder, or the one of a file, the name of its file.
+
+    A name that another model has already begins with that of the folder.
+    """
+    paths = stores.models_in(place) if place.is_dir() else [catalog.resolve(str(place)).path]
+    if not paths:
+        raise ModelNotFoundError(f"{place} has no .gguf file: name a folder that has, or NAME and MODEL")
+    for path in map(Path.absolute, paths):
+        try:
+            read_metadata(path).require_model()
+        except ModelError as error:
+            click.echo(f"left out: {error}", err=True)
+            continue
+        name, source = catalog.name_of(path), f"file:{path}"
+        if (known := catalog.find(name)) and known.source != source:
+            name = f"{catalog.name_of(path.parent)}-{name}"
+        catalog.add(catalog.CatalogEntry(name, source))
+        click.echo(f"added {name} to {catalog.user_catalog_path()}", err=True)
 
 
 @cli.command("rpc-server")

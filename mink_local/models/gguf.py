@@ -106,6 +106,11 @@ class Metadata:
         tokens = self.values.get("tokenizer.ggml.tokens")
         return tokens.length if isinstance(tokens, Array) else self.number("vocab_size")
 
+    def require_model(self) -> None:
+        """Raise ModelError if the file says that it is something else, such as an adapter or a projector."""
+        if (kind := self.text("general.type")) not in (None, "model"):
+            raise ModelError(f"{self.path.name} is not a model but of type {kind}: load a model")
+
     def text(self, key: str) -> str | None:
         """Return the string under a key, or None if there is none."""
         value = self.values.get(key)

@@ -104,7 +104,8 @@ def model_list(budget: Budget) -> list[dict[str, Any]]:
     known = {row["path"] for row in rows}
     for name, path in stores.elsewhere():
         if str(path) not in known:
-            rows.append(_row(catalog.CatalogEntry(name, name.partition(":")[0]), path, budget))
+            source = name.partition(":")[0] if name.startswith(stores.PREFIXES) else "file"
+            rows.append(_row(catalog.CatalogEntry(name, source), path, budget))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Models on this machine: in Python packages, the Hugging Face Hub's cache, Ollama and LM Studio."""
+"""Models on this machine: in Python packages, the Hub's cache, Ollama, LM Studio and usual folders."""
 
 import fnmatch
 import importlib.util
@@ -16,6 +16,23 @@ from mink_local.models.gguf import is_later_shard, shard_stem, shards
 
 PREFIXES = ("hf:", "ollama:", "lmstudio:")
 _USUAL_QUANTIZATION = "Q4_K_M"
+# Under the home folder: where people and programs without a store of their own keep files.
+_FOLDERS = (
+    "Downloads",
+    "models",
+    "llama.cpp/models",
+    ".cache/llama.cpp",
+    "Library/Caches/llama.cpp",
+    "jan/models",
+    ".local/share/Jan/data/llamacpp/models",
+    "Library/Application Support/Jan/data/llamacpp/models",
+    "AppData/Roaming/Jan/data/llamacpp/models",
+    ".local/share/nomic.ai/GPT4All",
+    "Library/Application Support/nomic.ai/GPT4All",
+    "AppData/Local/nomic.ai/GPT4All",
+    "koboldcpp",
+    "text-generation-webui/user_data/models",
+)
 _OLLAMA_WEIGHTS = "application/vnd.ollama.image.model"
 # Errors from reading an item of a JSON file.
 _NO_SUCH_ITEM = (OSError, ValueError, LookupError, TypeError, StopIteration, RecursionError)
@@ -102,6 +119,11 @@ def commit_of(repository: str, revision: str) -> str:
     reference = hub_folder(repository) / "refs" / revision
     found = re.fullmatch(rb"([0-9a-f]{40})\s*", reference.read_bytes()) if reference.is_file() else None
     return found[1].decode() if found else revision
+
+
+def is_begun(repository: str) -> bool:
+    """Return whether a download from a repository was begun and not finished."""
+    return any((hub_folder(repository) / "blobs").glob("*.incomplete"))
 
 
 def in_hub_cache(repository: str, revision: str, wanted: str) -> Path | None:
@@ -193,8 +215,18 @@ def _lm_studio_names(path: Path) -> tuple[str, str]:
     return f"{path.parts[-3]}/{path.parts[-2]}", path.parts[-2]
 
 
+def models_in(folder: Path) -> list[Path]:
+    """Return the first file of each model in a folder, down to the folders of its folders."""
+    return [path for depth in range(3) for path in _first_files(folder, "*/" * depth + "*.gguf")]
+
+
+def in_usual_folders() -> list[Path]:
+    """Return the first file of each model where people, and programs without a store, keep files."""
+    return [path for folder in _FOLDERS for path in models_in(Path.home() / folder)]
+
+
 def elsewhere() -> Iterator[tuple[str, Path]]:
-    """Yield the name and first file of each model in the Hub's cache, Ollama and LM Studio."""
+    """Yield the name and first file of each model in the Hub's cache, Ollama, LM Studio and usual folders."""
     cache = hub_cache()
     for path in _first_files(cache, "models--*--*/snapshots/*/**/*.gguf"):
         folder, _, _, *file = path.relative_to(cache).parts
@@ -204,6 +236,8 @@ def elsewhere() -> Iterator[tuple[str, Path]]:
     for name, manifest in _ollama_manifests():
         with suppress(ModelNotFoundError):
             yield f"ollama:{name}", _ollama_weights(manifest)
+    for path in in_usual_folders():
+        yield f"~/{path.relative_to(Path.home()).as_posix()}", path
 
 
 def _first_files(folder: Path, pattern: str) -> list[Path]:

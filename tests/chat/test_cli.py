@@ -1,5 +1,6 @@
 """The command line of `mink-chat`: what is refused before an answer, and what needs no model."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from rich.cells import cell_len
 
 from mink_local.chat.conversation.store import ConversationStore, default_path
+from mink_local.models.catalog import EMBEDDED, chosen_model
 from tests.chat.conftest import MinkChat, converse
 
 pytestmark = pytest.mark.usefixtures("own_files")
@@ -44,7 +46,8 @@ def test_version(mink_chat: MinkChat) -> None:
         (["--model", "parrot"], 2, "'parrot'"),
         (["--model", "no/such.gguf"], 2, "no/such.gguf"),
         (["--model", "/"], 2, "/ "),
-        (["--prompt", "  "], 2, "empty"),
+        (["--prompt", "  "], 2, "prompt is empty"),
+        (["--model", "no/such.gguf", "--prompt", ""], 2, "no/such.gguf"),
         (["--continue", "--resume", "x"], 2, "--resume"),
         (["--continue"], 1, "no conversation"),
         (["--resume", "x"], 1, "'x'"),
@@ -65,6 +68,10 @@ def test_bad_input_is_one_sentence(
     result.refused(status, complaint)
     assert result.stdout == ""
     assert result.stderr.startswith("mink-chat: ")
+
+
+def test_empty_standard_input_is_named(mink_chat: MinkChat) -> None:
+    mink_chat("--temp", "5").refused(2, "standard input is empty")
 
 
 def test_a_mistyped_option_gets_the_nearest_one(mink_chat: MinkChat) -> None:
@@ -114,3 +121,27 @@ def test_the_list_at_any_width(mink_chat: MinkChat, monkeypatch: pytest.MonkeyPa
     assert all(cell_len(row) <= columns for row in rows)
     assert re.search(r" notes.*… .*Write two", rows[1])  # the oldest
     assert [word in rows[0] for word in ("turns", "last", "model")] == [columns >= 60] * 2 + [columns >= 100]
+
+
+def test_a_model_in_place_of_a_prompt_is_no_question(mink_chat: MinkChat, tiny_path: Path) -> None:
+    """It answers the prompt behind it, or chats; one that is not there is an error."""
+    answered = json.loads(mink_chat(str(tiny_path), "Hi", "-n", "2", "--json").stdout)
+    assert answered["model"] == "tiny"
+    assert json.loads(mink_chat(str(tiny_path), "-n", "2", "--json", stdin="Hi").stdout)["model"] == "tiny"
+    assert "tiny · CPU" in mink_chat(str(tiny_path), "-n", "2", typed=["/model"]).stderr
+    mink_chat(str(tiny_path), "Hi", "-m", "smollm2-135m").refused(2, "--model")
+    for arguments in (["no/such.gguf"], ["such.gguf", "Hi"], ["lmstudio:parrot"], [str(tiny_path.parent)]):
+        assert mink_chat(*arguments).refused(2, arguments[0].partition(":")[2] or arguments[0]).stdout == ""
+    for text in ("What is x.gguf?", "gguf", "Hi", str(Path(__file__).parent)):
+        assert "model" in json.loads(mink_chat(text, "-n", "1", "--json").stdout)
+
+
+def test_the_model_in_use_can_become_the_default(mink_chat: MinkChat, tiny_path: Path) -> None:
+    """Which is said once of each, while the default is the toy."""
+    offered = ("-m", str(tiny_path), "-n", "1")
+    assert "/default" in mink_chat(*offered, typed=["/temp"]).stderr
+    assert "/default" not in mink_chat(*offered, typed=["/temp"]).stderr
+    assert "/default" not in mink_chat("-m", EMBEDDED, typed=["/temp"]).stderr
+    assert str(tiny_path) in mink_chat(*offered, typed=["/default"]).stderr
+    assert chosen_model() == str(tiny_path)
+    assert "tiny · CPU" in mink_chat("-n", "1", typed=["/temp"]).stderr

@@ -46,7 +46,7 @@ def start(opened: Callable[..., Terminal]) -> Start:
     def run(answer: str = "") -> tuple[str, int]:
         chat = opened("--ctx", "256", "--max-tokens", "4", columns=100, waits=False)
         if answer:
-            chat.until_shown(r"\[Y/n\]")
+            chat.until_shown(r"\.gguf file:")
             chat.send(answer)
         chat.until_shown(r"(?m)^>$")
         return chat.text, chat.leave()
@@ -67,22 +67,64 @@ def test_the_offered_model_is_downloaded_and_kept(hub: Hub, start: Start) -> Non
     assert len(hub.requests) == n_requests
 
 
-@pytest.mark.parametrize(("answer", "status"), [("n\r", 200), ("y\r", 503)])
-def test_without_a_download_it_is_asked_once(answer: str, status: int, hub: Hub, start: Start) -> None:
+def test_the_toy_is_asked_for_once_and_named_at_every_start(hub: Hub, start: Start) -> None:
     """And /help models says how to get a model later."""
-    hub.status = status
-    shown, left_with = start(answer)
-    assert [word for word in ("toy", f"{EMBEDDED} · CPU", "/help models") if word not in shown] == []
-    assert ("503" in shown, bool(hub.requests)) == (status == 503, status == 503)
-    assert (left_with, chosen_model()) == (0, EMBEDDED)
-    shown, _ = start()
-    assert "toy" not in shown
+    for answer in ("n\r", ""):
+        shown, status = start(answer)
+        assert [word for word in ("toy", f"{EMBEDDED} · CPU", "/help models") if word not in shown] == []
+        assert (status, chosen_model(), hub.requests) == (0, EMBEDDED, [])
+
+
+def test_a_download_that_fails_chooses_nothing(hub: Hub, start: Start) -> None:
+    """The next start asks again, and goes on where the download stopped."""
+    hub.status = 503
+    shown, status = start("y\r")
+    assert [word for word in ("503", "toy", f"{EMBEDDED} · CPU") if word not in shown] == []
+    assert (status, chosen_model()) == (0, None)
+    hub.status = None
+    shown, _ = start("y\r")
+    assert f"{LARGEST} · CPU" in shown
+    assert chosen_model() == LARGEST
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_download_that_was_begun_is_called_so(opened: Callable[..., Terminal], tmp_path: Path) -> None:
+    blobs = tmp_path / "hf/hub" / f"models--{REPOSITORY.replace('/', '--')}" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / f"{'a' * 64}.incomplete").write_text("GG")
+    chat = opened("--ctx", "256", columns=100, waits=False)
+    chat.until_shown("Go on downloading")
+
+
+def test_the_question_takes_a_path(hub: Hub, opened: Callable[..., Terminal], tiny_path: Path) -> None:
+    """Of a file that can be loaded, also as a shell would write it; anything else is asked again."""
+    model = tiny_path.parent / "my 7b.gguf"
+    if not model.exists():
+        model.symlink_to(tiny_path)
+    chat = opened("--ctx", "256", columns=200, waits=False)
+    for answer, complaint in ((__file__, "GGUF"), ("/no/such.gguf", "no file"), ("maybe", "'maybe'")):
+        chat.until_shown(r"\.gguf file: $|\.gguf file:$")
+        chat.send(f"{answer}\r")
+        chat.until_shown(f"Error: .*{complaint}")
+    chat.send(str(model).replace(" ", "\\ ") + "\r")
+    chat.until_shown("my 7b · CPU")
+    assert chosen_model() == str(model)
+    assert hub.requests == []
+
+
+@pytest.mark.linux
+@pytest.mark.usefixtures("hub")
+def test_a_choice_that_cannot_be_kept_is_a_note(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/proc/nowhere")
+    shown, status = start("n\r")
+    assert [word for word in ("cannot write", f"{EMBEDDED} · CPU") if word not in shown] == []
+    assert status == 0
 
 
 @pytest.mark.parametrize("key", ["\x03", "\x04"], ids=["Ctrl-C", "Ctrl-D"])
 def test_the_question_can_be_left(key: str, hub: Hub, opened: Callable[..., Terminal]) -> None:
     chat = opened("--ctx", "256", columns=100, waits=False)
-    chat.until_shown(r"\[Y/n\]")
+    chat.until_shown(r"\.gguf file:")
     chat.send(key)
     assert chat.ended() == 130
     assert (chosen_model(), hub.requests) == (None, [])

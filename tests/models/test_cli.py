@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import click
+import gguf
 import psutil
 import pytest
 from huggingface_hub import constants
@@ -36,6 +37,15 @@ def cached(home: Path, content: bytes, *names: str) -> Path:
         (folder / "blobs" / f"{i:064}").write_bytes(content)
         (snapshot / name).symlink_to(folder / "blobs" / f"{i:064}")
     return snapshot
+
+
+def adapter(path: Path) -> None:
+    """Write the beginning of a LoRA adapter."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_type("adapter")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
 
 
 def rows(mink: Mink, *options: str) -> dict[str, dict[str, Any]]:
@@ -197,6 +207,56 @@ def test_add(mink: Mink, tiny: Callable[..., Path]) -> None:
     assert mink("path", "parrot").refused(2, "parrot").stdout == ""
 
 
+def test_add_all_models_in_a_folder(mink: Mink, home: Path, tiny: Callable[..., Path]) -> None:
+    """By the names of their files; projectors, other parts and what is no model are left out."""
+    model = tiny("a model.gguf")
+    folder = home / "my models"
+    names = (
+        "parrot-Q8_0.gguf",
+        "two/parrot-Q8_0.gguf",
+        "mmproj-parrot.gguf",
+        "smollm2-135m.gguf",
+        "b c (1).gguf",
+    )
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to(model)
+    adapter(folder / "lora.gguf")
+    (folder / "empty.gguf").touch()
+    for _ in range(2):  # the second time changes nothing
+        added = mink("add", folder).succeeded().stderr
+        assert [name for name in ("empty.gguf", "lora.gguf") if name not in added] == []
+        found = {entry.name: entry.source for entry in catalog.own_entries()}
+        places = {
+            "parrot-Q8_0": names[0],
+            "two-parrot-Q8_0": names[1],
+            "my-models-smollm2-135m": names[3],
+            "b-c-1-": names[4],
+        }
+        assert found == {name: f"file:{folder / path}" for name, path in places.items()}
+    assert mink("path", "parrot-Q8_0").stdout == f"{folder / names[0]}\n"
+    assert mink("add", model).status == 0
+    assert mink("path", "a-model").stdout == f"{model}\n"
+    (home / "none").mkdir()
+    mink("add", home / "none").refused(2, "none")
+    mink("add", home / "nowhere").refused(2, "nowhere")
+
+
+def test_files_where_people_keep_them(mink: Mink, home: Path, tiny: Callable[..., Path]) -> None:
+    """They are listed by a path that every command takes, and found by the name of the file."""
+    model = tiny("a model.gguf")
+    places = ("Downloads/my7b.gguf", "models/me/parrot/parrot.gguf", ".cache/llama.cpp/x.gguf")
+    for place in places:
+        (home / place).parent.mkdir(parents=True)
+        (home / place).symlink_to(model)
+    (home / "Downloads/broken.gguf").symlink_to(home / "nothing")
+    here = rows(mink, "--here")
+    assert [name for name in here if name.startswith("~")] == [f"~/{place}" for place in places]
+    for name in ("my7b", "~/Downloads/my7b.gguf"):
+        assert mink("path", name).stdout == f"{home / places[0]}\n"
+    assert mink("path", "parrot").stdout == f"{home / places[1]}\n"
+
+
 def test_rm_of_a_name_of_ones_own(mink: Mink, home: Path, tiny: Callable[..., Path]) -> None:
     """The line goes, and with it what was pulled, but no other file."""
     snapshot = cached(home, b"GGUF", "m-Q8_0.gguf", "m-Q4_K_M.gguf")
@@ -264,6 +324,17 @@ def test_default(mink: Mink, tiny: Callable[..., Path], monkeypatch: pytest.Monk
     for name in ("canary", "llama-3-8b"):  # unknown, and not downloaded
         assert mink("default", name).refused(2, name).stdout == ""
     assert catalog.default_model() == str(path)
+
+
+def test_default_takes_only_what_can_be_loaded(mink: Mink, home: Path, tiny: Callable[..., Path]) -> None:
+    whole = tiny("parrot.gguf").read_bytes()
+    (home / "empty.gguf").touch()
+    (home / "cut.gguf").write_bytes(whole[:-1000])
+    (home / "part-00002-of-00003.gguf").write_bytes(whole)
+    adapter(home / "lora.gguf")
+    for name in ("empty.gguf", "cut.gguf", "part-00002-of-00003.gguf", "lora.gguf"):
+        assert mink("default", home / name).refused(1, name).stdout == ""
+    assert catalog.chosen_model() is None
 
 
 @pytest.mark.linux

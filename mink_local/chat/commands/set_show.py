@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
+from platformdirs import user_cache_path
 from rich.table import Table
 from rich.text import Text
 
@@ -25,11 +26,11 @@ from mink_local.chat.terminal.progress import about_model
 from mink_local.chat.terminal.screen import THEMES, Screen, one_line
 from mink_local.cli import did_you_mean, printable
 from mink_local.errors import MinkError
-from mink_local.files import size_in_words
+from mink_local.files import add_to_record, read_record, size_in_words
 from mink_local.generation.model import Model
 from mink_local.llama.devices import n_cores
-from mink_local.models import trust
-from mink_local.models.catalog import resolve
+from mink_local.models import catalog, trust
+from mink_local.models.catalog import EMBEDDED, resolve
 from mink_local.models.options import with_sampler_names
 
 _LONGEST_KEY = 22  # columns of the key of a setting, with its gap
@@ -75,6 +76,7 @@ def _change(chat: Chat, setting: Setting, text: str) -> None:
     if setting.reloads:
         session.changed_model()
         chat.screen.note(about_model(session.model))
+        offer_default(chat)
     session.go_to(session.branch)  # which keeps the settings with the conversation
     theme = THEMES.get(settings["theme"], chat.screen.theme)
     chat.screen = Screen(settings["plain"], settings["show_reasoning"], theme)
@@ -92,6 +94,22 @@ def _load(chat: Chat, settings: Settings) -> None:
         screen.progress("loading the model before again …")
         session.model = session.settings.load_model()
         raise
+
+
+def default(chat: Chat, _: str) -> None:
+    """Make this model the one that all programs use without --model, from their next start on."""
+    name = chat.session.settings["model"]
+    catalog.choose_model(name)
+    chat.screen.note(f"{name} is the default from the next start on")
+
+
+def offer_default(chat: Chat) -> None:
+    """Say once of a model how it becomes the default, while that is the toy."""
+    name, offered = chat.session.settings["model"], user_cache_path("mink-local") / "offered.json"
+    if name == EMBEDDED or catalog.default_model() != EMBEDDED or name in read_record(offered):
+        return
+    chat.screen.note(f"make {chat.session.model.name} the default? /default does")
+    add_to_record(offered, name, True)
 
 
 def key_of(text: str) -> str:
