@@ -186,7 +186,7 @@ SETTINGS: tuple[Setting, ...] = (
         type=FiniteFloat(),
         metavar="X",
         show_default="0",
-        help="Subtract X from the logit of each token that has occurred.",
+        help="Subtract X from the logit of each token that the answer has already.",
     ),
     _constraint(
         "--dry-multiplier",

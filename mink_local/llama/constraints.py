@@ -23,6 +23,7 @@ from mink_local.samplers.rows import NO_TOKENS
 _LARGE = 1e30  # sums and products of options up to this stay finite in float32; inf - inf would be NaN
 _BIASES = Range(-_LARGE, _LARGE)
 _FORMS = ("json_schema", "regex", "choice", "grammar")
+_LAST_N = 64  # llama.cpp's default
 _RANGES = {
     "repeat_penalty": Range(0, _LARGE, low_open=True),
     "frequency_penalty": Range(-_LARGE, _LARGE),
@@ -45,20 +46,25 @@ class Constraints:
         logit_bias: Added to the logits of tokens, by token id; -inf bans a token.
         repeat_penalty: Above 0. Divides positive and multiplies negative logits of tokens that occur in the
             last `penalty_last_n`, including the prompt (as in llama.cpp's server).
-        frequency_penalty: Subtracted from the logits of these tokens for each occurrence.
-        presence_penalty: Subtracted once from the logit of each token seen in the last `penalty_last_n`.
-        penalty_last_n: Number of tokens to look back; -1 for all.
+        frequency_penalty: Subtracted from the logits of the answer's tokens for each occurrence.
+        presence_penalty: Subtracted once from the logit of each of the answer's tokens.
+        penalty_last_n: Number of tokens to look back, -1 for all: prompt and answer, for all three as in
+            llama.cpp. None: 64 for `repeat_penalty`, and the whole answer for the other two, as in OpenAI's
+            API.
         dry_multiplier: At least 0. DRY subtracts `multiplier * base ** (length - allowed_length)` from the
             logit of a token that would continue a repetition of `length` tokens.
         dry_base: At least 1.
         dry_allowed_length: Longest repetition that goes unpenalized.
-        dry_penalty_last_n: Number of tokens to search for repetitions; -1 for all.
+        dry_penalty_last_n: Number of tokens to search for repetitions, -1 for all.
         dry_sequence_breakers: Texts that end a repetition.
         json_schema: A JSON schema that the answer conforms to: a dict, its JSON text, or a Pydantic class.
         regex: A regular expression that the whole answer matches.
         choice: The possible answers.
         grammar: GBNF with the start rule `root`, or Lark with the start rule `start`. Use only Lark
             grammars that you trust: some, such as `start: /x+/ /x+/`, never finish compiling.
+
+    The prompt's tokens that end a turn are not looked at, unlike in llama.cpp: a long conversation would keep
+    its answers from ending.
 
     Give at most one of the last four. It applies after any reasoning, and ends the answer once satisfied.
 
@@ -70,7 +76,7 @@ class Constraints:
     repeat_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    penalty_last_n: int = 64
+    penalty_last_n: int | None = None
     dry_multiplier: float = 0.0
     dry_base: float = 1.75
     dry_allowed_length: int = 2
@@ -83,7 +89,8 @@ class Constraints:
 
     def __post_init__(self) -> None:
         for name, limits in _RANGES.items():
-            self._set(name, limits.check(name, getattr(self, name)))
+            if getattr(self, name) is not None or name != "penalty_last_n":
+                self._set(name, limits.check(name, getattr(self, name)))
         if not isinstance(self.logit_bias, Mapping):
             raise OptionError("logit_bias", f"must be a dict of token ids, not {shown(self.logit_bias)}")
         biases = (
@@ -164,36 +171,31 @@ class Constrainer:
         if not constraints.changes_logits:
             return
         self._banned |= {token for token, bias in constraints.logit_bias.items() if bias == -math.inf}
-        # Penalties can change no others than these: the biased tokens, and the last ones.
-        self._biased = list(constraints.logit_bias)
-        lengths = constraints.penalty_last_n, constraints.dry_penalty_last_n
-        self._last: deque[int] = deque(maxlen=max(_history(length, weights) for length in lengths))
         self._chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
         # The finalizer holds the weights: the samplers read their vocabulary. It is not called at the end of
         # the program: other threads may still be using them then.
         free = weakref.finalize(self, lambda chain, _: C.llama_sampler_free(chain), self._chain, weights)
         free.atexit = False
-        for sampler in (
-            _logit_bias(constraints, weights),
-            C.llama_sampler_init_penalties(
-                weights.n_vocab,
-                _history(constraints.penalty_last_n, weights),
-                max(constraints.repeat_penalty, 1 / _LARGE),
-                constraints.frequency_penalty,
-                constraints.presence_penalty,
-            ),
-            _dry(constraints, weights),
-        ):
+        seen = [token for token in prompt if not weights.ends_generation(token)]
+        samplers = _penalties(constraints, weights)
+        for sampler, length in samplers:
+            for token in seen[-length:] if length else ():
+                C.llama_sampler_accept(sampler, token)
             C.llama_sampler_chain_add(self._chain, sampler)
         self.penalties = ctypes.cast(self._chain, ctypes.c_void_p).value or 0
-        self._last += (*prompt, *prefix)
-        for token in self._last:
-            C.llama_sampler_accept(self._chain, token)
+        # Penalties can change no others than these: the biased tokens, the last ones, and the answer's.
+        self._biased = list(constraints.logit_bias)
+        self._last = deque(seen, max(length for _, length in samplers))
+        self._of_answer = set[int]()
+        for token in prefix:
+            self._accept_penalties(token)
 
     @property
     def changed(self) -> NDArray[np.int32]:
         """The tokens whose logits the penalties may change, some of them several times."""
-        return np.array([*self._biased, *self._last], np.int32) if self.penalties else NO_TOKENS
+        if not self.penalties:
+            return NO_TOKENS
+        return np.array([*self._biased, *self._last, *self._of_answer], np.int32)
 
     @property
     def is_on(self) -> bool:
@@ -226,10 +228,14 @@ class Constrainer:
     def accept(self, token: int) -> None:
         """Take the next token of the answer. Raises NoTokenLeftError if the guide bans it."""
         if self._chain is not None:
-            C.llama_sampler_accept(self._chain, token)
-            self._last.append(token)
+            self._accept_penalties(token)
         if self.guide is not None:
             self.guide.accept(token)
+
+    def _accept_penalties(self, token: int) -> None:
+        C.llama_sampler_accept(self._chain, token)
+        self._last.append(token)
+        self._of_answer.add(token)
 
     def forced(self) -> list[int]:
         """Return the tokens that must come next, up to one that is banned."""
@@ -249,6 +255,26 @@ class Constrainer:
 def _history(last_n: int, weights: Weights) -> int:
     """Return `last_n`, capped at the longest context: llama.cpp allocates an entry per token."""
     return weights.n_ctx_train if last_n == -1 else min(last_n, weights.n_ctx_train)
+
+
+def _penalties(constraints: Constraints, weights: Weights) -> list[tuple[Any, int]]:
+    """Return llama.cpp's samplers for bias and penalties, each with how many tokens of the prompt it sees."""
+
+    def penalties(last_n: int, repeat: float, frequency: float, presence: float) -> Any:
+        smallest = max(repeat, 1 / _LARGE)
+        return C.llama_sampler_init_penalties(weights.n_vocab, last_n, smallest, frequency, presence)
+
+    repeat = constraints.repeat_penalty
+    of_answer = constraints.frequency_penalty, constraints.presence_penalty
+    found = [(_logit_bias(constraints, weights), 0)]
+    if constraints.penalty_last_n is not None:
+        last_n = _history(constraints.penalty_last_n, weights)
+        found.append((penalties(last_n, repeat, *of_answer), last_n))
+    else:
+        found.append((penalties(_LAST_N, repeat, 0, 0), _LAST_N))
+        if any(of_answer):
+            found.append((penalties(weights.n_ctx_train, 1, *of_answer), 0))
+    return [*found, (_dry(constraints, weights), _history(constraints.dry_penalty_last_n, weights))]
 
 
 def _logit_bias(constraints: Constraints, weights: Weights) -> Any:

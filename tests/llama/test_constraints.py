@@ -146,6 +146,49 @@ def test_constrained_tokens_are_those_of_one_llama_cpp_chain(
     assert tokens == expected
 
 
+def penalized(constrainer: Constrainer, n_vocab: int) -> dict[int, float]:
+    """Return by how much each token's logit is lowered."""
+    row = np.ones(n_vocab, np.float32)
+    after = constrainer.apply(row, SamplingBuffers(n_vocab)).copy()
+    return {int(token): float(1 - after[token]) for token in np.flatnonzero(after != 1)}
+
+
+@pytest.mark.parametrize(
+    ("options", "lowered"),
+    [
+        ({"frequency_penalty": 0.5}, {7: 0.5 * 80, 8: 0.5, 9: 0.5}),
+        ({"presence_penalty": 0.5}, {7: 0.5, 8: 0.5, 9: 0.5}),
+        ({"frequency_penalty": 0.5, "penalty_last_n": 3}, {7: 1.0, 9: 0.5}),
+        ({"frequency_penalty": 0.5, "penalty_last_n": -1}, {5: 1.0, 6: 0.5, 7: 40.0, 8: 0.5, 9: 0.5}),
+        ({"repeat_penalty": 2.0}, {7: 0.5, 9: 0.5}),
+        ({"repeat_penalty": 2.0, "penalty_last_n": -1}, dict.fromkeys((5, 6, 7, 8, 9), 0.5)),
+    ],
+)
+def test_what_penalties_look_at(
+    tiny_weights: Weights, options: dict[str, Any], lowered: dict[int, float]
+) -> None:
+    """OpenAI's two look at the whole answer with its prefix; `penalty_last_n` is llama.cpp's window."""
+    constrainer = Constrainer(Constraints(**options), tiny_weights, [5, 6, 5], prefix=[8])
+    for token in [7] * 78 + [9, 7, 7]:
+        constrainer.accept(token)
+    assert penalized(constrainer, tiny_weights.n_vocab) == pytest.approx(lowered)
+
+
+@pytest.mark.parametrize("options", [
+    {"repeat_penalty": 2.0}, {"frequency_penalty": 1.0, "penalty_last_n": 64}, {"dry_multiplier": 1.0},
+])  # fmt: skip
+def test_turns_that_ended_do_not_keep_the_answer_from_ending(
+    tiny_weights: Weights, options: dict[str, Any]
+) -> None:
+    ends = [token for token in range(tiny_weights.n_vocab) if tiny_weights.ends_generation(token)]
+    prompt = [5, 6, *ends] * 3
+    constrainer = Constrainer(Constraints(**options), tiny_weights, prompt)
+    assert not penalized(constrainer, tiny_weights.n_vocab).keys() & {*ends}
+    constrainer.accept(ends[0])  # of the answer, with ignore_eos
+    if "dry_multiplier" not in options:
+        assert penalized(constrainer, tiny_weights.n_vocab).keys() & {*ends}
+
+
 @pytest.mark.parametrize("temperature", [1.0, 8.0])
 @pytest.mark.parametrize("sampler", [MinK(), Greedy(), Mirostat()], ids=str)
 def test_the_end_of_a_grammar_ends_the_text(

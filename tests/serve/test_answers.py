@@ -287,3 +287,22 @@ def test_tokenize_and_detokenize_are_inverse(server: RunningServer) -> None:
 def test_the_tokens_of_a_conversation_are_counted(server: RunningServer, smollm2: Model) -> None:
     counted = server.post("/v1/responses/input_tokens", input=MESSAGES).json()
     assert counted == {"object": "response.input_tokens", "input_tokens": smollm2.count_tokens(MESSAGES)}
+
+
+TURNS = "Hi", "Hello.", "Yes or no?", "No.", "Sure?", "Yes.", "Ok", "Ok.", "Again?", "No.", "Bye", "Bye."
+
+
+@pytest.mark.parametrize("penalty", [
+    {}, {"frequency_penalty": 1.0}, {"frequency_penalty": 2.0}, {"presence_penalty": 2.0},
+    {"repeat_penalty": 1.3}, {"dry_multiplier": 1.0},
+])  # fmt: skip
+def test_penalties_let_answers_end_in_long_conversations(
+    server: RunningServer, penalty: dict[str, Any]
+) -> None:
+    texts = [*TURNS, "Say only: ok"]
+    messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+    response = server.post(
+        "/v1/chat/completions", messages=messages, temperature=0, max_tokens=120, **penalty
+    ).json()
+    assert response["choices"][0]["finish_reason"] == "stop"
+    assert response["usage"]["completion_tokens"] <= 2  # as many as without a penalty

@@ -162,8 +162,11 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
         min_k: Use Min-k, with `min_k_tau` and `min_k_floor`.
         logit_bias: By token id, or a list of pairs of token id or text and bias, as in llama-server; -100 and
             `false` ban a token.
+        frequency_penalty: As in OpenAI's API, of the answer's tokens; with `repeat_last_n`, the last ones.
+        presence_penalty: The same.
         repeat_penalty: As in llama-server; `repetition_penalty` is the same.
-        repeat_last_n: Number of last tokens that penalties look at; -1 is the context size.
+        repeat_last_n: Number of last tokens, the prompt's too, that these three look at, as in llama-server;
+            -1 is the context size. `repeat_penalty` looks at 64 by default.
         json_schema: A JSON schema that the answer conforms to.
         grammar: A grammar in llama.cpp's GBNF that the answer conforms to.
         choice: The possible answers.
