@@ -8,7 +8,8 @@ renders all of a model's prompts.
 
 import codecs
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from datetime import date as Date
 from datetime import datetime
 from functools import lru_cache, partial
@@ -17,7 +18,7 @@ from typing import Any
 from jinja2 import Template, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import SandboxedEnvironment
 
 from mink_local.checks import shown
 from mink_local.errors import MinkError, OptionError
@@ -25,6 +26,7 @@ from mink_local.sandbox import GIB, Child, SandboxError, in_a_line, serve
 
 SECONDS = 5  # an honest template takes less than a millisecond
 _MOST_CHARACTERS = 1 << 26
+_NOTHING: tuple[Any, ...] = (None, [])  # for no tools: some templates refuse None
 codecs.lookup("unicode_escape")  # Jinja's lexer imports it while Numba is imported: see `load_model`
 
 
@@ -36,6 +38,10 @@ def check_template(source: str) -> None:
         _compiled(source)
     except Exception as error:
         raise OptionError("chat_template", f"is broken: {in_a_line(str(error))}") from None
+
+
+class RefusalError(MinkError):
+    """A chat template refuses a conversation."""
 
 
 class Renderer:
@@ -72,7 +78,7 @@ class Renderer:
         """Return the prompt for a conversation.
 
         `options` are further variables for the template, such as `enable_thinking`. Raises MinkError if
-        the template is broken, refuses the conversation or does not end.
+        the template is broken or does not end, RefusalError if it refuses the conversation.
         """
         if self._is_closed:
             raise MinkError("the chat template is closed with its model")
@@ -81,6 +87,8 @@ class Renderer:
             answer = self._child.ask(question, SECONDS) if self._child else self._render(question)
         except SandboxError as error:
             raise MinkError(f"the chat template was stopped: it {error}") from None
+        if "refusal" in answer:
+            raise RefusalError(f"the chat template refuses this conversation: {answer['refusal']}")
         if "error" in answer:
             raise MinkError(f"the chat template {answer['error']}")
         return str(answer["text"])
@@ -96,25 +104,27 @@ def _answer(
     """Return a prompt's text, or what is wrong, within the limits of a question."""
     messages, options = question
     today = datetime.fromisoformat(date) if date else datetime.now()
-    names = {"functions": None, "function_call": None, "tools": None, "tool_choice": None, **options}
     try:
         template = _compiled(source)
     except Exception as error:
         return {"error": f"is broken: {in_a_line(str(error))}"}
-    try:
-        text = template.render(
-            messages=messages,
-            bos_token=bos_token,
-            eos_token=eos_token,
-            add_generation_prompt=True,
-            raise_exception=_refuse,
-            strftime_now=today.strftime,
-            **names,
-        )
-    except MemoryError:
-        raise
-    except Exception as error:
-        return {"error": f"refuses this conversation: {in_a_line(str(error))}"}
+    given = {"messages": messages, "bos_token": bos_token, "eos_token": eos_token, **options}
+    text, refusal = "", ""
+    for nothing in _NOTHING:
+        names = {"functions": nothing, "function_call": None, "tools": nothing, "tool_choice": None}
+        # Copied, since templates change what they are given: Kimi K2's appends to its lists.
+        names |= deepcopy(given)
+        try:
+            text = template.render(
+                add_generation_prompt=True, raise_exception=_refuse, strftime_now=today.strftime, **names
+            )
+            break
+        except MemoryError:
+            raise
+        except Exception as error:
+            refusal = refusal or in_a_line(str(error)) or type(error).__name__
+    else:
+        return {"refusal": refusal}
     if len(text) > _MOST_CHARACTERS:
         return {"error": f"was stopped: it wrote {len(text):,} characters"}
     return {"text": text}
@@ -122,6 +132,13 @@ def _answer(
 
 def _refuse(message: str) -> None:
     raise ValueError(message)
+
+
+def _listed(value: Any) -> list[Any]:
+    """Return the items of what Jinja's filters, such as `map`, yield."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 class _GenerationTag(Extension):
@@ -137,10 +154,10 @@ class _GenerationTag(Extension):
 @lru_cache(maxsize=8)
 def _compiled(source: str) -> Template:
     """Compile a template the way Hugging Face's transformers and llama-cpp-python do."""
-    environment = ImmutableSandboxedEnvironment(
+    environment = SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
-    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False, default=_listed)
     return environment.from_string(source)
 
 

@@ -385,6 +385,9 @@ FEATURES: dict[str, tuple[str, dict[str, Any], str]] = {
     "break": ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", {}, "01"),
     "continue": ("{% for i in [1, 2] %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% endfor %}", {}, "2"),
     "JSON": ("{{ {'b': 'é<', 'a': [none]} | tojson }}", {}, '{"b": "é<", "a": [null]}'),
+    "a generator's JSON": ("{{ [{'a': 1}] | map(attribute='a') | tojson }}", {}, "[1]"),
+    "lists that grow": ("{% set x = [] %}{% set _ = x.append(1) %}{{ x }}", {}, "[1]"),
+    "tools that must be a list": ("{% for tool in tools %}{% endfor %}{{ tools }}", {}, "[]"),
     "indented JSON": ("{{ {'a': 1} | tojson(indent=2) }}", {}, '{\n  "a": 1\n}'),
     "the answer is asked for": ("{% if add_generation_prompt %}go on{% endif %}", {}, "go on"),
     "no tools": ("{{ tools is none }} {{ tools is defined }}", {}, "True True"),
@@ -406,6 +409,14 @@ def test_features_of_templates(name: str, in_process: bool) -> None:
 
 
 @pytest.mark.parametrize("in_process", [True, False])
+def test_what_a_template_changes_is_its_own(in_process: bool) -> None:
+    template = "{{ messages.append(1) }}{{ messages[0].update(content='x') }}{{ messages | length }}"
+    messages, render = [dict(HELLO[0])], renderer(template, in_process=in_process)
+    assert render(messages) == render(messages) == "NoneNone2"
+    assert messages == HELLO
+
+
+@pytest.mark.parametrize("in_process", [True, False])
 def test_the_date_is_todays_unless_it_is_fixed(in_process: bool) -> None:
     before = date.today()
     rendered = renderer("{{ strftime_now('%Y-%m-%d') }}", in_process=in_process)(HELLO)
@@ -423,7 +434,6 @@ def test_the_date_is_todays_unless_it_is_fixed(in_process: bool) -> None:
         ("{{ raise_exception('a\n  b ' * 1000) }}", "refuses this conversation: (a b )+a?…$"),
         ("{{ messages[7].content }}", "refuses this conversation: "),
         ("{{ ''.__class__.__mro__ }}", "refuses this conversation: .* unsafe"),
-        ("{{ messages.append(1) }}", "refuses this conversation: .* unsafe"),
         ("{% include '/etc/passwd' %}", "refuses this conversation: "),
         (
             "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
