@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
 from mink_local.generation.call_formats import CALL_MARKS, OPEN
 from mink_local.generation.request import Request, Tool
@@ -42,16 +42,16 @@ class CallStyle:
     Attributes:
         before, between, after: The texts before the name, between name and arguments, and after them.
         separator: The text between calls; without one, a message has a single call.
-        has_text: Whether the template takes arguments only as text.
-        has_short_ids: Whether the template takes only ids of nine letters and digits.
+        arguments, has_short_ids, has_parts: See `Taken`.
     """
 
     before: str
     between: str
     after: str
     separator: str | None = None
-    has_text: bool = False
+    arguments: Literal["object", "text"] = "object"
     has_short_ids: bool = False
+    has_parts: bool = False
 
     def write(self, name: str, arguments: str) -> str:
         """Return a call as the model writes it; the arguments are JSON."""
@@ -65,8 +65,6 @@ class CallStyle:
 HERMES = CallStyle(f'{OPEN}\n{{"name": "', '", "arguments": ', f"}}\n{CALL_MARKS[OPEN]}", separator="\n")
 LLAMA = CallStyle('{"name": "', '", "parameters": ', "}")
 PLAIN = CallStyle('{"name": "', '", "arguments": ', "}", separator="\n")  # grammars allow no control tokens
-MISTRAL = replace(PLAIN, has_short_ids=True)
-DEEPSEEK = replace(PLAIN, has_text=True)
 
 
 def style_of(chat_template: str) -> CallStyle | None:
@@ -74,12 +72,7 @@ def style_of(chat_template: str) -> CallStyle | None:
     mark = next((mark for mark in CALL_MARKS if mark in chat_template), None)
     if mark in (None, "<|python_tag|>"):
         return LLAMA if '"parameters": ' in chat_template else None
-    return {
-        OPEN: HERMES,
-        "[TOOL_CALLS]": MISTRAL,
-        "<｜tool▁calls▁begin｜>": DEEPSEEK,
-        "<｜tool▁call▁begin｜>": DEEPSEEK,
-    }.get(mark, PLAIN)
+    return HERMES if mark == OPEN else PLAIN
 
 
 def as_text(messages: _Messages, tools: Sequence[Tool]) -> _Messages:

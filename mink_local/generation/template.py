@@ -4,16 +4,18 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import date as Date
 from functools import cached_property, partial
 from itertools import islice, pairwise
 from typing import Any, cast
 
 from mink_local.checks import check_types, shown
-from mink_local.errors import OptionError
+from mink_local.errors import MinkError, OptionError
 from mink_local.generation.answer import Piece
 from mink_local.generation.call_formats import CALL_TEXTS, marks_of
-from mink_local.generation.call_styles import LLAMA, CallStyle, as_text, one_call_each, style_of
+from mink_local.generation.call_styles import CallStyle, as_text, one_call_each, style_of
+from mink_local.generation.derived import as_parts, how_calls_are_taken, roles_with_parts
 from mink_local.generation.rendering import Renderer
 from mink_local.generation.request import Message, Prompt, Request, Tool, is_raw, is_token_ids
 from mink_local.generation.text import THINK, THINK_END, ReasoningSplitter
@@ -57,7 +59,25 @@ class ChatTemplate:
         self.has_thinking_switch = "enable_thinking" in source
         self.supports_tools = "tools" in source
         self.call_marks = marks_of(source)
-        self.style = style_of(source) if self.supports_tools else None
+
+    @cached_property
+    def style(self) -> CallStyle | None:
+        """How calls are written; None if the template does not show them, or in an unknown way."""
+        style = style_of(self._weights.chat_template or "") if self.supports_tools else None
+        with suppress(MinkError):  # a template that does not end is not asked again and again
+            taken = style and how_calls_are_taken(self._renderer)
+            return style and taken and replace(style, **vars(taken))
+        return style
+
+    @cached_property
+    def _roles_with_parts(self) -> frozenset[str]:
+        """The roles whose content the template takes only as a list of parts."""
+        with suppress(MinkError):
+            roles = roles_with_parts(self._renderer)
+            if roles is None and "content" in (self._weights.chat_template or ""):
+                raise OptionError("chat_template", "shows nothing of what users write: use another one")
+            return roles or frozenset()
+        return frozenset()
 
     def stop(self, prompt: Prompt) -> tuple[str, ...]:
         """Return the strings that end an answer, in addition to the model's own end tokens."""
@@ -111,7 +131,7 @@ class ChatTemplate:
         """
         given = self._input(messages, enable_thinking, tools, template_kwargs)
         turns, prefill = _split_prefill(given["messages"])
-        rendered = self._renderer(**{**given, "messages": turns})
+        rendered = self._rendered({**given, "messages": turns})
         return rendered + "".join(_prefill(prefill, _opens_reasoning(rendered)))
 
     def opens_reasoning(self, prompt: Sequence[int], answer: str = "") -> bool:
@@ -190,7 +210,7 @@ class ChatTemplate:
         for turn, changed in zip(turns, marked["messages"], strict=True):
             if turn["role"] == "assistant":  # templates look for the tags that the model itself wrote
                 changed |= {name: own(turn[name]) for name in _OWN if isinstance(turn.get(name), str)}
-        rendered = self._renderer(**marked)
+        rendered = self._rendered(marked)
         tokens = self._tokens_of(
             map(self.beginning, rendered.split(mark)), add_special=self._weights.chat_template is None
         )
@@ -199,6 +219,17 @@ class ChatTemplate:
                 self.beginning(part), add_special=False, parse_special=i % 2 == 1
             )
         return tokens
+
+    def _rendered(self, given: dict[str, Any]) -> str:
+        """Return a template's text for an input, whose contents are texts."""
+        roles = self._roles_with_parts
+        if self.style is not None and self.style.has_parts:
+            roles |= {"tool"}
+        turns = [
+            {**turn, "content": as_parts(turn["content"])} if turn["role"] in roles else turn
+            for turn in given["messages"]
+        ]
+        return self._renderer(**{**given, "messages": turns})
 
     def _tokens_of(self, parts: Iterable[str], add_special: bool) -> list[int]:
         """Return the token ids of a text in parts; what the vocabulary adds to texts comes with the first."""
@@ -285,7 +316,7 @@ def template_input(
         raise ValueError("the last message calls tools: append a message with role tool for each call")
     if style is None:
         return {"messages": as_text(found, tools)}
-    given = {"messages": [*one_call_each(found)] if style is LLAMA else found}
+    given = {"messages": [*one_call_each(found)] if style.separator is None else found}
     return given | {"tools": [dict(tool) for tool in tools]} if tools else given
 
 
@@ -376,7 +407,7 @@ def _tool_call(call: Any, style: CallStyle | None) -> dict[str, Any]:
             f'a tool call must have {{"function": {{"name": str, "arguments": …}}}}, not {call!r}'
         )
     arguments: Any = _arguments(function.get("arguments") or {})
-    if style and style.has_text:
+    if style and style.arguments == "text":
         arguments = json.dumps(arguments, ensure_ascii=False)
     written = {**call, "function": {**function, "arguments": arguments}}
     return {**written, "id": style.id_of(call["id"])} if style and "id" in call else written

@@ -4,6 +4,7 @@ import json
 import subprocess
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from datetime import date
 from functools import reduce
 from pathlib import Path
@@ -15,7 +16,7 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from mink_local import Constraints, load_model
 from mink_local.errors import MinkError
 from mink_local.generation import rendering
-from mink_local.generation.call_styles import DEEPSEEK, HERMES, LLAMA
+from mink_local.generation.call_styles import HERMES, LLAMA
 from mink_local.generation.model import Model
 from mink_local.generation.rendering import Renderer
 from mink_local.generation.template import ChatTemplate, markup_pattern, template_input
@@ -177,13 +178,14 @@ def test_fields_that_are_null_are_as_if_left_out(with_tools: Weights) -> None:
 def test_arguments_reach_a_template_as_an_object(given: Any, arguments: Any) -> None:
     messages = deepcopy(CALLED)
     messages[1]["tool_calls"][0]["function"]["arguments"] = given
-    for style in (HERMES, LLAMA, DEEPSEEK, None):
+    text = replace(HERMES, arguments="text")
+    for style in (HERMES, LLAMA, text, None):
         [*_, called, _] = template_input(messages, (), style)["messages"]
         if style is None:
             assert json.dumps(arguments) in called["content"]
         else:
             found = called["tool_calls"][0]["function"]["arguments"]
-            assert (json.loads(found) if style is DEEPSEEK else found) == arguments
+            assert (json.loads(found) if style is text else found) == arguments
     del messages[1]["tool_calls"][0]["function"]["arguments"]
     assert template_input(messages, (), HERMES)["messages"][1]["tool_calls"][0]["function"]["arguments"] == {}
 
@@ -349,24 +351,83 @@ def test_a_template_and_variables_of_ones_own(
             model.prompt_tokens(HELLO, template_kwargs={"who": "me"})
 
 
+ID = "{{ call.id | length }}{{ messages[2].tool_call_id == call.id }}"
+
+
 @pytest.mark.parametrize(
-    ("template", "prompt"),
+    ("shown", "calls"),
     [
-        ("{{ call.function.arguments ~ '<tool_call>' }}", "{'query': 'rain é'}<tool_call>"),
+        ("{{ call.function.arguments | tojson }}", '{"query": "rain é"}'),
+        ("{{ '' + call.function.arguments }}", '{"query": "rain é"}'),
+        ("{{ call.function.arguments }}", '{"query": "rain é"}'),
+        ("{% for k, v in call.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}", "query=rain é"),
         (
-            "{{ call.function.arguments + '<｜tool▁calls▁begin｜>' }}",
-            '{"query": "rain é"}<｜tool▁calls▁begin｜>',
+            "{% if call.id | length != 9 %}{{ raise_exception('id') }}{% endif %}"
+            "{{ call.function.arguments | tojson }}" + ID,
+            '{"query": "rain é"}9True',
         ),
-        ("{{ call.id | length }}{{ messages[2].tool_call_id == call.id }}[TOOL_CALLS]", "9True[TOOL_CALLS]"),
     ],
 )
-def test_calls_are_written_as_templates_take_them(
-    template: str, prompt: str, tiny: Callable[..., Path]
+@pytest.mark.parametrize("result", ["{{ m.content }}", "{{ m.content[0].text }}"])
+def test_calls_are_written_as_the_template_takes_them(
+    shown: str, calls: str, result: str, tiny: Callable[..., Path]
 ) -> None:
-    """DeepSeek's concatenate arguments, Mistral's insist on short ids."""
-    looped = "{# tools #}{% for call in messages[1].tool_calls %}" + template + "{% endfor %}"
-    with load_model(tiny(template=looped), trust=True) as model:
-        assert model.apply_chat_template(CALLED) == prompt
+    """As objects or as JSON, with ids of nine letters, results as text or as parts: found by rendering."""
+    template = (
+        "{# tools <tool_call> #}{% for m in messages %}{% if m.role == 'tool' %}" + result + "{% else %}"
+        "{{ m.content }}{% endif %};{% for call in m.tool_calls or [] %}" + shown + "{% endfor %}{% endfor %}"
+    )
+    with load_model(tiny(template=template), trust=True) as model:
+        assert model.apply_chat_template(CALLED) == f"Look up rain.;;{calls}It falls.;"
+
+
+@pytest.mark.parametrize(
+    "shown", ["{{ m.content if m.role != 'tool' }}{{ m.tool_calls }}", "{{ m.content }}"]
+)
+def test_calls_and_results_that_a_template_would_lose_are_text(shown: str, tiny: Callable[..., Path]) -> None:
+    template = "{# tools <tool_call> #}{% for m in messages %}" + shown + "{% endfor %}"
+    with load_model(tiny(template=template), trust=True) as model:
+        prompt = model.apply_chat_template(CALLED)
+    assert '<tool_call>\n{"name": "search", "arguments": {"query": "rain é"}}' in prompt
+    assert "It falls." in prompt
+
+
+ALL_PARTS = (
+    "{% for m in messages %}<{{ m.role }}>{% for c in m.content %}"
+    "{% if c.type == 'text' %}{{ c.text }}{% endif %}{% endfor %}{% endfor %}<assistant>"
+)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        ALL_PARTS,
+        ALL_PARTS.replace("m.content %}", "(m.content if m.role == 'user' else [{'type': 'text', "
+                          "'text': m.content}]) %}"),
+        "{% for m in messages %}<{{ m.role }}>{{ m.content[0].text }}{% endfor %}<assistant>",
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>",
+        "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
+        "{{ m.content[0].text }}{% endif %}{% endfor %}<assistant>",
+    ],
+)  # fmt: skip
+def test_contents_are_texts_or_parts_as_the_template_takes_them(
+    template: str, tiny: Callable[..., Path]
+) -> None:
+    with load_model(tiny(template=template), trust=True) as model:
+        shown = "<system>You are brief.<user>Hello {name}, 100% of <b>you</b>!<assistant>Hi.<user>日本語"
+        assert model.apply_chat_template(TURNS).startswith(shown)
+        assert b"".join(map(model.weights.piece, model.prompt_tokens(TURNS))).decode().startswith(shown)
+        begun = model.apply_chat_template([*TURNS, {"role": "assistant", "content": "So"}])
+        assert begun.endswith("<assistant>So")
+
+
+def test_a_template_that_does_not_show_what_users_write_is_refused(tiny: Callable[..., Path]) -> None:
+    template = "{% for m in messages %}{{ m.content.body }}{% endfor %}<assistant>"
+    with (
+        load_model(tiny(template=template), trust=True) as model,
+        pytest.raises(ValueError, match="chat_template"),
+    ):
+        model.prompt_tokens(TURNS)
 
 
 # Rendering as Hugging Face's transformers does, and stopping templates that do not end

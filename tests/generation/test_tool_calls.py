@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from mink_local import load_model
 from mink_local.generation.call_formats import CALL_MARKS, GEMMA_QUOTES, OPEN, WRAPPERS, marks_of
 from mink_local.generation.call_styles import (
-    DEEPSEEK,
     HERMES,
     LLAMA,
-    MISTRAL,
     PLAIN,
     CallStyle,
     style_of,
@@ -267,8 +265,8 @@ def test_marks_are_those_of_the_template() -> None:
         ("<tool_call> <arg_key>", HERMES),
         ('<|python_tag|> "parameters": ', LLAMA),
         ('"parameters": ', LLAMA),
-        ("[TOOL_CALLS]", MISTRAL),
-        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", DEEPSEEK),
+        ("[TOOL_CALLS]", PLAIN),
+        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", PLAIN),
         ("<|tool_calls_section_begin|><|tool_call_begin|>", PLAIN),
         ("<|START_ACTION|>", PLAIN),
         ('<|tool_call>call: <|"|>', PLAIN),
