@@ -60,7 +60,7 @@ class Answer:
             part of the answer's texts, but of its `message`.
         prefix: The text of `Request.prefix`.
         tool_calls: Calls of the request's tools, in OpenAI's message format.
-        has_cut_call: Whether the last one is not whole: its arguments are what the model wrote of them.
+        has_cut_call: Whether the answer was cut off in a call, which is left out.
         tokens: Ids of the tokens so far, without the one that ends the answer.
         n_reasoning: Number of these that are reasoning.
         k: Number of candidates for each of `tokens`; 0 if it was forced, not sampled.
@@ -177,11 +177,9 @@ class Answer:
         self._text.write(piece)
         self._reasoning.write(piece.reasoning)
         self._content.write(piece.content)
-        for delta in piece.tool_calls:
-            if delta.index == len(self.tool_calls):
-                function = {"name": delta.name, "arguments": ""}
-                self.tool_calls.append({"id": delta.id, "type": "function", "function": function})
-            self.tool_calls[delta.index]["function"]["arguments"] += delta.arguments
+        for call in piece.tool_calls:
+            function = {"name": call.name, "arguments": call.arguments}
+            self.tool_calls.append({"id": call.id, "type": "function", "function": function})
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: all but a function, which often cannot be."""
@@ -244,7 +242,7 @@ class Splitter:
 
     @property
     def has_cut_call(self) -> bool:
-        """Whether the last tool call is not whole."""
+        """Whether a tool call was cut off, and left out."""
         return self._parser is not None and self._parser.is_cut
 
     @property

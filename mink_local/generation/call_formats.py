@@ -11,6 +11,7 @@ import keyword
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 OPEN = "<tool_call>"
@@ -41,6 +42,7 @@ WRAPPERS = {  # the same for calls of known tools at the start of a line
 }
 CALL_ENDS = frozenset(CALL_MARKS.values())
 GEMMA_QUOTES = ('<|"|>', "<escape>")
+_LONGEST_QUOTE = max(map(len, GEMMA_QUOTES))
 CALL_TEXTS = (
     *CALL_MARKS, *sorted(CALL_ENDS), "[ARGS]", "[CALL_ID]", "<｜tool▁sep｜>", "<|tool_call_argument_begin|>",
     *GEMMA_QUOTES,
@@ -64,33 +66,73 @@ def end_of(pattern: re.Pattern[str], text: str, at: int) -> int:
 
 
 class Call(NamedTuple):
-    """A call: its arguments are a JSON object, or what there is of it if the call is not whole."""
+    """A call: its arguments are a JSON object."""
 
     name: str
     arguments: str
-    is_whole: bool = True
 
 
 class Format(NamedTuple):
     """How the arguments of a call are written, or all of the call.
 
     Attributes:
-        closing: What they end with, though it may also occur in them.
-        whole: Returns the call that a text is, given the name before it and the schema of its parameters.
-            Raises SyntaxError if more text may make it one, or any of `NO_CALL`.
-        cut: Returns what there is of a call that is cut off.
-        is_certain: Whether a call is certain when they begin.
+        end: Returns where they end, or how far that is certain to be; see `End`.
+        call: Returns the call that a text is, given the name before it and the schema of its parameters.
+            Raises any of `NO_CALL`.
     """
 
-    closing: str
-    whole: Callable[[str, str, Any], Call]
-    cut: Callable[[str, str, Any], Call | None]
-    is_certain: bool = True
+    end: "Callable[[str, End], bool]"
+    call: Callable[[str, str, Any], Call]
+
+
+@dataclass
+class End:
+    """How far the end of arguments has been looked for, so that no text is read twice.
+
+    Attributes:
+        at: The place in the text; the end, once that is found.
+        quote: What ends the string or the value there, if there is one.
+        depth: The number of open brackets.
+        is_broken: Whether there is no end.
+    """
+
+    at: int
+    quote: str = ""
+    depth: int = 0
+    is_broken: bool = False
+
+
+def _bracket_after(*quotes: str) -> Callable[[str, End], bool]:
+    """Return what finds the bracket that closes the first one; strings are in quotes of some kinds."""
+    starts = "".join(re.escape(quote[0]) for quote in quotes)
+    outside = re.compile(rf"[^()\[\]{{}}{starts}]*+")
+    escaped = {quote: re.compile(rf"(?:[^\\{quote}]++|\\.)*+", re.DOTALL) for quote in ("'", '"')}
+    inside = {quote: escaped.get(quote) or re.compile(f"[^{quote[0]}]*+") for quote in quotes}
+
+    def end(text: str, found: End) -> bool:
+        while True:
+            found.at = end_of(inside[found.quote] if found.quote else outside, text, found.at)
+            rest = text[found.at : found.at + _LONGEST_QUOTE]
+            wanted = (found.quote,) if found.quote else quotes
+            quote = next((each for each in wanted if rest.startswith(each)), "")
+            if rest in ("", "\\") or (not quote and any(each.startswith(rest) for each in wanted)):
+                return False
+            found.at += len(quote) or 1
+            if quote:
+                found.quote = "" if found.quote else quote
+            elif not found.quote and rest[0] in "([{":
+                found.depth += 1
+            elif not found.quote and rest[0] in ")]}":
+                found.depth -= 1
+                if found.depth <= 0:
+                    return True
+
+    return end
 
 
 # A line break belongs in no string of JSON: before a mark it shows that one has no end.
 STOP = re.compile(rf"\n\s*(?:{'|'.join(map(re.escape, sorted(CALL_ENDS)))})")
-NO_CALL = (ValueError, TypeError, LookupError, AttributeError, RecursionError, MemoryError)
+NO_CALL = (SyntaxError, ValueError, TypeError, LookupError, AttributeError, RecursionError, MemoryError)
 
 
 def as_json(value: Any) -> str:
@@ -100,39 +142,50 @@ def as_json(value: Any) -> str:
     return written
 
 
+_UNSTRICT = re.compile(
+    r'"(?:[^"\\]++|\\.)*+"|\'(?P<quoted>(?:[^\'\\]++|\\.)*+)\'|,(?P<gap>\s*)(?=[}\]])', re.DOTALL
+)
+
+
+def _mended(found: re.Match[str]) -> str:
+    """Return what JSON has for a trailing comma, or a string in single quotes."""
+    if found["quoted"] is None:
+        return found["gap"] or found[0] * (found["gap"] is None)
+    return '"' + re.sub(r"""\\'|\\.|\"""", lambda each: _QUOTES.get(each[0], each[0]), found["quoted"]) + '"'
+
+
+_QUOTES = {"\\'": "'", '"': '\\"'}
+
+
 def _json_object(text: str) -> dict[str, Any]:
-    """Return a JSON object. Raises SyntaxError if it has no end, or ValueError."""
+    """Return a JSON object, of which a comma or quotes may be wrong. Raises ValueError."""
     try:
         value = json.loads(text, strict=False)  # models write line breaks into strings
-    except json.JSONDecodeError as error:
-        if error.pos >= len(text) or error.msg.startswith("Unterminated string"):
-            raise SyntaxError from None
-        raise
+    except json.JSONDecodeError:
+        value = json.loads(_UNSTRICT.sub(_mended, text), strict=False)
     if not isinstance(value, dict):
         raise ValueError("no object")
     return value
 
 
+_AROUND = {"name", "tool_name", "arguments", "parameters", "type", "id", "index", "tool_call_id"}
+
+
 def _of_object(_: str, text: str, schema: Any) -> Call:  # noqa: ARG001
     value = _json_object(text)
+    if isinstance(value.get("function"), dict):  # OpenAI's own form
+        value = value["function"]
     name = value["name"] if "name" in value else value["tool_name"]
-    arguments = value["arguments"] if "arguments" in value else value["parameters"]
     name.encode()
-    return Call(name, as_json(dict(_json_object(arguments) if isinstance(arguments, str) else arguments)))
-
-
-def _of_cut_object(_: str, text: str, schema: Any) -> Call | None:  # noqa: ARG001
-    head = OBJECT_HEAD.match(text)
-    if head is None or not head["arguments"]:
-        return head and Call(head["name"], "", is_whole=False)
-    with suppress(*NO_CALL):  # models leave out the last bracket
-        arguments, _end = json.JSONDecoder(strict=False).raw_decode(text, head.start("arguments"))
-        return Call(head["name"], as_json(arguments))
-    return Call(head["name"], text[head.start("arguments") :], is_whole=False)
+    arguments = value.get("arguments", value.get("parameters"))
+    if not arguments and not value.keys() <= _AROUND:  # its arguments have another name
+        raise ValueError("no arguments")
+    found = dict(arguments or {}) if not isinstance(arguments, str) else _json_object(arguments or "{}")
+    return Call(name, as_json(found))
 
 
 def _python_arguments(text: str) -> dict[str, Any]:
-    """Return arguments in parentheses. Raises SyntaxError if they have no end, or ValueError."""
+    """Return arguments in parentheses. Raises SyntaxError or ValueError."""
     call = _python(f"_{text}")
     if not isinstance(call, ast.Call) or call.args or not all(each.arg for each in call.keywords):
         raise ValueError("arguments need names")
@@ -141,69 +194,76 @@ def _python_arguments(text: str) -> dict[str, Any]:
 
 def _gemma_arguments(text: str) -> dict[str, Any]:
     """Return arguments that are JSON but for strings in quotes of Gemma's own, and names without any."""
-    try:
-        return _json_object(_GEMMA_WORD.sub(_of_gemma_in_json, text))
-    except ValueError:
-        raise SyntaxError from None
+    return _json_object(_GEMMA_WORD.sub(_of_gemma_in_json, text))
 
 
-def _notation(closing: str, arguments: Callable[[str], dict[str, Any]]) -> Format:
-    """Return the format of arguments that show only at their end that this is a call."""
+def _tags(key: str, between: str, end: str, closing: str, pad: str = "") -> Format:
+    """Return the format of arguments in tags.
 
-    return Format(
-        closing,
-        lambda name, text, _: Call(name, as_json(arguments(text))),
-        lambda name, *_: Call(name, "", is_whole=False),  # part of it cannot be said in JSON
-        is_certain=False,
-    )
+    Args:
+        key: The text before a name.
+        between: A pattern for what stands between name and value.
+        end: The text after a value.
+        closing: The text after all of them.
+        pad: A line break that belongs to the tags, if there is one next to them.
+    """
+    begin = re.compile(rf"\s*{re.escape(key)}([^<>]{{1,128}}?){between}{pad}")
+
+    def value_ends(text: str, at: int) -> bool | None:
+        """Return whether a value ends before what stands here, or None if more text must show it."""
+        at = end_of(FEW_SPACES, text, at)
+        rest = text[at : at + max(len(key), len(closing))]
+        if rest.startswith((key, closing)):
+            return True
+        return None if any(each.startswith(rest) for each in (key, closing)) else False
+
+    def is_over(text: str, found: End) -> bool:
+        while True:
+            if not found.quote:
+                start = begin.match(text, found.at)
+                at = end_of(SPACES, text, found.at)
+                if start is None:
+                    is_closed = text.startswith(closing, at)
+                    found.at = at + len(closing) * is_closed
+                    begun = any(each.startswith(text[at : at + len(each)]) for each in (key, closing))
+                    found.is_broken = not begun or len(text) - at > _LONGEST_TAG
+                    return is_closed
+                found.quote, found.at = end, start.end()
+            at = text.find(end, found.at)
+            ends = None if at < 0 else value_ends(text, at + len(end))
+            if ends is None:
+                found.at = at if at >= 0 else max(found.at, len(text) - len(end) + 1)
+                return False
+            found.at, found.quote = at + len(end), "" if ends else end
+
+    def call(name: str, text: str, schema: Any) -> Call:
+        given = schema.get("properties") if isinstance(schema, Mapping) else None
+        kinds, values, found = given if isinstance(given, Mapping) else {}, {}, End(0)
+        while start := begin.match(text, found.at):
+            stop = text.index(end, start.end())
+            while not value_ends(text, stop + len(end)):
+                stop = text.index(end, stop + 1)
+            value, found.at = text[start.end() : stop], stop + len(end)
+            value = value.removesuffix("\n") if pad else value
+            values[start[1].strip()] = typed(value, kinds.get(start[1].strip()))
+        return Call(name, as_json(values))
+
+    return Format(is_over, call)
 
 
-def _tags(closing: str, begin: re.Pattern[str], end: re.Pattern[str]) -> Format:
-    """Return the format of arguments in tags, given how each begins, with its name, and ends."""
-
-    def read(text: str, schema: Any) -> tuple[str, str]:
-        """Return the complete arguments, and what follows them."""
-        found = schema.get("properties") if isinstance(schema, Mapping) else None
-        kinds, values, at = found if isinstance(found, Mapping) else {}, {}, 0
-        while (start := begin.match(text, at)) and (stop := end.search(text, start.end())):
-            key, at = start[1].strip(), stop.end()
-            values[key] = typed(text[start.end() : stop.start()], kinds.get(key))
-        return as_json(values), text[at:].strip()
-
-    def whole(name: str, text: str, schema: Any) -> Call:
-        arguments, rest = read(text, schema)
-        if rest != closing:
-            raise SyntaxError
-        return Call(name, arguments)
-
-    return Format(closing, whole, lambda *given: Call(given[0], read(*given[1:])[0][:-1], is_whole=False))
-
-
-OBJECT = Format("}", _of_object, _of_cut_object, is_certain=False)
-JSON = Format(
-    "}",
-    lambda name, text, _: Call(name, as_json(_json_object(text))),
-    lambda name, text, _: Call(name, text, is_whole=False),
+_LONGEST_TAG = 300
+_BRACKET = _bracket_after('"', "'")
+OBJECT = Format(_BRACKET, _of_object)
+JSON = Format(_BRACKET, lambda name, text, _: Call(name, as_json(_json_object(text))))
+PYTHON = Format(_BRACKET, lambda name, text, _: Call(name, as_json(_python_arguments(text))))
+_GEMMA = Format(
+    _bracket_after(*GEMMA_QUOTES), lambda name, text, _: Call(name, as_json(_gemma_arguments(text)))
 )
-PYTHON = _notation(")", _python_arguments)
-_GEMMA = _notation("}", _gemma_arguments)
-_PARAMETERS = _tags(
-    "</function>",
-    re.compile(r"\s*<parameter=([^<>]{1,128})>\n?"),
-    re.compile(r"\n?</parameter>(?=\s{0,64}(?:<parameter=|</function>|\Z))"),
-)
-_ARG_KEYS = _tags(
-    "</tool_call>",
-    re.compile(r"\s*<arg_key>([^<>]{1,128})</arg_key>\s*<arg_value>"),
-    re.compile(r"</arg_value>(?=\s{0,64}(?:<arg_key>|</tool_call>|\Z))"),
-)
+_PARAMETERS = _tags("<parameter=", ">", "</parameter>", "</function>", "\n?")
+_ARG_KEYS = _tags("<arg_key>", r"</arg_key>\s*<arg_value>", "</arg_value>", "</tool_call>")
 
 _NAME = r"(?P<name>[^\s\"'\\<>(){}\[\],;:=`]{1,128})"
 _FEW = FEW_SPACES.pattern
-OBJECT_HEAD = re.compile(
-    r'\{~(?:"(?:type|id|tool_call_id)"~:~"\w{1,64}"~,~)?"(?:tool_)?name"~:~"@"'
-    r'(?:~,~"(?:arguments|parameters)"~:~(?P<arguments>\{))?'.replace("~", _FEW).replace("@", _NAME)
-)
 
 
 class Head(NamedTuple):
@@ -290,7 +350,7 @@ def typed(text: str, schema: Any) -> Any:
     kinds = _kinds(schema)
     if "string" not in kinds or (text in ("null", "None") and "null" in kinds):
         for read in (json.loads, lambda text: ast.literal_eval(_python(text))):
-            with suppress(SyntaxError, *NO_CALL):
+            with suppress(*NO_CALL):
                 value = read(text)
                 as_json(value)
                 return value

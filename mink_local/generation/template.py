@@ -65,8 +65,9 @@ class ChatTemplate:
         """How calls are written; None if the template does not show them, or in an unknown way."""
         style = style_of(self._weights.chat_template or "") if self.supports_tools else None
         with suppress(MinkError):  # a template that does not end is not asked again and again
-            taken = style and how_calls_are_taken(self._renderer)
-            return style and taken and replace(style, **vars(taken))
+            if style is not None:
+                taken = how_calls_are_taken(self._renderer)
+                return replace(style, **vars(taken)) if taken else None
         return style
 
     @cached_property

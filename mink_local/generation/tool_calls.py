@@ -4,9 +4,8 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, TypeVar
 
 from mink_local.generation.call_formats import (
     ARGUMENTS,
@@ -16,48 +15,45 @@ from mink_local.generation.call_formats import (
     HEADS,
     NO_CALL,
     OBJECT,
-    OBJECT_HEAD,
     OPEN,
     PYTHON,
     PYTHON_HEAD,
     SPACES,
     STOP,
     WRAPPERS,
-    Call,
+    End,
     Format,
     end_of,
 )
 from mink_local.generation.request import Tool
 
 _MOST_WRAPPERS = 5  # nested
+_MOST_TRIES = 8  # to find a call inside what is none
 _LONGEST_START = 300  # characters
 _WORD = re.compile(r".[^\s<\[]*", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class ToolCallDelta:
-    """A piece of a call: the first has the id and name, and each has more of the arguments."""
+    """A whole call: the arguments are JSON."""
 
     index: int
-    arguments: str = ""
-    id: str | None = None
-    name: str | None = None
+    arguments: str
+    id: str
+    name: str
 
 
 Event = str | ToolCallDelta
-"""A piece of the answer's text, or of a call."""
-
-EventT = TypeVar("EventT", bound=Event)
+"""A piece of the answer's text, or a call."""
 
 
-def merged(events: Iterable[EventT]) -> Iterator[EventT]:
-    """Join consecutive texts, and consecutive pieces of a call."""
-    for index, group in groupby(events, lambda event: None if isinstance(event, str) else event.index):
-        pieces: list[Any] = list(group)
-        if index is None:
-            yield "".join(pieces)  # type: ignore[misc]
+def merged(events: Iterable[Event]) -> Iterator[Event]:
+    """Join consecutive texts."""
+    for is_text, group in groupby(events, lambda event: isinstance(event, str)):
+        if is_text:
+            yield "".join(map(str, group))
         else:
-            yield replace(pieces[0], arguments="".join(piece.arguments for piece in pieces))
+            yield from group
 
 
 @dataclass
@@ -69,20 +65,17 @@ class _Begun:
         at: Where this begins.
         closings: What may follow it.
         name: The name, if it comes before the arguments.
-        is_certain: Whether this is certain to be a call.
-        is_named: Whether its name has been emitted.
-        is_broken: Whether it cannot be read.
-        tried: How far its end has been looked for.
+        end: How far its end has been looked for.
     """
 
     format: Format
     at: int
     closings: frozenset[str]
     name: str = ""
-    is_certain: bool = False
-    is_named: bool = False
-    is_broken: bool = False
-    tried: int = 0
+    end: End = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.end = End(self.at)
 
 
 class ToolParser:
@@ -90,9 +83,8 @@ class ToolParser:
 
     A call is found between the marks of the chat template; or, if it names a known tool, at the start of a
     line, as LLaMA-3 writes it, or in a fence or the like, as Qwen2.5-Coder does. Text that merely begins like
-    a call remains text. The name of a call is emitted as soon as it is certain, its arguments when they are
-    complete. A call that is cut off has what there is of its arguments. Marks and wrappers around calls are
-    dropped, and whitespace unless it is between texts.
+    a call remains text. A call is emitted when it is complete; one that is cut off is left out. Marks and
+    wrappers around calls are dropped, and whitespace unless it is between texts.
 
     Args:
         tools: The tools; the types of their parameters matter where the model writes no JSON.
@@ -100,7 +92,7 @@ class ToolParser:
         is_parallel: Whether to emit more than the first call.
 
     Attributes:
-        is_cut: Whether the last call is not whole.
+        is_cut: Whether a call was cut off, and left out.
     """
 
     def __init__(
@@ -108,13 +100,13 @@ class ToolParser:
     ) -> None:
         functions = [tool["function"] for tool in tools if "function" in tool]
         self.is_cut = False
-        self._n_calls = 0
+        self._n_calls = self._n_tries = 0
         self._schemas = {function["name"]: function.get("parameters") for function in functions}
         self._marks = {mark: CALL_MARKS[mark] for mark in marks}
         self._openings = WRAPPERS | self._marks
         self._mark = re.compile("|".join(map(re.escape, (*self._marks, *self._marks.values()))))
-        kinds = ("", '"type":"function",')
-        self._starts = [f'{{{kind}"name":"{name}"' for kind in kinds for name in self._schemas]
+        kinds = ("", '"type":"function",', '"type":"function","function":{')
+        self._starts = [f'{{{kind}"name":"{name}",' for kind in kinds for name in self._schemas]
         self._is_parallel = is_parallel
         self._text, self._at = "", 0  # what is held back, from a place on
         self._begun: _Begun | None = None  # the call that begins there
@@ -151,7 +143,7 @@ class ToolParser:
         for start in starts[-_MOST_WRAPPERS:]:
             parser = copy(self)
             events = [*parser.feed(reasoning[start:], is_final=True)]
-            if not parser.is_cut and all(isinstance(event, ToolCallDelta) for event in events):
+            if events and all(isinstance(event, ToolCallDelta) for event in events):
                 return events
         return []
 
@@ -169,7 +161,7 @@ class ToolParser:
             elif found and not is_final:
                 return
             elif found and is_cut:
-                yield from self._call(Call("", "", is_whole=False), len(self._text))
+                self._leave_out()
             else:
                 yield self._take_text(end_of(_WORD, self._text, self._at))
         if is_final and self._space and not self._follows_call:
@@ -225,7 +217,7 @@ class ToolParser:
             match = head.pattern.match(self._text, at)
             if match and (not head.is_known or match["name"] in self._schemas):
                 closings = closings.union(head.closing)
-                return _Begun(head.format, match.end(), closings, match["name"], head.format.is_certain)
+                return _Begun(head.format, match.end(), closings, match["name"])
         return len(self._text) - at < _LONGEST_START and not ARGUMENTS.search(self._text, at)
 
     def _look_for_known(self, at: int, closings: frozenset[str]) -> _Begun | bool:
@@ -241,60 +233,44 @@ class ToolParser:
 
     def _go_on(self, begun: _Begun, is_final: bool, is_cut: bool) -> Iterator[Event]:
         """Read a call on, to its end if it is there."""
-        if begun.format is OBJECT and (head := OBJECT_HEAD.match(self._text, begun.at)) and head["arguments"]:
-            begun.name, begun.is_certain = head["name"], True
-        if begun.is_certain and not begun.is_named:
-            begun.is_named = True
-            yield self._named(begun.name)
-        call = self._whole(begun)
-        if call is None and (begun.is_certain or not begun.is_broken):
-            is_over = begun.is_certain and (begun.is_broken or is_final)
-            stop = STOP.search(self._text, begun.at) if is_over else None
-            if not (stop or is_final):
-                return
-            begun.tried = stop.start() if stop else len(self._text)
-            if begun.is_certain or is_cut:
-                written = self._text[begun.at : begun.tried]
-                call = begun.format.cut(begun.name, written, self._schemas.get(begun.name))
+        is_over = begun.format.end(self._text, begun.end)
+        if not (is_over or begun.end.is_broken or is_final):
+            return
         self._begun = None
-        is_known = begun.is_certain or not CALL_ENDS.isdisjoint(begun.closings)
-        if call and (is_known or call.name in self._schemas):
-            yield from self._call(call, begun.tried, is_named=begun.is_named)
-            self._closings = begun.closings
-        elif is_cut and not begun.is_broken:
-            yield from self._call(Call("", "", is_whole=False), len(self._text))
-        else:
-            mark = self._mark.search(self._text, self._at + 1, begun.tried)
-            yield self._take_text(mark.start() if mark else begun.tried)
+        if is_over and (call := self._call(begun)):
+            yield call
+            return
+        stop = STOP.search(self._text, begun.at)
+        if is_cut and not (is_over or begun.end.is_broken or stop):
+            self._leave_out()
+            return
+        end = begun.end.at if is_over or not stop else stop.start()
+        mark = self._mark.search(self._text, self._at + 1, end) if self._n_tries < _MOST_TRIES else None
+        self._n_tries = self._n_tries + 1 if mark else 0
+        yield self._take_text(mark.start() if mark else end)
 
-    def _whole(self, begun: _Begun) -> Call | None:
-        """Return a call that is complete."""
-        closing = begun.format.closing
-        while not begun.is_broken and (end := self._text.find(closing, max(begun.at, begun.tried))) >= 0:
-            begun.tried = end + len(closing)
-            try:
-                written = self._text[begun.at : begun.tried]
-                return begun.format.whole(begun.name, written, self._schemas.get(begun.name))
-            except SyntaxError:
-                continue
-            except NO_CALL:
-                begun.is_broken = True
-        return None
-
-    def _call(self, call: Call, end: int, *, is_named: bool = False) -> Iterator[Event]:
-        """Take the text up to a place as a call, or as the beginning of one that has no name yet."""
-        if call.name and not is_named:
-            yield self._named(call.name)
-        if call.name:
-            self.is_cut = not call.is_whole and (self._is_parallel or self._n_calls == 1)
-            yield ToolCallDelta(self._n_calls - 1, call.arguments)
-        self._space, self._at, self._is_line_start = "", end, True
-
-    def _named(self, name: str) -> ToolCallDelta:
+    def _call(self, begun: _Begun) -> ToolCallDelta | None:
+        """Take the text up to the end of a call, if it is one."""
+        written = self._text[begun.at : begun.end.at]
+        try:
+            name, arguments = begun.format.call(begun.name, written, self._schemas.get(begun.name))
+        except NO_CALL:
+            return None
+        is_marked = not CALL_ENDS.isdisjoint(begun.closings)
+        if not is_marked and name not in self._schemas:
+            return None
         self._gap = self._gap if self._follows_call else self._space
-        self._space, self._follows_call = "", True
+        self._space, self._at, self._is_line_start = "", begun.end.at, True
+        self._follows_call, self._closings = True, begun.closings
+        if is_marked:  # and models write a bracket too many before the mark
+            self._closings |= {f"}}{gap}{each}" for gap in ("", "\n") for each in begun.closings & CALL_ENDS}
         self._n_calls += 1
-        return ToolCallDelta(self._n_calls - 1, id=f"call_{secrets.token_hex(12)}", name=name)
+        return ToolCallDelta(self._n_calls - 1, arguments, f"call_{secrets.token_hex(12)}", name)
+
+    def _leave_out(self) -> None:
+        """Drop what begins a call that is cut off."""
+        self.is_cut = True
+        self._space, self._text, self._at = "", "", 0
 
     def _take_text(self, end: int) -> str:
         """Return the text up to a place, and the space before it."""

@@ -97,11 +97,8 @@ class PromptAnswer:
             if isinstance(event, str):
                 yield StreamEvent("text", event)
                 continue
-            call_id = self.reply.tool_calls[event.index]["id"]
-            if event.name:
-                yield StreamEvent("tool_call_name", event.name, tool_call_id=call_id)
-            if event.arguments:
-                yield StreamEvent("tool_call_args", event.arguments, tool_call_id=call_id)
+            yield StreamEvent("tool_call_name", event.name, tool_call_id=event.id)
+            yield StreamEvent("tool_call_args", event.arguments, tool_call_id=event.id)
 
     def finish(self, response: llm.Response | AsyncResponse) -> None:
         """Give a response its usage, its tool calls, and what is logged as its JSON.
@@ -111,8 +108,7 @@ class PromptAnswer:
         """
         reply = self.reply
         if reply.has_cut_call:
-            name = reply.tool_calls[-1]["function"]["name"]
-            raise GenerationError(f"a call to {name} was cut off: allow more tokens with max_tokens or n_ctx")
+            raise GenerationError("a call was cut off: allow more tokens with max_tokens or n_ctx")
         for call in reply.tool_calls:
             name, arguments = call["function"]["name"], json.loads(call["function"]["arguments"])
             response.add_tool_call(llm.ToolCall(tool_call_id=call["id"], name=name, arguments=arguments))

@@ -131,7 +131,7 @@ class PartsBuilder(ResponseBuilder):
             if isinstance(event, str):
                 self._grow("text", event)
             else:
-                self._grow("call", event.arguments, event if event.id else None)
+                self._grow("call", event.arguments, event)
         self.finish_reason = piece.finish_reason
 
     def _grow(

@@ -56,7 +56,7 @@ def parsed(
     calls = whole_calls(deltas)
     assert len(calls) == len({call["id"] for call in calls})
     assert [delta.index for delta in deltas] == sorted(delta.index for delta in deltas)
-    assert len(deltas) <= 2 * len(calls)
+    assert len(deltas) == len(calls)
     text = "".join(event for step in steps for event in step if isinstance(event, str))
     return text, [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
 
@@ -140,18 +140,15 @@ def test_calls_are_found(name: str, before: str, after: str) -> None:
 
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("before", ["", "I look.\n"])
-def test_a_call_that_is_cut_off_is_no_text(name: str, before: str) -> None:
-    """It has its name, and what there is of its arguments."""
+def test_a_call_that_is_cut_off_is_left_out(name: str, before: str) -> None:
+    """It is no text, and no call with other arguments."""
     text, seen = before + BOTH[name], set()
     for cut in range(len(before) + 1, len(text)):
         content, calls = parsed([text[:cut]], is_cut=True)
         assert parsed(list(text[:cut]), is_cut=True) == (content, calls)
         seen.add(len(calls))
         assert content.strip() == before.strip()
-        assert calls[:-1] in ([], [ROM])
-        for (called, arguments), whole in zip(calls, (ROM, EMPTY), strict=False):
-            assert called == whole[0]
-            assert whole[1].startswith(arguments.removesuffix("\n"))
+        assert calls == [ROM, EMPTY][: len(calls)]
     assert seen >= {0, 1}
 
 
@@ -179,9 +176,23 @@ def test_a_call_that_is_cut_off_is_no_text(name: str, before: str) -> None:
          "", [("now", '{"a": "x\\\\", "b-c": [1, {"x": null, "y": "}<tool_call|>\\""}], "d": true}')]),
         ('<|tool_call>call:now{ <|"|>a b<|"|> : False}', "", [("now", '{"a b": false}')]),
         ("<|tool_call>call:now{a:<b>}", "<|tool_call>call:now{a:<b>}", []),
+        # mended
+        ('<tool_call>{"name": "now", "arguments": {"a": [1,],}}</tool_call>', "", [("now", '{"a": [1]}')]),
+        ("<tool_call>{'name': 'now', 'arguments': {'a': 'it\\'s \"}\"', \"b\": \"it's\"}}</tool_call>", "",
+         [("now", '{"a": "it\'s \\"}\\"", "b": "it\'s"}')]),
+        (f"<tool_call>\n{WEATHER}}}\n</tool_call>\nSo", "So", [ROM]),
+        (f"<tool_call>\n{WEATHER}}}", "", [ROM]),
+        (f"<tool_call>\n{WEATHER}}} So", "} So", [ROM]),
+        # without arguments, in OpenAI's form
+        ('<tool_call>{"name": "now"}</tool_call>', "", [EMPTY]),
+        ('<tool_call>{"name": "now", "arguments": null}</tool_call>', "", [EMPTY]),
+        ('<tool_call>{"name": "now", "arguments": ""}</tool_call>', "", [EMPTY]),
+        (f'<tool_call>{{"type": "function", "function": {WEATHER}}}</tool_call>', "", [ROM]),
+        (f'{{"type": "function", "function": {WEATHER}}}', "", [ROM]),
+        (f'<tool_call>{{"id": "a", "type": "function", "function": {WEATHER}}}</tool_call>', "", [ROM]),
         # after a malformed one
         ('<tool_call>\n{"name": "now", "arguments": {"a": "}}\n</tool_call>\n' f"<tool_call>{WEATHER}",
-         "", [("now", '{"a": "}}'), ROM]),
+         '<tool_call>\n{"name": "now", "arguments": {"a": "}}\n</tool_call>', [ROM]),
         (f'<tool_call>\n{{"arguments": {{"a": }}}}\n</tool_call>\n<tool_call>{WEATHER}</tool_call>',
          '<tool_call>\n{"arguments": {"a": }}\n</tool_call>', [ROM]),
     ],
@@ -227,7 +238,10 @@ def test_the_types_of_parameters_in_tags(parameter: str, text: str, value: objec
         "<tool_call>\nwho()\n</tool_call>",
         "[now (2 pm)] is [now(2)]",
         '<tool_call>{"name": "now", "arguments": [1]}</tool_call>',
-        '<tool_call>{"name": "now"}</tool_call>',
+        '<tool_call>{"name": "now", "age": 4}</tool_call>',
+        '<tool_call>{"name": "now", "arguments": {"a": 1}</tool_call>',
+        '<tool_call>{"name": "now", "arguments": {"a": \'it\'s\'}}</tool_call>',
+        '{"name": "now"}',
         '<tool_call>{"name": 3, "arguments": {}}</tool_call>',
         '<tool_call>{"arguments": {"a": NaN}, "name": "now"}</tool_call>',
         '<tool_call>{"arguments": {"a": 1e999}, "name": "now"}</tool_call>',
@@ -341,20 +355,19 @@ def test_nothing_certain_is_held_back() -> None:
     assert parser.n_held == 0
 
 
-def test_a_name_comes_at_once_and_arguments_when_they_are_complete() -> None:
+def test_a_call_comes_when_it_is_complete() -> None:
     parser = ToolParser(TOOLS, CALL_MARKS)
     for piece, *expected in (
         ('<tool_call>\n{"name": "get_weather", "arguments":',),
-        (' {"city', (0, "get_weather", "")),
+        (' {"city',),
         ('": "<tool_call>{"}',),
-        ("}\n</tool_call>", (0, None, '{"city": "<tool_call>{"}')),
-        ("<function=get_weather>\n<parameter=city>\nRom", (1, "get_weather", "")),
+        ("}\n</tool_call>", (0, "get_weather", '{"city": "<tool_call>{"}')),
+        ("<function=get_weather>\n<parameter=city>\nRom",),
         ("\n</parameter>\n<parameter=days>2</parameter>",),
-        ("</function>", (1, None, '{"city": "Rom", "days": 2}')),
+        ("</function>", (1, "get_weather", '{"city": "Rom", "days": 2}')),
     ):
         deltas: list[Any] = [*parser.feed(piece)]
         assert [(delta.index, delta.name, delta.arguments) for delta in deltas] == expected
-        assert all((delta.id is None) == (delta.name is None) for delta in deltas)
     assert parser.n_held == 0
 
 
@@ -377,10 +390,29 @@ def test_no_text_is_scanned_again_and_again(text: str) -> None:
     assert parsed([text]) == parsed([text[i : i + 9] for i in range(0, len(text), 9)])
 
 
+def in_nines(text: str) -> list[str]:
+    return [text[i : i + 9] for i in range(0, len(text), 9)]
+
+
 def test_many_calls_are_read_once() -> None:
     """That would take minutes otherwise: opened again and again, long values, an end that does not come."""
     assert len(parsed(["<tool_call>now()" * 9999])[1]) == 9999
     value = "</parameter>" * 9999
     coder = f"<function=get_weather>\n<parameter=city>\n{value}</parameter>"
-    [(_, arguments)] = parsed([coder[i : i + 9] for i in range(0, len(coder), 9)])[1]
-    assert arguments == f'{{"city": "{value}"'
+    assert parsed(in_nines(coder)) == (coder, [])
+    [(_, arguments)] = parsed(in_nines(f"{coder}</function>"))[1]
+    assert arguments == f'{{"city": "{value}"}}'
+
+
+@pytest.mark.parametrize("value", ["x" * 100_000, "{}" * 50_000, '\\"' * 30_000, "'" * 99_999])
+@pytest.mark.parametrize("name", ["Hermes", "Mistral, v13", "Gemma 4", "LFM2"])
+def test_a_long_call_is_read_once(name: str, value: str) -> None:
+    """Its end was looked for from the start at every bracket."""
+    if name == "LFM2":
+        value = value.replace("'", "`")
+    if name == "Gemma 4":
+        value = value.replace("\\", "")
+    text = BOTH[name].replace("Rom", value)
+    content, [(_, arguments), now] = parsed(in_nines(text))
+    written = value if name == "Gemma 4" else json.loads(f'"{value}"')
+    assert (content, json.loads(arguments), now) == ("", {"city": written}, EMPTY)

@@ -103,7 +103,7 @@ PROTOCOLS = pytest.mark.parametrize(
 def test_parts_are_whole_and_in_order(
     server: RunningServer, parts_of: Any, whole: str, cut: str, stream: bool
 ) -> None:
-    """Whatever the stop strings; what is cut off has its name, and is in no text."""
+    """Whatever the stop strings; a call that is cut off is left out, and the reason says why."""
     for stop in (["}}\n</tool_call>\nEND"], ["\n"], ["}", '"', "<tool_call>"]):
         parts, reason = parts_of(server, stream, grammar=GRAMMAR, stop=stop, max_tokens=99)
         texts = [part for part in parts if isinstance(part, str)]
@@ -113,9 +113,7 @@ def test_parts_are_whole_and_in_order(
     for n_tokens in (3, 6, 10, 16, 20):
         parts, reason = parts_of(server, stream, grammar=GRAMMAR, max_tokens=n_tokens)
         assert reason == cut
-        assert "".join(part for part in parts if isinstance(part, str)).strip() in ("Look", "Look.")
-        assert [part[0] for part in parts if not isinstance(part, str)] in ([], ["f"])
-    assert parts[-1][0] == "f"
+        assert "".join(parts).strip() in ("Look", "Look.")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from mink_local.generation.answer import Answer, Piece, TopLogprobs
 from mink_local.generation.model import Model
 from mink_local.generation.text import text_decoder
-from mink_local.generation.tool_calls import ToolCallDelta, merged
+from mink_local.generation.tool_calls import ToolCallDelta
 from mink_local.serve.bodies import Output, Timings, TokenUsage
 from mink_local.serve.exchange import ResponseBuilder, respond
 from mink_local.serve.request.chat import ChatRequest, CompletionRequest
@@ -263,8 +263,7 @@ class ChatBuilder(ChoicesBuilder):
 
     def made(self, answer: Answer, unsent: _Unsent, **common: Any) -> ChatChoice | ChatChunkChoice:
         reason = unsent.pieces[-1].finish_reason
-        has_called = answer.tool_calls and not answer.has_cut_call
-        common["finish_reason"] = "tool_calls" if reason == "stop" and has_called else reason
+        common["finish_reason"] = "tool_calls" if reason == "stop" and answer.tool_calls else reason
         if self.request.logprobs:  # not of the token that ends the answer
             entries = [self._entry(*score) for score in _scores(unsent.pieces)[: len(common["k"])]]
             common["logprobs"] = ChatLogprobs(content=entries)
@@ -332,17 +331,14 @@ def message_delta(pieces: Sequence[Piece]) -> MessageDelta:
     message = MessageDelta(content="".join(piece.content for piece in pieces) or UNSET)
     if reasoning := "".join(piece.reasoning for piece in pieces):
         message.reasoning_content = message.reasoning = reasoning
-    # Clients take one entry of a call from a chunk.
-    if calls := [_call_delta(delta) for delta in merged(d for piece in pieces for d in piece.tool_calls)]:
+    if calls := [_call_delta(call) for piece in pieces for call in piece.tool_calls]:
         message.tool_calls = calls
     return message
 
 
-def _call_delta(delta: ToolCallDelta) -> ResponseToolCall:
-    call = ResponseToolCall(index=delta.index, function=FunctionCall(arguments=delta.arguments))
-    if delta.id and delta.name:
-        call.id, call.type, call.function.name = delta.id, "function", delta.name
-    return call
+def _call_delta(call: ToolCallDelta) -> ResponseToolCall:
+    function = FunctionCall(name=call.name, arguments=call.arguments)
+    return ResponseToolCall(index=call.index, id=call.id, type="function", function=function)
 
 
 def whole_message(answer: Answer) -> AssistantMessage:

@@ -303,7 +303,7 @@ class MessageBuilder(PartsBuilder):
         message.stop_reason, message.k = "end_turn", self.answer.k
         if self.finish_reason == "length":
             message.stop_reason = "max_tokens"
-        elif self.answer.tool_calls and not self.answer.has_cut_call:
+        elif self.answer.tool_calls:
             message.stop_reason = "tool_use"
         elif self.answer.stopped_by in self.answer.request.params.stop:  # not the template's own
             message.stop_reason, message.stop_sequence = "stop_sequence", str(self.answer.stopped_by)
@@ -322,13 +322,10 @@ class MessageBuilder(PartsBuilder):
 
 
 def _block(part: Part) -> Json:
-    """Return a part as a block; a call whose arguments are cut off has no input."""
+    """Return a part as a block; a call that has only begun has no input yet."""
     if part.kind == "reasoning":
         return {"type": "thinking", "thinking": part.text, "signature": ""}
     if part.call is None:
         return {"type": "text", "text": part.text}
-    try:
-        arguments = json.loads(part.text or "{}")
-    except ValueError:
-        arguments = {}
+    arguments = json.loads(part.text or "{}")
     return {"type": "tool_use", "id": part.call.id, "name": part.call.name, "input": arguments}

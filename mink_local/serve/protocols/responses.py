@@ -411,7 +411,7 @@ class ItemsBuilder(PartsBuilder):
     def _item(self, part: Part) -> Json:
         """Return a part as an item."""
         has_ended = self.finish_reason is not None and part is self.parts[-1]
-        is_cut = has_ended and (self.finish_reason == "length" or self.answer.has_cut_call)
+        is_cut = has_ended and self.finish_reason == "length" and part.call is None
         status = "in_progress" if part.is_open else "incomplete" if is_cut else "completed"
         item: Json = {"id": self._id(part), "status": status}
         if part.call is not None:
