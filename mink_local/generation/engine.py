@@ -350,7 +350,7 @@ class Engine:
         rows, told = self.context.rows, Step()
         ready = self._round.ready if self._round else _ready(batch.outputs)
         if self._round is None:
-            self._round = _round_of(batch, ready, self._weights)
+            self._round = _round_of(batch, ready, self._weights, self.n_busy)
         numbers, decodings, samplers = ready
         tokens, ks = self._rows(rows, numbers, samplers) if decodings else ([], [])
         if self._round is not None and self._round.go_on(tokens, ks):
@@ -594,11 +594,15 @@ def _ready(outputs: Sequence[tuple[Slot[Group], int]]) -> Ready:
     return [i for i, _ in ready], decodings, [decoding.sampler for decoding in decodings]
 
 
-def _round_of(batch: Batch[Group], ready: Ready, weights: Weights) -> _Round | None:
-    """Return the round that a batch is the first of, if each of its tokens is that of one answer's slot."""
+def _round_of(batch: Batch[Group], ready: Ready, weights: Weights, n_busy: int) -> _Round | None:
+    """Return the round that a batch is the first of, if each of its tokens is that of one answer's slot.
+
+    A round evaluates nothing else, so there is none while one of the busy slots still reads its prompt.
+    """
     decodings, slots = ready[1], [slot for slot, _ in batch.outputs]
     is_alone = [slot.job for slot in slots] == [[decoding] for decoding in decodings]
-    if batch.n_tokens > len(decodings) or not is_alone or not all(each.is_plain for each in decodings):
+    is_reading = max(n_busy, batch.n_tokens) > len(decodings)
+    if is_reading or not is_alone or not all(each.is_plain for each in decodings):
         return None
     return _Round(slots, ready, weights)
 
