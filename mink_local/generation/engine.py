@@ -394,8 +394,9 @@ class Engine:
         """Release the slot of an answer whose text has ended it, without the token evaluated meanwhile."""
         for slot in self.slots:
             if slot.job == [decoding]:
-                self._release(slot)
+                # First: a model that cannot forget just the end would have the free slot evaluate all again.
                 slot.truncate(decoding.answer.prompt_tokens + decoding.answer.n_tokens - 1)
+                self._release(slot)
 
     def _taken(self, decoding: Decoding, pieces: Iterable[Piece]) -> Step:
         """Return an answer's pieces; an error while they are made ends it."""

@@ -1,15 +1,19 @@
 """Everybody who has a slot gets on: prompts beside answers, and requests that wait for a slot."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from mink_local import load_model
 from mink_local.generation.engine import Engine
 from mink_local.generation.model import Model
 from mink_local.generation.prompt_budget import PromptBudget
 from mink_local.generation.request import Request, SamplingParams
 from tests.conftest import forget
 from tests.generation.conftest import run, submit
+from tests.support.tiny import write_recurrent_model
 
 
 def on_a_machine(monkeypatch: pytest.MonkeyPatch, step: float, token: float) -> None:
@@ -44,3 +48,31 @@ def test_a_long_prompt_is_read_beside_an_answer(engine: Engine, monkeypatch: pyt
     run(engine, 40)
     assert late.finish_reason is not None
     assert running.finish_reason is None
+
+
+@pytest.fixture(scope="module")
+def recurrent_path(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Path:
+    """A model that cannot forget just the end of a sequence."""
+    return write_recurrent_model(tmp_path_factory.mktemp("recurrent") / "mamba.gguf", smollm2_path)
+
+
+@pytest.mark.parametrize("tells_late", [False, True])
+@pytest.mark.parametrize("n_slots", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", ["recurrent", "usual"])
+def test_nobody_waits_for_a_slot_that_is_free(
+    recurrent_path: Path, tiny_path: Path, kind: str, n_slots: int, tells_late: bool
+) -> None:
+    """Not for a beginning that the slot seems about to hold, after a stop string has ended its answer."""
+    shots = list(range(300, 380))
+    params = SamplingParams(max_tokens=20, stop=["e", "a", "i", "o"])
+    path = {"recurrent": recurrent_path, "usual": tiny_path}[kind]
+    with load_model(path, n_ctx=256, n_parallel=n_slots, trust=True) as model:
+        engine = model.core.engine
+        engine.tells_late = tells_late
+        answers = [submit(engine, Request([*shots, 900 + i], replace(params, seed=i))) for i in range(12)]
+        for _ in range(12 * (len(shots) + 20)):
+            engine.step()
+            assert not any(slot.pending for slot in engine.slots if slot.job is None)
+        assert engine.idle
+    assert "stop" in {answer.finish_reason for answer in answers}
+    assert all(answer.finish_reason in ("stop", "length") for answer in answers)
