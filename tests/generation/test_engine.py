@@ -132,7 +132,7 @@ def test_a_gap_is_closed(
     model: Model, decoded: list[tuple[Segment, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """llama.cpp evaluates only adjacent sequences together."""
-    monkeypatch.setattr(PromptBudget, "tokens", lambda *_: 50)  # never a step that only measures
+    monkeypatch.setattr(PromptBudget, "tokens", lambda *_: 50)
     requests = [
         request(ask(text), sampler=MinK(), temperature=temperature, max_tokens=3 + (5 * i) % 13, seed=i)
         for i, text in enumerate(QUESTIONS)

@@ -1,5 +1,6 @@
 """Everybody who has a slot gets on: prompts beside answers, and requests that wait for a slot."""
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mink_local import load_model
+from mink_local.generation.answer import Answer
 from mink_local.generation.engine import Engine
 from mink_local.generation.model import Model
 from mink_local.generation.prompt_budget import PromptBudget
@@ -16,14 +18,20 @@ from tests.generation.conftest import run, submit
 from tests.support.tiny import write_recurrent_model
 
 
-def on_a_machine(monkeypatch: pytest.MonkeyPatch, step: float, token: float) -> None:
-    """Have the engine's budget learn the times of a machine with these seconds a step and a prompt token."""
+def on_a_machine(monkeypatch: pytest.MonkeyPatch, step: float, token: float) -> list[int]:
+    """Have the engine's budget learn the times of a machine with these seconds a step and a prompt token.
+
+    Returns a list that grows: the number of prompt tokens that each step reads.
+    """
+    read: list[int] = []
     note = PromptBudget.note
 
     def known(self: PromptBudget, seconds: float, n_answers: int, n_prompt: int) -> None:  # noqa: ARG001
         note(self, step + token * n_prompt, n_answers, n_prompt)
+        read.append(n_prompt)
 
     monkeypatch.setattr(PromptBudget, "note", known)
+    return read
 
 
 @pytest.fixture
@@ -48,6 +56,32 @@ def test_a_long_prompt_is_read_beside_an_answer(engine: Engine, monkeypatch: pyt
     run(engine, 40)
     assert late.finish_reason is not None
     assert running.finish_reason is None
+
+
+@pytest.mark.parametrize(("step", "token"), [(0.01, 0.0001), (0.02, 0.006), (0.9, 0.05)])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_prompt_gets_on_in_every_step(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, step: float, token: float, seed: int
+) -> None:
+    """By 16 tokens together, unless one has been read; also beside answers that nobody watches."""
+    read = on_a_machine(monkeypatch, step, token)
+    choice = random.Random(seed)
+    answers: list[Answer] = []
+    for n_steps in range(300):
+        if choice.random() < (0.3 if n_steps % 60 < 20 else 0.03):
+            prompt = [choice.randrange(1000, 9000) for _ in range(choice.choice([3, 40, 200, 450]))]
+            params = SamplingParams(max_tokens=choice.randint(2, 60), ignore_eos=True, seed=seed)
+            answers.append(submit(engine, Request(prompt, params)))
+        before = {slot: (slot.job[0], len(slot.pending)) for slot in engine.slots if slot.job}
+        growing = [slot.job[0] for slot in engine.slots if slot.job and slot.is_growing]
+        engine.step()
+        now = {slot.job[0]: 1 if slot.is_growing else len(slot.pending) for slot in engine.slots if slot.job}
+        n_read = [n - now[each] for each, n in before.values() if each in now and each not in growing]
+        assert all(n_read)
+        is_read = any(n == 1 and each not in growing for each, n in now.items())
+        assert is_read or not n_read or read[-1] > 16 - len(n_read)  # in equal parts
+    run(engine)
+    assert all(answer.finish_reason == "length" for answer in answers)
 
 
 @pytest.fixture(scope="module")
