@@ -45,19 +45,18 @@ def compiling(*samplers: Sampler) -> Callable[[], bool]:
     return lambda: bool(missing) and not compiled.done()
 
 
-class Offer(NamedTuple):
-    """A message that the next input line begins with; its files are sent with it.
+class Draft(NamedTuple):
+    """A message that waits to be sent: the input line begins with it until it is sent, or given up by Ctrl-C.
 
     Attributes:
+        message: Its files are sent with it.
         note: What Enter does, for the user.
-        replaces: The message replaces the last one.
-        is_meant: It looks like a command; sent once more, it is a message.
+        replaces: The message that it replaces, as long as that is the last one.
     """
 
-    message: StoredMessage = StoredMessage("user")
+    message: StoredMessage
     note: str = ""
-    replaces: bool = False
-    is_meant: bool = False
+    replaces: StoredMessage | None = None
 
 
 class Chat:
@@ -65,7 +64,8 @@ class Chat:
 
     Attributes:
         attached: Files for the next message.
-        offered: What the next input line begins with.
+        draft: The message that waits to be sent.
+        meant: A line that looked like a command and was none; Enter alone sends it.
         leaving: The chat ends after this command.
         is_stopped: The answer that comes next is interrupted before its first token.
     """
@@ -75,7 +75,8 @@ class Chat:
         self.screen = screen
         self.line = line
         self.attached: list[Attachment] = []
-        self.offered: Offer | None = None
+        self.draft: Draft | None = None
+        self.meant = ""
         self.leaving = False
         self.is_stopped = False
 
@@ -89,23 +90,26 @@ class Chat:
         if self.line.answer().strip().casefold() not in ("y", "yes"):
             raise MinkError("nothing was changed")
 
-    def ask(self, text: str, files: str = "", replaces: bool = False) -> None:
-        """Send a message, or have it replace the last one; show the answer.
+    def send(self, text: str, draft: Draft | None) -> None:
+        """Send a message, perhaps in place of a draft and with its files; show the answer.
 
-        Args:
-            files: What stands before the text, besides the attached files.
+        What is not answered becomes the draft.
         """
+        files = draft.message.files if draft else ""
+        replaces = draft.replaces if draft else None
         attached = before_message(file.text for file in self.attached)
         answer = None
+        if draft:
+            self.draft = None
         try:
-            answer = self.session.ask(text, files + attached, replaces)
+            answer = self.session.ask(text, files + attached, replaces is not None)
             self.attached.clear()  # whatever becomes of the answer, they are not for the next message
             files += attached
             self.show(answer)
         finally:
             if answer is None or self.session.branch[-1:] != [answer.message]:
                 message = StoredMessage("user", files + text, attached=len(files))
-                self.offered = Offer(message, "no answer: Enter sends your message again", replaces)
+                self.draft = Draft(message, "no answer: Enter sends your message again", replaces)
 
     def show(self, answer: AnswerStream) -> None:
         """Show an answer while it is generated, then its figures."""

@@ -17,7 +17,7 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion, Path
 from prompt_toolkit.document import Document
 
 from mink_local.chat.attachments import Attachment
-from mink_local.chat.chat import Chat, Offer
+from mink_local.chat.chat import Chat, Draft
 from mink_local.chat.commands import compare, explain, messages, set_show
 from mink_local.chat.conversation.session import Session
 from mink_local.chat.conversation.store import StoredMessage
@@ -277,7 +277,7 @@ def chat(
     if session.conversation is not None:
         messages.recall(chat)
     if unanswered:
-        chat.offered = Offer(unanswered, "Enter sends it")
+        chat.draft = Draft(unanswered, "Enter sends it")
     run(chat)
 
 
@@ -289,55 +289,60 @@ def run(chat: Chat) -> None:
             if (problem := chat.session.flush()) != told:
                 told = problem
                 chat.screen.note(f"not saved yet: {problem}" if problem else "everything is saved again")
-            offer = _offered(chat)
+            draft = _waiting_draft(chat)
             try:
-                text = _read(chat, offer, NOT_KEPT if problem else PROMPT)
+                text = _read(chat, draft, NOT_KEPT if problem else PROMPT)
             except EOFError:
                 chat.screen.show("")
                 return
             except KeyboardInterrupt:
                 chat.screen.show("")
-                chat.screen.note("press Ctrl-D or type /exit to quit")
+                chat.screen.note("it is not sent" if draft else "press Ctrl-D or type /exit to quit")
+                chat.draft = None if draft else chat.draft
                 continue
             chat.is_stopped = False
             if text.strip():
-                _handle(chat, text, offer)
+                _handle(chat, text, draft)
 
 
-def _offered(chat: Chat) -> Offer:
+def _waiting_draft(chat: Chat) -> Draft | None:
     """Return what the next line begins with: nothing, if that would be joined to what is typed already."""
-    offer = chat.offered
-    if offer is None or (not offer.replaces and not offer.is_meant and chat.line.keys_wait()):
-        return Offer()
-    chat.offered = None
-    return offer
+    draft = chat.draft
+    if draft and draft.replaces and chat.session.branch[-2:-1] != [draft.replaces]:
+        draft = chat.draft = None  # what it was to replace is not the last message any more
+    return None if draft and not draft.replaces and chat.line.keys_wait() else draft
 
 
-def _read(chat: Chat, offer: Offer, prompt: str) -> str:
-    """Return a line. If it cannot begin with what is offered, Enter alone sends that."""
-    message = offer.message
-    if offer.is_meant:  # said already; whoever types something else, a script too, need not delete it first
-        return chat.line.read("", prompt) or message.typed
+def _read(chat: Chat, draft: Draft | None, prompt: str) -> str:
+    """Return a line. If it cannot begin with the draft, Enter alone sends that."""
+    if draft is None:
+        return chat.line.read("", prompt) or chat.meant
+    message, chat.draft = draft.message, draft._replace(note="")
     if message.files:
         chat.screen.note(f"its attached files, {counted(message.attached, 'character')}, are sent along")
-    if not message.typed or chat.line.can_begin_with(message.typed):
-        if offer.note:
-            chat.screen.note(offer.note)
-        return chat.line.read(message.typed, prompt)
-    chat.screen.note(f"{offer.note or 'Enter sends it'}: {one_line(message.typed, chat.screen.width // 2)}")
-    return chat.line.read("", prompt) or message.typed
+    if not chat.line.can_begin_with(message.typed):
+        chat.screen.note(
+            f"{draft.note or 'Enter sends it'}: {one_line(message.typed, chat.screen.width // 2)}"
+        )
+        return chat.line.read("", prompt) or message.typed
+    if draft.note:
+        chat.screen.note(draft.note)
+    text = chat.line.read(message.typed, prompt)
+    if not text:  # Ctrl-C
+        chat.draft = None
+    return text
 
 
-def _handle(chat: Chat, text: str, offer: Offer) -> None:
+def _handle(chat: Chat, text: str, draft: Draft | None) -> None:
     """Run a command, or send a message; say what went wrong."""
+    is_meant, chat.meant = text.strip() == chat.meant, ""
     try:
-        is_message = offer.is_meant and text.strip() == offer.message.typed
         if text.rstrip() in _LEAVING:
             chat.leaving = True
-        elif _COMMAND.match(text) and not is_message:
+        elif _COMMAND.match(text) and not is_meant:
             _run_command(chat, text.strip())
         else:
-            chat.ask(text.strip(), offer.message.files, offer.replaces)
+            chat.send(text.strip(), draft)
     except ContextOverflowError as error:
         chat.screen.note(
             f"the message has {error.n_tokens} tokens with what comes before it, and the context holds only "
@@ -359,8 +364,9 @@ def _run_command(chat: Chat, text: str) -> None:
     try:
         command = find(word, argument)
     except MinkError as error:
-        chat.offered = chat.offered or Offer(StoredMessage("user", text), is_meant=True)
-        raise MinkError(f"{error} Enter alone sends it as a message") from None
+        chat.meant = text
+        again = "Type it again to send it" if chat.draft else "Enter alone sends it"
+        raise MinkError(f"{error} {again} as a message") from None
     if argument and " " not in command.usage:
         raise MinkError(f"/{command.name} takes no argument")
     if not argument and " " in command.usage and "[" not in command.usage:

@@ -151,7 +151,7 @@ def test_commands_that_need_an_answer(typist: Begin, line: str) -> None:
     typed = typist()
     assert len(typed.say(line).strip().splitlines()) == 1
     assert typed.chat.session.branch == []
-    assert typed.chat.offered is None
+    assert typed.chat.draft is None
 
 
 def test_show_begins_with_what_was_changed(typist: Begin) -> None:
@@ -240,8 +240,10 @@ def test_answers_and_branches(typist: Begin) -> None:
     assert "> Say hello.\n" in say("/pick 3")
     assert questions(typed) == ["Say hello."]
     say("/pick 4")
-    say("/edit", "/temp", "Say bye.")  # a command in between leaves the message as it was
-    assert questions(typed) == ["Say hello. Twice.", "Say bye."]
+    say("/edit", "/temp", "Say bye.")  # a command in between leaves it in the input line
+    assert questions(typed) == ["Say bye."]
+    say("/edit", "/undo", "Say it.")  # unless what it was to replace is not there any more
+    assert (typed.offered, questions(typed)) == ("", ["Say it."])
 
 
 def test_files(typist: Begin, tmp_path: Path) -> None:
@@ -264,7 +266,7 @@ def test_files(typist: Begin, tmp_path: Path) -> None:
         assert [file.name for file in typed.chat.attached] == ["a b.txt"]
     typed.say("/file -", f"/file {tmp_path}/notes.txt")
     typed.chat.stop()
-    typed.chat.ask("What is it?")  # is interrupted before its answer, and the file goes with it
+    typed.chat.send("What is it?", None)  # is interrupted before its answer, and the file goes with it
     assert "attached files" in typed.say("")
     typed.say("And now?")
     message = "notes.txt:\n````\nThe password is ``` swordfish.\n````\n\nWhat is it?"
@@ -283,6 +285,32 @@ def test_attached_files_stay_out_of_the_input_line(typist: Begin, tmp_path: Path
     typed.chat.session.store.save(None, [unanswered], "smollm2-135m", None)
     typed.say("/load 2", "")  # the second line is the one that is offered
     assert (typed.offered, questions(typed)) == ("Why?", [f"{files}Why?"])
+
+
+@pytest.mark.parametrize(
+    "commands", [["/set temp 1"], ["/heat", "/frobnicate", "/temp"], ["/clear"], ["/list"]]
+)
+def test_no_command_drops_a_draft(typist: Begin, tmp_path: Path, commands: list[str]) -> None:
+    """It keeps its files until it is sent, and is sent once."""
+    typed = typist("-n", "2")
+    (tmp_path / "notes.txt").write_text("The password is swordfish.\n")
+    typed.say("Hello", f"/file {tmp_path}/notes.txt")
+    typed.chat.stop()
+    typed.chat.send("What is it?", None)
+    typed.say(*commands, "")
+    files = "notes.txt:\n```\nThe password is swordfish.\n```\n\n"
+    assert (typed.offered, questions(typed)[-1]) == ("What is it?", f"{files}What is it?")
+    typed.say("And now?")
+    assert (typed.offered, questions(typed)[-1]) == ("", "And now?")
+
+
+def test_a_message_that_is_too_long_is_sent_after_the_advice(typist: Begin, tiny_path: Path) -> None:
+    typed = typist("-n", "2", "--ctx", "256", model=load_model(str(tiny_path), n_ctx=256))
+    typed.chat.session.settings.put("model", str(tiny_path), "command line")
+    text = "word " * 300
+    [advice] = re.findall(r"/set ctx \d+", typed.say(text))
+    typed.say(advice, "")
+    assert questions(typed) == [text.strip()]
 
 
 def test_a_new_conversation_begins_with_the_settings_of_the_start(typist: Begin) -> None:

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from mink_local.chat.chat import Offer
+from mink_local.chat.chat import Draft
 from mink_local.chat.conversation.session import AnswerStream, Branch, Session
 from mink_local.chat.conversation.store import ConversationStore
 from mink_local.chat.settings import BY_KEY, Settings
@@ -108,7 +108,7 @@ class Person(RuleBasedStateMachine):
         with suppress(MinkError):
             if arguments != (None,):
                 unanswered = self.session.load(store.find())
-                self.chat.offered = Offer(unanswered) if unanswered else None
+                self.chat.draft = Draft(unanswered) if unanswered else None
         self.arguments = arguments
         self.settings_are_those_shown()
 
@@ -127,7 +127,7 @@ class Person(RuleBasedStateMachine):
 
     def say(self, text: str, stage: str = "no") -> None:
         self.session.stage = stage
-        offered = self.chat.offered.message.typed if self.chat.offered else ""
+        offered = self.chat.draft.message.typed if self.chat.draft else ""
         if not text.startswith("/") and (text or offered):
             self.typed.add(text or offered)
         try:

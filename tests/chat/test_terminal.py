@@ -307,6 +307,17 @@ def test_a_message_that_was_never_answered_is_typed_already(opened: Open) -> Non
     assert "2 tokens" in terminal.press("\r")
 
 
+def test_a_draft_stays_until_it_is_sent_or_given_up(opened: Open) -> None:
+    converse(ConversationStore(default_path()), "What is this?")
+    terminal = opened("--continue", "--temp", "0", "-n", "2")
+    assert "temp is 0" in terminal.press("\x15/temp\r")
+    terminal.until_shown(r"\n> What is this\?$")
+    terminal.press("\x03")
+    assert terminal.screen.endswith("\n>")
+    assert "temp is 0" in terminal.say("/temp")
+    assert terminal.screen.endswith("\n>")
+
+
 @pytest.mark.slow
 def test_delete_asks(opened: Open, own_files: Path) -> None:
     """Only "y" or "yes" deletes; Ctrl-C does not. The messages leave the history of the input line too.

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mink_local.chat.attachments import Attachment, matching, path_of
-from mink_local.chat.chat import Chat, Offer
+from mink_local.chat.chat import Chat, Draft
 from mink_local.chat.commands.set_show import change_setting
 from mink_local.chat.conversation.export import export as write_export
 from mink_local.chat.conversation.session import cache_path
@@ -76,7 +76,7 @@ def _list_versions(chat: Chat, versions: Sequence[Sequence[StoredMessage]]) -> N
 def _show_turn(chat: Chat, unanswered: StoredMessage | None) -> None:
     """Show the end of the branch, or have the input line begin with a message that was never answered."""
     if unanswered:
-        chat.offered = Offer(unanswered, "never answered: Enter sends it")
+        chat.draft = Draft(unanswered, "never answered: Enter sends it")
     else:
         _show_messages(chat, chat.session.branch[-2:])
 
@@ -102,7 +102,8 @@ def edit(chat: Chat, _: str) -> None:
     Ctrl-X Ctrl-E opens $EDITOR. The old message is kept with its answers: /pick goes back to them.
     """
     chat.session.last_answer()
-    chat.offered = Offer(chat.session.branch[-2], replaces=True)
+    message = chat.session.branch[-2]
+    chat.draft = Draft(message, replaces=message)
     chat.screen.note(
         "Enter sends the changed message, Ctrl-X Ctrl-E opens an editor, Ctrl-C leaves it as it was"
     )
@@ -202,7 +203,7 @@ def load(chat: Chat, argument: str) -> None:
     conversation = chat.session.store.find(argument)
     _leave(chat)
     unanswered = chat.session.load(conversation)
-    chat.offered = Offer(unanswered, "never answered: Enter sends it") if unanswered else None
+    chat.draft = Draft(unanswered, "never answered: Enter sends it") if unanswered else None
     chat.attached.clear()
     recall(chat)
 
