@@ -72,8 +72,8 @@ def words(argument: str) -> list[str]:
 
 def path_of(argument: str) -> Path:
     """Return the one path that an argument names, which may have spaces."""
-    path = user_path(argument)
-    return path if path.exists() else user_path(" ".join(words(argument)))
+    path = user_path(argument)  # pathlib would raise for a text that is too long to be one
+    return path if os.path.exists(path) else user_path(" ".join(words(argument)))
 
 
 def matching(argument: str) -> list[Path]:

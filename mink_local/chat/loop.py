@@ -333,13 +333,21 @@ def _read(chat: Chat, draft: Draft | None, prompt: str) -> str:
     return text
 
 
+def _is_command(text: str) -> bool:
+    """Return whether a text is a command: several lines are a message, unless they are a system prompt."""
+    found = _COMMAND.match(text)
+    return found is not None and ("\n" not in text.strip() or found[0] == "/system")
+
+
 def _handle(chat: Chat, text: str, draft: Draft | None) -> None:
     """Run a command, or send a message; say what went wrong."""
     is_meant, chat.meant = text.strip() == chat.meant, ""
     try:
         if text.rstrip() in _LEAVING:
             chat.leaving = True
-        elif _COMMAND.match(text) and not is_meant:
+        elif (quoted := chat.line.block(text)) is not None:
+            chat.send(quoted, draft)
+        elif _is_command(text) and not is_meant:
             _run_command(chat, text.strip())
         else:
             chat.send(text.strip(), draft)
@@ -359,8 +367,7 @@ def _handle(chat: Chat, text: str, draft: Draft | None) -> None:
 
 def _run_command(chat: Chat, text: str) -> None:
     """Run a command, which Ctrl-C interrupts. Raises MinkError if it is none, or not well-formed."""
-    word, _, argument = text.partition(" ")
-    argument = argument.strip()
+    word, argument = [*text.split(maxsplit=1), ""][:2]
     try:
         command = find(word, argument)
     except MinkError as error:

@@ -21,7 +21,7 @@ from mink_local.chat.conversation.store import ConversationStore, Role, StoredMe
 from mink_local.chat.loop import run
 from mink_local.chat.settings import Settings
 from mink_local.chat.terminal.editor import InputLine
-from mink_local.chat.terminal.input import PROMPT
+from mink_local.chat.terminal.input import PROMPT, block
 from mink_local.chat.terminal.screen import Screen
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
@@ -130,6 +130,10 @@ class Typist(InputLine):
             raise EOFError
         self.offered = default
         return self._lines.pop(0) or default
+
+    def block(self, text: str) -> str | None:
+        """Return what a block holds; nothing is pasted."""
+        return block(text)
 
     def answer(self) -> str:
         """Return the next line."""

@@ -341,10 +341,24 @@ def test_copy_code(typist: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[str] = []
     monkeypatch.setattr(typed.chat.screen, "copy", copied.append)
     typed.say("/copy", "/copy code", "/copy code 1", "/copy code 2", "/copy code 3")
-    assert copied == [text, "cut", "a = 1\n\nb = 2", "  ```\n  c", "cut"]
+    assert copied == [text, "cut", "a = 1\n\nb = 2", "```\nc", "cut"]
     assert "3 blocks" in typed.say("/copy code 4")
     assert "/copy [code [N]]" in typed.say("/copy that")
     assert len(copied) == 5
+
+
+@pytest.mark.parametrize("indent", ["   ", "\t", "  ", ""])
+def test_copied_code_runs(typist: Begin, monkeypatch: pytest.MonkeyPatch, indent: str) -> None:
+    """It has the indentation of the code, and not of the list that it stands in."""
+    code = "def f(x):\n\tif x:\n\t\treturn 1\n\n    # end\nf(1)"
+    lines = "\n".join(indent + line if line else "" for line in ["```python", *code.split("\n"), "```"])
+    typed = typist()
+    converse(typed.chat.session.store, "Hello", f"1. Do:\n\n{lines}\n\n2. Done.")
+    typed.say("/load 1")
+    copied: list[str] = []
+    monkeypatch.setattr(typed.chat.screen, "copy", copied.append)
+    typed.say("/copy code")
+    assert copied == [code]
 
 
 def test_a_line_like_a_command_is_sent_when_it_was_meant(typist: Begin) -> None:
@@ -355,6 +369,33 @@ def test_a_line_like_a_command_is_sent_when_it_was_meant(typist: Begin) -> None:
     assert (typed.offered, questions(typed)) == ("", ["/max-tokens 5"])
     typed.say("/temp5", "/temp6", "")  # each is asked about
     assert questions(typed) == ["/max-tokens 5", "/temp6"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "sent"),
+    [
+        ('"""\n/clear\n"""', "/clear"),
+        ('"""\n/clear\n\nplease\n"""', "/clear\n\nplease"),
+        ("/model is what?\nand more", "/model is what?\nand more"),
+        ("/help me with this:\nTraceback", "/help me with this:\nTraceback"),
+        ("/clear\nplease", "/clear\nplease"),
+        ('"""Sum of a list."""\ndef total(xs): ...', '"""Sum of a list."""\ndef total(xs): ...'),
+        ('"""Summarise""" this', '"""Summarise""" this'),
+        ('"""\nexit\n"""', "exit"),
+    ],
+)
+def test_what_is_text_is_no_command(typist: Begin, typed: str, sent: str) -> None:
+    chat = typist("-n", "1")
+    chat.say("Hello", typed)
+    assert questions(chat) == ["Hello", sent]
+
+
+@pytest.mark.parametrize("blank", ["\n", " \n", " ", "\n\n"])
+def test_a_system_prompt_of_several_lines(typist: Begin, blank: str) -> None:
+    chat = typist("-n", "1")
+    text = "You are a cat.\nYou purr. " + "You sleep. " * 500
+    chat.say(f"/system{blank}{text}")
+    assert chat.chat.session.settings["system"] == text.strip()
 
 
 def test_no_cache_on_disk_is_touched_by_a_chat_in_memory(typist: Begin, own_files: Path) -> None:

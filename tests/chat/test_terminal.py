@@ -318,6 +318,18 @@ def test_a_draft_stays_until_it_is_sent_or_given_up(opened: Open) -> None:
     assert terminal.screen.endswith("\n>")
 
 
+def test_a_pasted_text_is_no_block(opened: Open, tmp_path: Path) -> None:
+    """Code that begins with a docstring is sent by one Enter, as it is."""
+    code = '"""\nSum of a list.\n"""\ndef total(xs): ...'
+    terminal = opened("--temp", "0", "-n", "1")
+    terminal.send(f"\x1b[200~{code}\x1b[201~")
+    terminal.until_shown("def total")
+    terminal.say("")
+    terminal.say('"""\r/clear\r"""')
+    messages = exported(terminal, tmp_path)["messages"]
+    assert [message["content"] for message in messages[::2]] == [code, "/clear"]
+
+
 @pytest.mark.slow
 def test_delete_asks(opened: Open, own_files: Path) -> None:
     """Only "y" or "yes" deletes; Ctrl-C does not. The messages leave the history of the input line too.
@@ -326,7 +338,7 @@ def test_delete_asks(opened: Open, own_files: Path) -> None:
     """
     terminal = opened("--temp", "0", "-n", "1")
     terminal.say("Hello")
-    terminal.say('"""My pelican is ill."""')
+    terminal.say('"""\rMy pelican is ill.\r"""')
     terminal.say("/temp")
     for answer, outcome in (("\x03", "interrupted"), ("Yes\r", "1 is deleted")):
         assert "[y/n]" in terminal.say("/delete 1")

@@ -24,7 +24,8 @@ _SHOWN = 20  # conversations, in a terminal
 _COLUMNS = {"": 0, "name": 0, "turns": 60, "last": 60, "model": 100}  # and the least width of their window
 # A block of code, perhaps cut off; its fence may be indented.
 _BLOCK = re.compile(
-    r"^ *(?P<fence>`{3,}|~{3,})[^`\n]*\n(?P<code>.*?)(?:^ *(?P=fence)[`~]* *$|\Z)", re.MULTILINE | re.DOTALL
+    r"^(?P<indent>[ \t]*)(?P<fence>`{3,}|~{3,})[^`\n]*\n(?P<code>.*?)(?:^[ \t]*(?P=fence)[`~]* *$|\Z)",
+    re.MULTILINE | re.DOTALL,
 )
 
 
@@ -151,12 +152,18 @@ def _code(answer: str, argument: str) -> str:
     word, _, number = argument.partition(" ")
     if word != "code":
         raise MinkError("usage: /copy [code [N]]")
-    blocks = [block["code"].removesuffix("\n") for block in _BLOCK.finditer(answer)]
+    blocks = [_without_indent(**block.groupdict()).removesuffix("\n") for block in _BLOCK.finditer(answer)]
     n = WholeNumber(min=1)(number) if number.strip() else len(blocks)
     if not 1 <= n <= len(blocks):
         found = counted(len(blocks), "block") if blocks else "no block"
         raise MinkError(f"the last answer has {found} of code")
     return blocks[n - 1]
+
+
+def _without_indent(code: str, indent: str, **_: str) -> str:
+    """Return code without the indentation of its fence, which belongs to a list."""
+    lines = code.split("\n")
+    return "\n".join(line[len(indent) :] if line.startswith(indent) else line.lstrip(" ") for line in lines)
 
 
 def reasoning(chat: Chat, argument: str) -> None:

@@ -1,5 +1,6 @@
 """The commands that show and change settings, and advice on them."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -69,7 +70,7 @@ def _change(chat: Chat, setting: Setting, text: str) -> None:
         raise MinkError(f"{setting.key} can only be set at the start: --{setting.key}, {setting.envvar}")
     if setting.key == "reasoning" and text != "default" and not session.model.has_thinking_switch:
         raise MinkError(f"{session.model.name} has no switch for reasoning: nothing was changed")
-    settings = before.changed(setting, str(path) if (path := path_of(text)).is_file() else text)
+    settings = before.changed(setting, str(path) if os.path.isfile(path := path_of(text)) else text)
     if setting.reloads:
         _load(chat, settings)
     session.settings = settings

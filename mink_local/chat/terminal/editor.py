@@ -26,16 +26,17 @@ from prompt_toolkit.output.plain_text import PlainTextOutput
 from prompt_toolkit.styles import Style
 from rich.cells import cell_len
 
-from mink_local.chat.terminal.input import MORE, PROMPT, QuietTerminal, is_open, unquoted_block
+from mink_local.chat.terminal.input import MORE, PROMPT, QuietTerminal, block, is_open
 from mink_local.chat.terminal.screen import Screen
+from mink_local.cli import command_line_text
 from mink_local.files import private_file, replaced
 
 
 class InputLine:
     """Reads messages from the user, with Emacs keys; on a dumb terminal, without showing what is edited.
 
-    Enter sends the message. Alt-Enter begins a new line, and so does Enter inside a block that begins with
-    three double quotes. Pasted lines are one message.
+    Enter sends the message. Alt-Enter begins a new line, and so does Enter inside a block, between lines of
+    three double quotes. Pasted lines are one message, also if they look like a block.
 
     Args:
         terminal: What has been typed while no line was read.
@@ -46,12 +47,13 @@ class InputLine:
     def __init__(self, terminal: QuietTerminal, screen: Screen, keep: bool) -> None:
         self._terminal = terminal
         self._screen = screen
+        self._is_pasted = False  # the beginning of the line that is read
         self._history = _History(user_data_path("mink-local") / "history") if keep else None
         history: History = self._history or InMemoryHistory()
         self._session = self._prompt_session(
             multiline=False,  # Enter sends in any case, and the line of a search takes the place of this one
             prompt_continuation=MORE,
-            key_bindings=merge_key_bindings([_key_bindings(), _late_answers()]),
+            key_bindings=merge_key_bindings([self._key_bindings(), _late_answers()]),
             style=None if screen.is_plain else Style([("", screen.theme.own)]),
             history=history,
             enable_history_search=True,
@@ -74,19 +76,55 @@ class InputLine:
         with create_app_session(output=_output(self._screen)):
             return PromptSession(enable_suspend=True, **options)
 
+    def _key_bindings(self) -> KeyBindings:
+        bindings = KeyBindings()
+
+        @bindings.add("enter", filter=has_focus(DEFAULT_BUFFER))  # and not the line of a search
+        def send(event: KeyPressEvent) -> None:
+            buffer = event.current_buffer
+            if buffer.complete_state and buffer.complete_state.current_completion:
+                buffer.complete_state = None  # the row of the menu is taken
+            elif is_open(buffer.text) and not self._is_pasted:
+                buffer.newline(copy_margin=False)
+            else:
+                buffer.validate_and_handle()
+
+        @bindings.add(Keys.BracketedPaste)
+        def paste(event: KeyPressEvent) -> None:
+            if not event.current_buffer.document.text_before_cursor.strip():
+                self._is_pasted = True
+            event.current_buffer.insert_text(event.data.replace("\r\n", "\n").replace("\r", "\n"))
+
+        @bindings.add(
+            "c-c", filter=has_focus(DEFAULT_BUFFER) & Condition(lambda: bool(get_app().current_buffer.text))
+        )
+        def drop(event: KeyPressEvent) -> None:
+            event.app.exit(result="", style="class:aborting")
+
+        @bindings.add("escape", "enter")
+        def new_line(event: KeyPressEvent) -> None:
+            event.current_buffer.newline(copy_margin=False)
+
+        return bindings
+
     def complete_with(self, completer: Completer) -> None:
         """Have Tab complete lines."""
         self._session.completer = completer
 
     def read(self, default: str = "", prompt: str = PROMPT) -> str:
-        """Return a message; the line, after the prompt, begins with `default`.
+        """Return a line as it was typed; after the prompt, it begins with `default`.
 
         Raises:
             EOFError: Ctrl-D.
             KeyboardInterrupt: Ctrl-C.
         """
+        self._is_pasted = False
         with self._terminal.reading():
-            return unquoted_block(self._session.prompt(prompt, default=default))
+            return command_line_text(self._session.prompt(prompt, default=default))
+
+    def block(self, text: str) -> str | None:
+        """Return what the block holds that the last line was, or None if that was none."""
+        return None if self._is_pasted else block(text)
 
     def answer(self) -> str:
         """Return the answer to a question. It is not what was typed before, and is not in the history.
@@ -145,7 +183,7 @@ class _History(FileHistory):
     def forget(self, messages: Collection[str]) -> None:
         """Remove messages, from the file too. Raises OSError."""
         all_texts = list(super().load_history_strings())  # the newest first
-        kept = [text for text in all_texts if unquoted_block(text).strip() not in messages]
+        kept = [text for text in all_texts if (block(text) or text).strip() not in messages]
         with replaced(Path(os.fsdecode(self.filename))) as unfinished:
             new = FileHistory(private_file(unfinished))
             for text in reversed(kept):
@@ -167,31 +205,5 @@ def _late_answers() -> KeyBindings:
     def drop(event: KeyPressEvent) -> None:
         if event.key_sequence[0].key in last["keys"].split():
             last["keys"] = ""
-
-    return bindings
-
-
-def _key_bindings() -> KeyBindings:
-    bindings = KeyBindings()
-
-    @bindings.add("enter", filter=has_focus(DEFAULT_BUFFER))  # and not the line of a search
-    def send(event: KeyPressEvent) -> None:
-        buffer = event.current_buffer
-        if buffer.complete_state and buffer.complete_state.current_completion:
-            buffer.complete_state = None  # the row of the menu is taken
-        elif is_open(buffer.text):
-            buffer.newline(copy_margin=False)
-        else:
-            buffer.validate_and_handle()
-
-    @bindings.add(
-        "c-c", filter=has_focus(DEFAULT_BUFFER) & Condition(lambda: bool(get_app().current_buffer.text))
-    )
-    def drop(event: KeyPressEvent) -> None:
-        event.app.exit(result="", style="class:aborting")
-
-    @bindings.add("escape", "enter")
-    def new_line(event: KeyPressEvent) -> None:
-        event.current_buffer.newline(copy_margin=False)
 
     return bindings

@@ -13,8 +13,6 @@ from contextlib import contextmanager, suppress
 from select import select
 from typing import Any, ClassVar
 
-from mink_local.cli import command_line_text
-
 PROMPT, MORE = "> ", "  "
 NOT_KEPT = "> (not kept) "  # the prompt while messages cannot be stored
 _CONTINUED: int | None = getattr(signal, "SIGCONT", None)  # after Ctrl-Z; Windows has none
@@ -23,17 +21,17 @@ _QUOTES = '"""'
 
 
 def is_open(text: str) -> bool:
-    """Return whether a text is a block that has not ended."""
-    stripped = text.strip()
-    return stripped.startswith(_QUOTES) and not (len(stripped) >= 6 and stripped.endswith(_QUOTES))
+    """Return whether a text begins a block, with a line of three double quotes, and does not end it."""
+    first, *others = text.strip().split("\n")
+    return first.strip() == _QUOTES and not (others and others[-1].strip() == _QUOTES)
 
 
-def unquoted_block(text: str) -> str:
-    """Return a text of the input line, without the quotes if it is a block."""
-    text = command_line_text(text)
-    if text.strip().startswith(_QUOTES):
-        return text.strip().removeprefix(_QUOTES).removesuffix(_QUOTES).strip("\n")
-    return text
+def block(text: str) -> str | None:
+    """Return what a block holds, or None if a text is none."""
+    first, *others = text.strip().split("\n")
+    if not others or {first.strip(), others[-1].strip()} != {_QUOTES}:
+        return None
+    return "\n".join(others[:-1])
 
 
 class QuietTerminal:
