@@ -466,6 +466,23 @@ def test_stored_conversations(typist: Begin, tmp_path: Path) -> None:
     assert session.store.find().name == "]0;PWN of mine"
 
 
+def test_a_conversation_comes_with_its_model(typist: Begin, tiny: Callable[..., Path]) -> None:
+    """If that cannot be had, the one in use goes on, and the conversation keeps its own until it answers."""
+    typed = typist("-n", "1", "--ctx", "512", model=load_model("smollm2-135m", n_ctx=512))
+    session, path = typed.chat.session, str(tiny("parrot.gguf"))
+    typed.say("Hello")
+    converse(session.store, "Who is it?", "It is I.", model=path)
+    converse(session.store, "Who was it?", "It was I.", model="/no/such.gguf")
+    assert "parrot" in typed.say("/load 2")
+    assert (session.model.name, session.settings["model"]) == ("parrot", path)
+    assert "/no/such.gguf" in typed.say("/load 3")
+    assert session.model.name == "parrot"
+    assert "smollm2-135m" in typed.say("/load 1")
+    assert session.model.name == "smollm2-135m"
+    models = ("smollm2-135m", path, "/no/such.gguf")
+    assert tuple(session.store.get(number).model for number in (1, 2, 3)) == models
+
+
 def test_conversations_are_searched(typist: Begin) -> None:
     """In every message, whatever the case of letters, also after one that casefolding makes longer."""
     typed = typist()

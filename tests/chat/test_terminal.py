@@ -180,6 +180,24 @@ def test_ctrl_c_while_another_model_loads(opened: Open, tiny_path: Path, tmp_pat
 
 
 @pytest.mark.slow
+def test_ctrl_c_twice_while_another_model_loads(opened: Open, tiny_path: Path, tmp_path: Path) -> None:
+    """The model before comes back, however often it is pressed."""
+    gate = tmp_path / "gate"
+    gate.touch()
+    terminal = opened("--temp", "0", "-n", "2", program=["-c", WAITS_TO_LOAD, str(gate), ""])
+    gate.unlink()
+    terminal.send(f"/model {tiny_path}\r")
+    terminal.until_shown("loading the model …")
+    terminal.send("\x03")
+    terminal.until_shown("before again …")
+    terminal.send("\x03\x03")
+    terminal.settle()
+    gate.touch()
+    terminal.until_shown("interrupted\n>$")
+    assert "2 tokens" in terminal.say("Say hello.")
+
+
+@pytest.mark.slow
 def test_ctrl_c_while_a_long_prompt_is_evaluated(opened: Open, tmp_path: Path) -> None:
     """For an answer, and for its steps."""
     grammar = tmp_path / "numbers.gbnf"

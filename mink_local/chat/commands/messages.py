@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+import click
 from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
@@ -206,13 +207,27 @@ def save(chat: Chat, argument: str) -> None:
 
 
 def load(chat: Chat, argument: str) -> None:
-    """Continue a conversation by its name or number, which /list shows."""
+    """Continue a conversation by its name or number, which /list shows, with the model that it had."""
     conversation = chat.session.store.find(argument)
     _leave(chat)
+    chat.session.clear()  # before the model changes, which the conversation before keeps
+    _bring_model(chat, conversation)
     unanswered = chat.session.load(conversation)
-    chat.draft = Draft(unanswered, "never answered: Enter sends it") if unanswered else None
+    if unanswered:
+        chat.draft = Draft(unanswered, "never answered: Enter sends it")
     chat.attached.clear()
     recall(chat)
+
+
+def _bring_model(chat: Chat, conversation: Conversation) -> None:
+    """Load the model of a conversation; say so if it cannot be had, and the one in use goes on."""
+    if conversation.model == chat.session.settings["model"]:
+        return
+    try:
+        change_setting("model", chat, conversation.model)
+    except (MinkError, click.ClickException, KeyboardInterrupt) as error:
+        name = chat.session.model.name
+        chat.screen.note(f"{name} goes on, not {conversation.model}: {error or 'interrupted'}")
 
 
 def list_(chat: Chat, argument: str) -> None:

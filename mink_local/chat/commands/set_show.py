@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, count
 
 from platformdirs import user_cache_path
 from rich.table import Table
@@ -29,6 +29,7 @@ from mink_local.cli import did_you_mean, printable
 from mink_local.errors import MinkError
 from mink_local.files import add_to_record, read_record, size_in_words
 from mink_local.generation.model import Model
+from mink_local.interrupts import on_interrupt
 from mink_local.llama.devices import n_cores
 from mink_local.models import catalog, trust
 from mink_local.models.catalog import EMBEDDED, resolve
@@ -87,14 +88,24 @@ def _load(chat: Chat, settings: Settings) -> None:
     """Load the model of settings in place of the one before, which comes back if that fails."""
     session, screen = chat.session, chat.screen
     trust.check(resolve(settings["model"]))
-    session.model.close()  # there may not be enough memory for both
-    try:
-        screen.progress("loading the model …")
-        session.model = settings.load_model()
-    except BaseException:
-        screen.progress("loading the model before again …")
-        session.model = session.settings.load_model()
-        raise
+    presses = count()
+
+    def stop() -> None:
+        if next(presses) == 0:  # the next ones must not leave the chat without a model
+            raise KeyboardInterrupt
+
+    with on_interrupt(stop):
+        session.model.close()  # there may not be enough memory for both
+        try:
+            screen.progress("loading the model …")
+            session.model = settings.load_model()
+        except BaseException as error:
+            screen.progress("loading the model before again …")
+            try:
+                session.model = session.settings.load_model()
+            except MinkError as other:
+                raise MinkError(f"{error or 'interrupted'}; {other}: /model NAME loads one") from None
+            raise
 
 
 def default(chat: Chat, _: str) -> None:

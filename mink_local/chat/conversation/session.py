@@ -119,6 +119,7 @@ class Session:
         self._unkept: list[Branch] = []  # what is to be stored, oldest first; further messages try again
         self._undone: list[Branch] = []  # the branches that `undo` left, the last one last
         self._start = 0  # index of the first message of the branch that still fits the context
+        self._author = ""  # the model of the conversation, until another one answers
         self._head: int | None = None  # the end of the branch in the store, as it was last known
 
     def load(self, conversation: Conversation) -> StoredMessage | None:
@@ -126,11 +127,11 @@ class Session:
 
         One that another program is about to answer is left to that program.
         """
+        branch = self.store.branch(conversation.head)  # which may fail
         self.clear()
-        self.conversation = conversation.id
+        self.conversation, self._author = conversation.id, conversation.model
         self.settings.restore(conversation.settings, conversation.label)
         self.settings.put("system", conversation.system, conversation.label)
-        branch = self.store.branch(conversation.head)
         if (path := self._cache_path) and path.exists() and self.model.load_cache(path):
             path.touch()
         unanswered = branch.pop() if branch and branch[-1].role == "user" else None
@@ -143,7 +144,7 @@ class Session:
 
     def changed_model(self) -> None:
         """Note that another model continues the conversation: all of it may fit the context."""
-        self._start = 0
+        self._start, self._author = 0, ""
 
     def set_system(self, text: str | None, source: str) -> None:
         """Set the system prompt, None for none, and keep it with the conversation."""
@@ -357,7 +358,7 @@ class Session:
         while self._unkept:
             branch = self._unkept[0]
             try:
-                model, system = self.settings["model"], self.settings["system"]
+                model, system = self._author or self.settings["model"], self.settings["system"]
                 kept = self.settings.kept()
                 self.conversation = self.store.save(self.conversation, branch, model, system, kept)
             except DeletedError:
@@ -404,7 +405,7 @@ class Session:
         Args:
             answer: What it begins with; see `AnswerStream`.
         """
-        answer = answer or StoredMessage("assistant")
+        answer, self._author = answer or StoredMessage("assistant"), ""
         try:
             messages = self.prompt(branch)
             reasons = self.settings["reasoning"]
