@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mink_local import load_model
+from mink_local.chat.conversation import session, store
 from mink_local.chat.conversation.answer_steps import AnswerSteps
 from mink_local.chat.conversation.session import AnswerStream, Session
 from mink_local.chat.conversation.store import ConversationStore, DeletedError
@@ -172,12 +173,15 @@ def test_a_lock_costs_nothing(smollm2: Model, tmp_path: Path) -> None:
     assert [one.content for one in chat.alternatives()] == texts
 
 
-def test_a_lock_in_the_middle_of_an_answer(smollm2: Model, tmp_path: Path) -> None:
+def test_a_lock_in_the_middle_of_an_answer(
+    smollm2: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "c.db"
     chat = new_session(smollm2, "-n", "12", store=ConversationStore(path))
     answer = chat.ask("Tell me a story.")
     pieces = answer.pieces()
     text = next(pieces).content
+    monkeypatch.setattr(session, "_STORE_SECONDS", 0.0)
     with locked(path):
         for _ in range(3):
             text += next(pieces).content
@@ -210,7 +214,9 @@ def test_an_answer_that_another_window_is_writing(windows: list[Session]) -> Non
     assert two.branch[:4] == one.branch
 
 
-def test_a_message_that_another_window_is_about_to_answer(windows: list[Session]) -> None:
+def test_a_message_that_another_window_is_about_to_answer(
+    windows: list[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is not taken into the input line, unless that window was killed."""
     one, two = windows
     answer = one.ask("Tell me a story.")
@@ -219,7 +225,8 @@ def test_a_message_that_another_window_is_about_to_answer(windows: list[Session]
     text_of(answer)
     assert two.store.branch(two.store.find().head) == one.branch
     one.ask("And now?")
-    one.store.close()  # as if killed
+    one.store.close()  # as if killed,
+    monkeypatch.setattr(store, "_ALIVE_SECONDS", 0.0)  # some seconds ago
     unanswered = two.load(two.store.find())
     assert unanswered
     assert unanswered.typed == "And now?"

@@ -19,6 +19,7 @@ import pytest
 
 from mink_local.chat.conversation.export import export
 from mink_local.chat.conversation.store import (
+    _FROM_VERSION_1,
     ConversationStore,
     SamplingInfo,
     StoredMessage,
@@ -35,8 +36,8 @@ def begin(store: ConversationStore, *branch: StoredMessage) -> int:
     return store.save(None, branch, "model", "Be brief.")
 
 
-def test_a_message_grows_by_pieces_and_is_folded(tmp_path: Path) -> None:
-    """Another program sees every piece at once, and what a killed program left."""
+def test_a_message_grows(tmp_path: Path) -> None:
+    """Another program sees each state that is stored, and whether it is the last one."""
     store, other = (ConversationStore(tmp_path / "folder" / "c.db") for _ in range(2))
     user, answer = StoredMessage("user", "Hello"), StoredMessage("assistant", parts=[INFO, INFO])
     begin(store, user, answer)
@@ -45,7 +46,7 @@ def test_a_message_grows_by_pieces_and_is_folded(tmp_path: Path) -> None:
     assert other.is_being_written(answer)
     for reasoning, content in (("We", ""), ("ll", "Hi "), ("", "😀")):
         answer.add(reasoning, content)
-        store.append(1, answer, reasoning, content)
+        store.save(1, [user, answer], "model", "Be brief.")
     assert other.branch(answer.id) == [user, replace(answer, parts=[INFO])]
     assert (answer.reasoning, answer.content, answer.finish_reason) == ("Well", "Hi 😀", None)
     answer.finish_reason, answer.tokens, answer.k, answer.seconds = "stop", [1, 2], [3, 1, 1], 0.5
@@ -60,19 +61,86 @@ def test_a_message_grows_by_pieces_and_is_folded(tmp_path: Path) -> None:
 
 
 def test_a_deleted_text_is_in_no_file(tmp_path: Path) -> None:
-    """Nor are the pieces that an answer grew by."""
+    """Nor is an earlier state of an answer."""
     store = ConversationStore(tmp_path / "c.db")
-    answer = StoredMessage("assistant")
-    number = begin(store, StoredMessage("user", "a pelican " * 2000), answer)
-    store.append(number, answer, "", "an ostrich")
-    answer.add("", "an ostrich")
-    answer.is_kept, answer.finish_reason = False, "stop"
-    store.save(number, store.branch(answer.id), "model", None)
+    branch = [StoredMessage("user", "a pelican " * 2000), StoredMessage("assistant")]
+    number = begin(store, *branch)
+    for text in ("an ostrich ", "and an emu " * 900):
+        branch[-1].add("", text)
+        store.save(number, branch, "model", None)
     store.delete(number)
     found = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
-    assert [word for word in (b"pelican", b"ostrich") if word in found] == []
+    assert [word for word in (b"pelican", b"ostrich", b"emu") if word in found] == []
     assert (store.conversations(), store.messages(number)) == ([], [])
     assert begin(store, StoredMessage("user", "Another one.")) == number + 1  # it is not given again
+
+
+@pytest.mark.parametrize("n", [1, 501, 3000])
+def test_a_conversation_of_any_length_is_deleted(tmp_path: Path, n: int) -> None:
+    store = ConversationStore(tmp_path / "c.db")
+    kept = converse(store, "Another one.", "Yes.")
+    converse(store, *(f"pelican {i}" for i in range(2 * n)))
+    store.delete(2)
+    assert (store.messages(2), store.messages(1)) == ([], kept)
+    assert b"pelican" not in (tmp_path / "c.db").read_bytes()
+
+
+def test_a_first_message_without_an_answer_is_found(tmp_path: Path) -> None:
+    """Whether it was interrupted or the program was killed; but not one that was answered and taken back."""
+    store = ConversationStore(tmp_path / "c.db")
+    message = StoredMessage("user", "What is this?")
+    number = begin(store, message)
+    store.save(number, [], "model", None)  # as after Ctrl-C
+    for found in (store.find(), *store.conversations()):
+        assert (found.id, found.head, found.turns, found.title) == (number, None, 1, "What is this?")
+        assert store.branch(found.end) == [message]
+    export(store, store.find(), tmp_path / "c.md")
+    assert "What is this?" in (tmp_path / "c.md").read_text(encoding="utf-8")
+    store.save(number, [message, StoredMessage("assistant", "It is.", finish_reason="stop")], "model", None)
+    store.save(number, [], "model", None)
+    assert [one.turns for one in store.conversations()] == [0]
+    with pytest.raises(MinkError):
+        store.find()
+
+
+def old_file(path: Path) -> Path:
+    """Write a file of version 1, with an answer that was cut off by a kill; return its path."""
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript((Path(__file__).parent / "data" / "conversations.sql").read_text(encoding="utf-8"))
+    return path
+
+
+def test_a_file_of_version_1_is_changed_once(tmp_path: Path) -> None:
+    """As a whole, after a copy beside it; the text that a kill left in pieces is that of its message."""
+    path = old_file(tmp_path / "c.db")
+    with closing(sqlite3.connect(path)) as db:
+        texts = dict(db.execute("SELECT id, content FROM message"))
+        for message, text in db.execute("SELECT message, text FROM piece WHERE NOT thinking ORDER BY id"):
+            texts[message] += text
+    store = ConversationStore(path)
+    assert {message.id: message.content for message in store.messages(1)} == texts
+    copy = tmp_path / "c-version-1.db"
+    assert os.name != "posix" or copy.stat().st_mode & 0o777 == 0o600
+    with closing(sqlite3.connect(copy)) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (1,)
+    copy.unlink()
+    assert len(ConversationStore(path).messages(1)) == len(texts)
+    assert [file.name for file in tmp_path.iterdir()] == ["c.db"]
+
+
+def test_a_change_of_version_that_fails_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = old_file(tmp_path / "c.db")
+    before = path.read_bytes()
+    with monkeypatch.context() as broken:
+        broken.setattr(
+            "mink_local.chat.conversation.store._FROM_VERSION_1", (*_FROM_VERSION_1[:-1], "no SQL")
+        )
+        with pytest.raises(StoreError):
+            ConversationStore(path).conversations()
+    assert path.read_bytes() == before
+    assert len(ConversationStore(path).messages(1)) > 4
 
 
 def test_names(tmp_path: Path) -> None:
@@ -104,19 +172,28 @@ def elsewhere() -> Iterator[Path]:
 
 
 @pytest.mark.posix
-def test_a_file_that_can_only_be_read(elsewhere: Path) -> None:
-    """It is listed and read; what is new stays with the message that could not be stored."""
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_file_that_can_only_be_read(elsewhere: Path, is_killed: bool) -> None:
+    """It is listed and read, also what is only in its log; what is new stays with its message."""
     path = elsewhere / "c.db"
     store = ConversationStore(path)
-    converse(store, "Hello")
+    converse(store, "Hi" if is_killed else "Hello")
     store.close()
-    path.chmod(0o444)
+    if is_killed:  # before what it wrote last was in the file itself
+        code = (
+            f"import sqlite3, os; db = sqlite3.connect({str(path)!r}); "
+            "db.execute('PRAGMA journal_mode = WAL'); "
+            "db.execute('UPDATE message SET content = ?', ('Hello',)); db.commit(); os._exit(0)"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True)
+        assert (elsewhere / "c.db-wal").stat().st_size
+    for file in elsewhere.iterdir():
+        file.chmod(0o444)
     elsewhere.chmod(0o555)
     if os.getuid() == 0:
         os.seteuid(65534)
     store = ConversationStore(path)
     assert [one.title for one in store.conversations()] == ["Hello"]
-    assert not store.is_being_written(store.branch(1)[-1])
     message = StoredMessage("user", "Hello again")
     changes = (
         partial(store.save, 1, [message], "model", None),
@@ -162,7 +239,8 @@ DAMAGE = [
     "UPDATE message SET created = -1e300 WHERE conversation = 2",
     "UPDATE message SET role = x'ff' WHERE conversation = 2",
     "UPDATE conversation SET settings = '" + "[" * 100_000 + "' WHERE id = 2",
-    "INSERT INTO piece VALUES (1, 4, 1, x'ff')",
+    "UPDATE message SET alive = x'ff' WHERE conversation = 2",
+    "UPDATE message SET alive = 'now' WHERE conversation = 2",
     "UPDATE message SET parent = 4 WHERE id = 3",
 ]
 
@@ -205,16 +283,13 @@ while time.monotonic() < end:
     for piece in [*pieces, ""]:
         answer.add("", piece)
         if not piece:
-            answer.finish_reason, answer.is_kept = "stop", False
+            answer.finish_reason = "stop"
         while True:
             try:
-                if answer.is_kept:
-                    store.append(conversations[which], answer, "", piece)
-                else:
-                    conversations[which] = store.save(conversations[which], branch, "model", None)
+                conversations[which] = store.save(conversations[which], branch, "model", None)
                 break
             except StoreError:
-                answer.is_kept = False
+                pass
     print(" ".join(str(message.id) for message in branch), "|", answer.content, flush=True)
 """
 

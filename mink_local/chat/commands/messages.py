@@ -349,7 +349,7 @@ def _show_messages(chat: Chat, messages: Sequence[StoredMessage]) -> None:
         else:
             chat.screen.note("no answer")
         if message.is_unfinished and chat.session.store.is_being_written(message):
-            chat.screen.note("another window is writing this answer")
+            chat.screen.note("another window is writing this answer, or was a moment ago")
         elif message.is_unfinished:
             chat.screen.note("the program ended during this answer: /continue completes it")
         chat.screen.show("")

@@ -29,7 +29,7 @@ def as_markdown(store: ConversationStore, conversation: Conversation) -> str:
     parts = [f"# {conversation.name or f'Conversation {conversation.id}'}"]
     if conversation.system:
         parts.append(f"**System**\n\n{conversation.system}")
-    for message in store.branch(conversation.head):
+    for message in store.branch(conversation.end):
         if message.role == "user":
             parts.append(f"## User\n\n{message.content}")
             continue
@@ -44,7 +44,7 @@ def as_markdown(store: ConversationStore, conversation: Conversation) -> str:
 
 def as_json(store: ConversationStore, conversation: Conversation) -> str:
     """Return the current branch as `messages`, and all other messages as `other_branches`."""
-    branch = store.branch(conversation.head)
+    branch = store.branch(conversation.end)
     current = {message.id for message in branch}
     others = [message for message in store.messages(conversation.id) if message.id not in current]
     whole = {

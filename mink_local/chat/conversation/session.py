@@ -37,6 +37,7 @@ from mink_local.llama.constraints import Constraints
 Messages = list[dict[str, str]]
 Branch = list[StoredMessage]
 
+_STORE_SECONDS = 1.0  # between two states of an answer that are stored
 _LAST_SECONDS = 5.0  # to wait for a locked file at the end
 MOST_BYTES = 2_000_000_000  # of all KV caches on disk
 _LEAST_TOKENS = 256  # of one: fewer are evaluated as fast as a file is read
@@ -119,6 +120,7 @@ class Session:
         self._unkept: list[Branch] = []  # what is to be stored, oldest first; further messages try again
         self._undone: list[Branch] = []  # the branches that `undo` left, the last one last
         self._start = 0  # index of the first message of the branch that still fits the context
+        self._stored = 0.0  # when an answer was stored that is being generated
         self._author = ""  # the model of the conversation, until another one answers
         self._head: int | None = None  # the end of the branch in the store, as it was last known
 
@@ -127,7 +129,7 @@ class Session:
 
         One that another program is about to answer is left to that program.
         """
-        branch = self.store.branch(conversation.head)  # which may fail
+        branch = self.store.branch(conversation.end)  # which may fail
         self.clear()
         self.conversation, self._author = conversation.id, conversation.model
         self.settings.restore(conversation.settings, conversation.label)
@@ -323,18 +325,23 @@ class Session:
         self._undone.clear()
         self._keep(branch)
 
-    def add_piece(self, branch: Branch, piece: Piece) -> None:
-        """Add a piece to the last message of a branch, and store it."""
-        message = branch[-1]
-        message.add(piece.reasoning, piece.content)
-        if message.is_kept:
-            try:
-                assert self.conversation is not None
-                self.store.append(self.conversation, message, piece.reasoning, piece.content)
-            except MinkError:
-                message.is_kept = False
-        if not message.is_kept:
+    def grow(self, branch: Branch, piece: Piece) -> None:
+        """Add a piece to the last message of a branch; it is stored at once if it is the first."""
+        branch[-1].add(piece.reasoning, piece.content)
+        if not branch[-1].id:
             self.add(branch)
+        self.store_now_and_then(branch)
+
+    def store_now_and_then(self, branch: Branch) -> None:
+        """Once a second, store what an answer has grown by, or that it is still waited for."""
+        if time.monotonic() - self._stored < _STORE_SECONDS:
+            return
+        self._stored = time.monotonic()
+        if branch[-1].id and not branch[-1].is_kept:
+            self.add(branch)
+        else:
+            with suppress(MinkError):
+                self.store.touch(branch[-1] if branch[-1].id else branch[-2])
 
     def go_to(self, branch: Branch) -> None:
         """Make a branch the current one."""
@@ -436,7 +443,7 @@ class Session:
 
 
 class AnswerStream:
-    """An answer while it is generated: its `pieces`, each stored before it is yielded.
+    """An answer while it is generated: its `pieces`, stored once a second and at the end.
 
     Args:
         session: Goes on with the branch in the end, if any text came.
@@ -466,17 +473,22 @@ class AnswerStream:
         """
         reply, message, guard = self.reply, self.message, self._guard
         engine = self._session.model.core.engine
+
+        def wait() -> None:
+            self._session.store_now_and_then(self._branch)
+            waiting(engine.unevaluated(reply.answer))
+
         unseen = [] if message.content or message.reasoning else [reply.prefix]
         try:
             with on_interrupt(reply.interrupt):
-                for piece in iter(reply).reading(lambda: waiting(engine.unevaluated(reply.answer))):
+                for piece in iter(reply).reading(wait):
                     message.first_token_s = message.first_token_s or time.perf_counter() - self._began
                     if piece.token is not None and guard and guard.feed(piece.token, len(piece), reply.text):
                         reply.interrupt()
                     for part in (*unseen, piece):
                         if part.reasoning or part.content:
                             self._has_text = True
-                            self._session.add_piece(self._branch, part)
+                            self._session.grow(self._branch, part)
                             yield part
                     unseen = []
         finally:

@@ -1,10 +1,9 @@
-"""Conversations on disk: a SQLite file in which every token is committed before it is shown.
+"""Conversations on disk: a SQLite file in which a message is a row.
 
 The messages of a conversation are a tree: another answer to the same message, or an edited message, is
 a sibling, and `head` is the last message of the current branch. So two programs never write the same
-message. While an answer is generated, each piece of its text is a row of its own; the pieces are folded into
-the message at the end. If the program is killed, the pieces stay, and reading the message joins them. A lock
-beside the file tells an answer that is being written from one that was cut off.
+message. An answer is stored when it begins, then once a second, and at its end: a program that is killed
+loses the last second. `alive` tells an answer that is being written from one that was cut off.
 
 Messages know whether the store has them: what cannot be stored now is stored with what comes next.
 """
@@ -12,21 +11,23 @@ Messages know whether the store has them: what cannot be stored now is stored wi
 import json
 import logging
 import os
+import shutil
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, get_origin, get_type_hints
 
 from platformdirs import user_data_path
 
 from mink_local.cli import command_line_text
 from mink_local.errors import MinkError
-from mink_local.files import locked, private_file, private_folder
+from mink_local.files import private_file, replaced
 
 if TYPE_CHECKING:
     from mink_local.generation.answer import Answer
@@ -38,7 +39,8 @@ Role = Literal["user", "assistant"]
 _TITLE = 200  # characters of a message that a list shows
 _PATIENCE_MS = 1000  # milliseconds for another program that has locked the file
 _FIRST, _LAST = 86_400.0, 253_402_128_000.0  # times that have a date, in 1970 and 9999
-_VERSION = 1
+_ALIVE_SECONDS = 3.0  # since its last sign of life; then a program that was writing an answer has ended
+_VERSION = 2
 _SCHEMA = f"""
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS conversation (
@@ -59,19 +61,24 @@ CREATE TABLE IF NOT EXISTS message (
     thinking TEXT NOT NULL,  -- the reasoning
     how TEXT NOT NULL,  -- JSON: SamplingInfo
     outcome TEXT,       -- JSON: see StoredMessage.as_exported; NULL while it is being generated
-    created REAL NOT NULL
+    created REAL NOT NULL,
+    alive REAL NOT NULL DEFAULT 0  -- when a program was writing it, or was about to answer it
 );
 CREATE INDEX IF NOT EXISTS message_parent ON message (conversation, parent);
-CREATE TABLE IF NOT EXISTS piece (
-    id INTEGER PRIMARY KEY,
-    message INTEGER NOT NULL REFERENCES message ON DELETE CASCADE,
-    thinking INTEGER NOT NULL,  -- whether it is reasoning
-    text TEXT NOT NULL
-);
-CREATE INDEX IF NOT EXISTS piece_message ON piece (message, id);
 PRAGMA user_version = {_VERSION};
 COMMIT;
 """
+_PIECES = """
+coalesce((SELECT group_concat(text, '') FROM
+    (SELECT text FROM piece WHERE piece.message = message.id AND thinking = {} ORDER BY id)), '')
+"""
+_FROM_VERSION_1 = (  # in which each token of an answer was a row until the answer ended
+    "ALTER TABLE message ADD COLUMN alive REAL NOT NULL DEFAULT 0",
+    f"UPDATE message SET content = content || {_PIECES.format(0)} WHERE id IN (SELECT message FROM piece)",
+    f"UPDATE message SET thinking = thinking || {_PIECES.format(1)} WHERE id IN (SELECT message FROM piece)",
+    "DROP TABLE piece",
+    "PRAGMA user_version = 2",
+)
 _BRANCH = """
 WITH RECURSIVE branch (id, parent) AS (
     SELECT id, parent FROM message WHERE id = {head}
@@ -79,14 +86,24 @@ WITH RECURSIVE branch (id, parent) AS (
 )
 """
 _EXISTS = "model != ''"  # a conversation that was not deleted
+# The first message of a conversation that has no head, if it is the newest one and was never answered.
+_UNANSWERED = """
+SELECT id FROM message AS first
+WHERE conversation.head IS NULL
+    AND id = (SELECT max(id) FROM message AS root
+              WHERE root.conversation = conversation.id AND root.parent IS NULL)
+    AND NOT EXISTS (SELECT 1 FROM message AS answer
+                    WHERE answer.conversation = conversation.id AND answer.parent = first.id)
+"""
 _CONVERSATIONS = f"""
-SELECT id, name, model, system, settings, head, updated,
-    ({_BRANCH.format(head="conversation.head")}
+SELECT id, name, model, system, settings, head, ({_UNANSWERED}) AS unanswered, updated,
+    ({_BRANCH.format(head=f"coalesce(conversation.head, ({_UNANSWERED}))")}
      SELECT count(*) FROM message WHERE role = 'user' AND id IN (SELECT id FROM branch)) AS turns,
     coalesce((SELECT beginning(CAST(content AS BLOB), CAST(outcome AS BLOB)) FROM message
               WHERE conversation = conversation.id AND parent IS NULL ORDER BY id DESC LIMIT 1), '') AS title
 FROM conversation
 """
+_TOUCH = "UPDATE message SET alive = ? WHERE id = ?"
 _CONTAINS = "instr(casefold(CAST({} AS BLOB)), ?)"
 _NEWEST = "ORDER BY updated DESC, id DESC"
 
@@ -188,6 +205,7 @@ class StoredMessage:
         """Add what the answer has grown by; the store lacks it then."""
         self.reasoning += reasoning
         self.content += content
+        self.is_kept = False
 
     def end(self, answer: "Answer", seconds: float) -> None:
         """Take what is known of an answer that has ended, besides its text; the store lacks it then."""
@@ -237,9 +255,15 @@ class Conversation:
     system: str | None
     settings: dict[str, str | None]  # the sampling settings that are not the defaults, as /set takes them
     head: int | None  # the id of the last message of the current branch
+    unanswered: int | None  # that of a first message, if it has no head
     updated: float  # when the last message was added, in seconds since 1970
     turns: int  # the user's messages in the current branch
     title: str  # the first 200 characters of the first message, after its files
+
+    @property
+    def end(self) -> int | None:
+        """The id of the message that the conversation goes on from."""
+        return self.head or self.unanswered
 
     @property
     def label(self) -> str:
@@ -275,7 +299,6 @@ class ConversationStore:
         self._path = path
         self._db: sqlite3.Connection | None = None
         self._has_failed = False
-        self._claim = ExitStack()  # the lock of the answer that is being written
 
     @property
     def is_on_disk(self) -> bool:
@@ -289,7 +312,6 @@ class ConversationStore:
 
     def close(self) -> None:
         """Close the file; another call opens it again."""
-        self._claim.close()
         if self._db:
             self._db.close()
             self._db = None
@@ -336,6 +358,7 @@ class ConversationStore:
         """
         model = command_line_text(model)
         end = branch[-1].created if branch else 0.0
+        is_growing = branch and branch[-1].finish_reason is None and not branch[-1].is_kept
         ids: list[int | None] = [None]  # the first message has no parent
         with self._transaction() as db:
             if conversation is None:
@@ -349,61 +372,39 @@ class ConversationStore:
                 ids.append(message.id if message.is_kept else self._keep(db, conversation, ids[-1], message))
             change = "UPDATE conversation SET head = ?, settings = ? WHERE id = ?"
             db.execute(change, (ids[-1], json.dumps(settings or {}), conversation))
+            db.execute("UPDATE message SET alive = 0 WHERE conversation = ? AND alive", (conversation,))
+            if is_growing:
+                db.execute(_TOUCH, (time.time(), ids[-1]))
         for message, parent, number in zip(branch, ids, ids[1:], strict=False):
             message.id, message.parent, message.is_kept = number or 0, parent, True
-        if not branch or branch[-1].finish_reason is not None:
-            self._claim.close()
         return conversation
 
     def _keep(
         self, db: sqlite3.Connection, conversation: int, parent: int | None, message: StoredMessage
     ) -> int:
-        """Insert a message, or replace it and the pieces of its text; return its id."""
+        """Insert a message, or replace it; return its id."""
         row = {**message.as_exported(), "conversation": conversation, "parent": parent}
         outcome = row["outcome"] and json.dumps(row["outcome"])
         row |= {"thinking": row["reasoning"], "how": json.dumps(row["how"]), "outcome": outcome}
         if message.id:
             columns = "content = :content, thinking = :thinking, outcome = :outcome"
             db.execute(f"UPDATE message SET {columns} WHERE id = :id", row)
-            db.execute("DELETE FROM piece WHERE message = :id", row)
             return message.id
         insert = (
             "INSERT INTO message (conversation, parent, role, content, thinking, how, outcome, created) "
             "VALUES (:conversation, :parent, :role, :content, :thinking, :how, :outcome, :created)"
         )
-        number = db.execute(insert, row).lastrowid or 0
-        if self._path and (message.is_unfinished or message.role == "user"):
-            self._claim.close()
-            private_folder((lock := _lock_path(self._path, number)).parent)
-            with suppress(OSError):  # SQLite reuses the number of a deleted message
-                self._claim.enter_context(_claimed(lock))
-        return number
+        return db.execute(insert, row).lastrowid or 0
 
-    def append(self, conversation: int, message: StoredMessage, reasoning: str, content: str) -> None:
-        """Store what a message that is being generated has grown by. Raises DeletedError."""
-        insert = (
-            "INSERT INTO piece (message, thinking, text) "
-            "SELECT id, ?, ? FROM message WHERE id = ? AND conversation = ?"
-        )
+    def touch(self, message: StoredMessage) -> None:
+        """Tell other programs that this one is still writing an answer, or about to answer a message."""
         with self._transaction() as db:
-            for is_reasoning, text in ((True, reasoning), (False, content)):
-                if text and not db.execute(insert, (is_reasoning, text, message.id, conversation)).rowcount:
-                    raise DeletedError
+            db.execute(_TOUCH, (time.time(), message.id))
 
     def is_being_written(self, message: StoredMessage) -> bool:
         """Return whether a running program is writing an answer, or is about to answer a message."""
-        if not (self._path and message.finish_reason is None and message.id):
-            return False
-        path = _lock_path(self._path, message.id)
-        try:
-            if path.exists():
-                with _claimed(path):
-                    pass
-        except TimeoutError:
-            return True
-        except OSError:  # of a folder that this user cannot write to
-            pass
-        return False
+        alive = self._rows("SELECT alive FROM message WHERE id = ?", (message.id,))
+        return message.finish_reason is None and any(time.time() - row[0] < _ALIVE_SECONDS for row in alive)
 
     def rename(self, conversation: int, name: str) -> None:
         """Name a conversation. Raises MinkError if another one has the name."""
@@ -420,10 +421,10 @@ class ConversationStore:
         """
         empty = "model = '', name = NULL, system = NULL, settings = '{}', updated = 0"
         with self._transaction() as db:
+            # SQLite does not follow more than 1000 messages from one to the next.
+            db.execute("UPDATE message SET parent = NULL WHERE conversation = ?", (conversation,))
             db.execute("DELETE FROM message WHERE conversation = ?", (conversation,))
             db.execute(f"UPDATE conversation SET {empty} WHERE id = ?", (conversation,))
-        with self._transaction() as db:
-            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def branch(self, head: int | None) -> list[StoredMessage]:
         """Return the messages from the first to `head`."""
@@ -459,7 +460,7 @@ class ConversationStore:
         Raises MinkError if there is none.
         """
         number = int(name[:18]) if name.isdecimal() else None
-        where = "name = ? OR id = ? OR (? = '' AND head IS NOT NULL)"
+        where = f"name = ? OR id = ? OR (? = '' AND coalesce(head, ({_UNANSWERED})))"
         if found := self._conversations(where, name, number, name, limit=1):
             return found[0]
         hint = f" {name!r}: see --list, or /list in a chat" if name else " to continue yet"
@@ -473,8 +474,7 @@ class ConversationStore:
 
     def _messages(self, where: str, *arguments: object) -> list[StoredMessage]:
         rows = self._rows(f"SELECT * FROM message WHERE {where} ORDER BY id", arguments)
-        pieces = "SELECT text, thinking FROM piece WHERE message = ? ORDER BY id"
-        return [_message(row, self._rows(pieces, (row["id"],))) for row in rows]
+        return list(map(_message, rows))
 
     def _conversations(self, where: str, *arguments: object, limit: int = -1) -> list[Conversation]:
         """Return the most recent conversations, all without a `limit`; damaged ones are left out."""
@@ -487,38 +487,29 @@ class ConversationStore:
             return db.execute(query, arguments).fetchall()
 
 
-@contextmanager
-def _claimed(path: Path) -> Iterator[None]:
-    """Hold the lock of a message, whose file is removed afterwards. Raises as `locked` does."""
-    with locked(path, timeout=0):
-        yield
-    with suppress(OSError):  # on Windows another program may look at it, and no open file can be removed
-        path.unlink(missing_ok=True)
-
-
-def _lock_path(path: Path, message: int) -> Path:
-    """Return the file that the program holds that is writing an answer; the system frees it at its end."""
-    return path.parent / "writing" / f"{message}.lock"
-
-
 def _open(path: Path | None, patience: int) -> sqlite3.Connection:
-    """Open a file, read-only if it cannot be written, or a database in memory.
+    """Open a file, a copy in memory of one that cannot be written, or a database in memory.
 
     Args:
         path: The file; None for memory.
         patience: Milliseconds to wait for another program that has locked it.
     """
-    if path is None:
-        db = _connect(":memory:", patience)
-    elif path.exists() and not all(map(_is_writable, (path, path.resolve().parent))):
-        # In WAL mode even a reader writes, unless it is told that nobody writes meanwhile.
-        return _connect(f"{path.absolute().as_uri()}?immutable=1", patience)
-    else:
-        db = _connect(private_file(path), patience)
-        db.execute("PRAGMA journal_mode = WAL")
-        # In WAL mode a commit survives the end of the program at once, and a power cut a little later.
-        db.execute("PRAGMA synchronous = NORMAL")
-    _create_tables(db)
+    if path is None or not path.exists() or all(map(_is_writable, (path, path.resolve().parent))):
+        db = _connect(private_file(path) if path else ":memory:", patience)
+        with suppress(sqlite3.OperationalError):  # a program of version 1 has it open
+            db.execute("PRAGMA journal_mode = DELETE")
+        _bring_up_to_date(db, path)
+        return db
+    db = _connect(":memory:", patience)
+    with TemporaryDirectory() as folder:  # even to read, SQLite has to write beside a file
+        copy = Path(folder, path.name)
+        for end in ("", "-wal", "-journal"):
+            with suppress(FileNotFoundError):
+                shutil.copyfile(f"{path.resolve()}{end}", f"{copy}{end}")
+        with closing(sqlite3.connect(copy)) as readable:
+            readable.backup(db)
+    _bring_up_to_date(db, None)
+    db.execute("PRAGMA query_only = ON")
     return db
 
 
@@ -540,14 +531,24 @@ def _connect(path: Path | str, patience: int) -> sqlite3.Connection:
     return db
 
 
-def _create_tables(db: sqlite3.Connection) -> None:
-    """Create the tables of a new file."""
+def _bring_up_to_date(db: sqlite3.Connection, path: Path | None) -> None:
+    """Create the tables of a new file; change those of version 1, of which a copy stays beside it."""
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version == 0:
         db.executescript(_SCHEMA)
     elif version > _VERSION:
         db.close()
         raise sqlite3.DatabaseError("a newer version of this program wrote them")
+    elif version < _VERSION:
+        if path:
+            old = path.with_name(f"{path.stem}-version-{version}{path.suffix}")
+            with replaced(old) as unfinished, closing(sqlite3.connect(private_file(unfinished))) as copy:
+                db.backup(copy)
+        with db:
+            db.execute("BEGIN IMMEDIATE")
+            if db.execute("PRAGMA user_version").fetchone()[0] == version:  # and no other program was faster
+                for change in _FROM_VERSION_1:
+                    db.execute(change)
 
 
 def _text(data: bytes | None) -> str:
@@ -595,14 +596,12 @@ def _conversation(row: sqlite3.Row) -> Conversation | None:
         return None
 
 
-def _message(row: sqlite3.Row, pieces: Sequence[sqlite3.Row]) -> StoredMessage:
-    """Return a message from its row and the pieces of text that are not folded into it.
+def _message(row: sqlite3.Row) -> StoredMessage:
+    """Return a message from its row.
 
     Of an answer whose row is damaged only the text is known, as if the program had been killed.
     """
     texts = [str(row["content"]), str(row["thinking"])]
-    for text, is_reasoning in pieces:
-        texts[bool(is_reasoning)] += str(text)
     outcome = _object(row["outcome"])
     later = outcome.pop("continued", [])
     infos = filter(None, [_object(row["how"]), *(later if isinstance(later, list) else ())])
