@@ -38,7 +38,7 @@ from mink_local.serve.guard import EXCEPTION_HANDLERS, Guard, allowed_hosts, rea
 from mink_local.serve.history import SIZE
 from mink_local.serve.keys import Keys
 from mink_local.serve.metrics import Metrics
-from mink_local.serve.request.parsing import listed, naming, parse
+from mink_local.serve.request.parsing import parse
 from mink_local.serve.request.presets import Preset, Presets
 from mink_local.serve.request.sampling import unread
 from mink_local.serve.service import Service
@@ -51,21 +51,23 @@ def _route(path: str, endpoint: Endpoint) -> Route:
     """Return the route of an endpoint, which cancels the handler if the client disconnects."""
 
     async def respond(http: HttpRequest) -> Response:
-        service = http.app.state.service
+        service, client = http.app.state.service, http.state.client
         if endpoint.request is None:
-            return _as_response(await endpoint.handler(service, **http.path_params))
+            return _as_response(await endpoint.handler(service, client, **http.path_params))
         body = await read_body(http)
         if len(body) > READ_SIZE:
-            parsed = await service.off_loop(parse, body, endpoint.request)
+            parsed = await service.off_loop(client, parse, body, endpoint.request)
         else:
             parsed = parse(body, endpoint.request)
-        with naming(parsed.places), naming(parsed.request.places):
-            result = await while_connected(http.receive, endpoint.handler(service, parsed.request))
+        try:
+            result = await while_connected(http.receive, endpoint.handler(service, client, parsed))
+        except ApiError as error:
+            raise parsed.about_field(error) from None
         response = _as_response(result)
-        found = *response.headers.get("x-mink-ignored", "").split(","), *unread(parsed.request, service.model)
-        ignored = {*parsed.ignored, *(parsed.places.get(name, name) for name in found)}
-        if named := listed(ignored):
+        parsed.ignored.update(unread(parsed.request, service.model))
+        if named := ",".join(parsed.listed):
             response.headers["x-mink-ignored"] = named
+            request_log.note(ignored=named)
         return response
 
     # Model ids may have slashes.
@@ -194,6 +196,7 @@ def serve(
         loaded,
         Presets(default, presets, any_model=any_model),
         metrics,
+        keys,
         max_waiting=queue,
         key_slots=key_slots,
         max_tokens=max_tokens,

@@ -140,7 +140,7 @@ class Connection(H11Protocol):
             "content-type": "application/json",
             "content-length": str(len(body)),
             "connection": "close",
-            "x-request-id": request_log.begin(""),
+            "x-request-id": request_log.begin("", self._address),
         }
         response = h11.Response(status_code=400, headers=[*headers.items()], reason=b"Bad Request")
         for event in (response, h11.Data(data=body), h11.EndOfMessage()):

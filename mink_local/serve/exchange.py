@@ -21,11 +21,11 @@ from mink_local.generation.model import Model
 from mink_local.generation.tool_calls import ToolCallDelta
 from mink_local.serve import request_log
 from mink_local.serve.bodies import ApiError, Timings, TokenUsage
+from mink_local.serve.clients import Client
 from mink_local.serve.history import ResponseHead
 from mink_local.serve.metrics import Metrics
 from mink_local.serve.request.chat import ChatRequest, CompletionRequest
-from mink_local.serve.request.fields import SamplingFields
-from mink_local.serve.request.parsing import naming
+from mink_local.serve.request.parsing import Parsed
 from mink_local.serve.request.sampling import engine_requests, sampling_params
 from mink_local.serve.service import EventStream, Service
 
@@ -174,17 +174,19 @@ class Clock:
 
     Args:
         metrics: The server's numbers.
-        head: What is known of the response.
+        model: The model id that was asked for.
+        client: Who asked.
     """
 
-    def __init__(self, metrics: Metrics, head: ResponseHead) -> None:
+    def __init__(self, metrics: Metrics, model: str, client: Client) -> None:
         self._metrics = metrics
-        self._model = head.model
-        self._who = (head.model, head.client)
+        self._model = model
+        self._who = (model, client.name)
         self._started = self._end = time.perf_counter()
-        self._slot: float | None = None  # when the first token's answer got it
-        self._first: float | None = None  # when that token came
-        self._last: dict[Answer, float] = {}
+        self._slot: float | None = None  # when the first answer got it
+        self._first: float | None = None  # when the first token came
+        self._last: dict[Answer, float] = {}  # when each answer's last token came, or its slot
+        self._prompts: list[object] = []  # those that were counted
 
     def note(self, answer: Answer, piece: Piece) -> None:
         """Count a piece's token."""
@@ -193,17 +195,35 @@ class Clock:
         if piece.token is None:
             return
         metrics.generated_tokens.labels(*self._who).inc()
-        if self._first is None:
-            self._first, self._slot = now, answer.began
         if answer in self._last:
             metrics.token_seconds.labels(self._model).observe(now - self._last[answer])
         else:
-            metrics.queue_seconds.labels(self._model).observe(answer.began - self._started)
+            self.count_prompt(answer)
             metrics.first_token_seconds.labels(self._model).observe(now - self._started)
-            if not any(one.request.prompt is answer.request.prompt for one in self._last):  # counts once
-                metrics.prompt_tokens.labels(*self._who).inc(answer.prompt_tokens)
-                metrics.cached_tokens.labels(*self._who).inc(answer.prompt_tokens - answer.evaluated_tokens)
+        if self._first is None:
+            self._first = now
         self._last[answer] = now
+
+    def count_prompt(self, answer: Answer, n_unread: int = 0) -> None:
+        """Count the prompt of an answer that has, or had, a slot: once for all answers to it.
+
+        Args:
+            n_unread: Number of its tokens that were not evaluated: the client has left.
+        """
+        if answer in self._last or not answer.began:
+            return
+        self._last[answer] = answer.began
+        self._metrics.queue_seconds.labels(self._model).observe(answer.began - self._started)
+        self._slot = min(self._slot or answer.began, answer.began)
+        if not any(prompt is answer.request.prompt for prompt in self._prompts):
+            self._prompts.append(answer.request.prompt)
+            n_cached = answer.prompt_tokens - answer.evaluated_tokens
+            self._metrics.prompt_tokens.labels(*self._who).inc(answer.prompt_tokens - n_unread)
+            self._metrics.cached_tokens.labels(*self._who).inc(n_cached)
+
+    def count_cancelled(self) -> None:
+        """Count a request whose client has left."""
+        self._metrics.cancelled.labels(*self._who).inc()
 
     @property
     def waits(self) -> dict[str, float]:
@@ -235,21 +255,27 @@ def _rate(n: int, milliseconds: float) -> float:
 
 
 async def respond(
-    service: Service, given: SamplingFields, make_builder: Callable[..., ResponseBuilder]
+    service: Service,
+    client: Client,
+    parsed: Parsed[Any],
+    make_builder: Callable[..., ResponseBuilder],
 ) -> Response:
     """Return the response to a request for answers.
 
     Args:
         service: Answers the request.
-        given: The request, of any protocol.
+        client: Who sends it.
+        parsed: The request, of any protocol.
         make_builder: Makes what builds its protocol's response.
 
     Raises:
         ApiError: The request is invalid; see also `Service.begin`; or an answer fails that is not streamed.
     """
+    given = parsed.request
     request: ChatRequest | CompletionRequest = given.normal()
     preset = service.presets.find(request.model)
     params, ignored = sampling_params(request, preset, service.model, service.max_tokens)
+    parsed.ignored.update(ignored)
     sampler = str(params.effective_sampler)
     request_log.note(model=preset.model_id, sampler=sampler, temperature=params.temperature)
     head = ResponseHead(
@@ -258,23 +284,21 @@ async def respond(
         preset.model_id,
         service.fingerprint,
         params,
-        request_log.key_name(),
+        client.name,
     )
-    clock = Clock(service.metrics, head)
+    clock = Clock(service.metrics, preset.model_id, client)
     requests = partial(engine_requests, service.model, request, params)
-    with naming(request.sources):
-        events = await service.begin(request.n_answers, requests, request_log.client.get())
+    events = await service.begin(client, request.n_answers, requests)
     builder = make_builder(service.model, given, head, events.answers)
     exchange = _Exchange(service, events, builder, clock, request.n or 1)
-    headers = {"x-mink-ignored": ",".join(ignored)} if ignored else {}
     if given.stream:
         stream = _EventStreamResponse(
-            exchange.stream(), headers=_STREAM_HEADERS | headers, media_type="text/event-stream"
+            exchange.stream(), headers=_STREAM_HEADERS, media_type="text/event-stream"
         )
         stream.close = exchange.close
         return stream
     content = await exchange.whole()
-    return Response(msgspec.json.encode(content), headers=headers, media_type="application/json")
+    return Response(msgspec.json.encode(content), media_type="application/json")
 
 
 @dataclass(frozen=True)
@@ -300,7 +324,7 @@ class _Exchange:
         try:
             async for event in self.events:
                 await self._add(event)
-            return await self.service.off_loop(self.builder.whole, *self._numbers())
+            return await self.service.off_loop(self.events.client, self.builder.whole, *self._numbers())
         finally:
             self.close()
 
@@ -333,33 +357,39 @@ class _Exchange:
         yield builder.take()
 
     def close(self) -> None:
-        """End the answers that are not finished; keep what was generated, and note it for the log."""
-        answers, service, head = self.events.answers, self.service, self.builder.head
-        unevaluated = service.model.core.engine.unevaluated
-        n_evaluated = sum(max(0, one.evaluated_tokens - unevaluated(one)) for one in answers)
-        service.cancel(self.events)
-        service.history.add(head, answers)
-        reasons = {one.finish_reason or ("error" if self.events.has_failed else "left") for one in answers}
-        if "left" in reasons:
-            service.metrics.cancelled.labels(head.model, head.client).inc()
-        request_log.note(
-            prompt_tokens=sum(answer.prompt_tokens for answer in answers),
-            evaluated_tokens=n_evaluated,
-            completion_tokens=sum(answer.n_tokens for answer in answers),
-            finish_reason=",".join(sorted(reasons)),
-            **self.clock.waits,
-        )
+        """End the answers that are not finished; keep, count and log what was generated."""
+        finish(self.service, self.events, self.clock, self.n)
+        self.service.history.add(self.builder.head, self.events.answers)
 
     async def _add(self, event: Event) -> None:
         self.clock.note(*event)
         if self.builder.is_long:
-            await self.service.off_loop(self.builder.add, *event)
+            await self.service.off_loop(self.events.client, self.builder.add, *event)
         else:
             self.builder.add(*event)
 
     def _numbers(self) -> tuple[TokenUsage, Timings]:
         usage = _usage(self.events.answers, self.n)
         return usage, self.clock.timings(usage)
+
+
+def finish(service: Service, events: EventStream, clock: Clock, n: int = 1) -> None:
+    """End answers, n to each prompt, if they are not finished, and note for the log what was generated."""
+    answers, has_failed = events.answers, events.has_failed
+    n_unread = {answer: service.model.core.engine.unevaluated(answer) for answer in answers}
+    service.cancel(events)
+    for answer in answers:
+        clock.count_prompt(answer, n_unread[answer])
+    reasons = {answer.finish_reason or ("error" if has_failed else "left") for answer in answers}
+    if "left" in reasons:
+        clock.count_cancelled()
+    request_log.note(
+        prompt_tokens=_usage(answers, n).prompt_tokens,
+        evaluated_tokens=sum(max(0, one.evaluated_tokens - n_unread[one]) for one in answers),
+        completion_tokens=sum(answer.n_tokens for answer in answers),
+        finish_reason=",".join(sorted(reasons)),
+        **clock.waits,
+    )
 
 
 def _usage(answers: Sequence[Answer], n: int) -> TokenUsage:

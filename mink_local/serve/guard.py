@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mink_local.serve import request_log
 from mink_local.serve.bodies import ApiError
+from mink_local.serve.clients import Client
 from mink_local.serve.connections import most_requests
 from mink_local.serve.keys import Keys
 
@@ -135,7 +136,7 @@ class Guard:
             headers = [pair for pair in headers if pair[0] != b"host"] + [(b"host", absolute[1].encode())]
         scope = {**scope, "path": path, "headers": headers}
         status, began = CLIENT_LEFT, time.perf_counter()
-        request_id = request_log.begin(Headers(scope=scope).get("x-request-id", ""))
+        request_id = request_log.begin(Headers(scope=scope).get("x-request-id", ""), _address(scope))
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
@@ -176,8 +177,15 @@ class Guard:
         headers = Headers(scope=scope)
         check_origin(headers, self._origins)
         name = "" if scope["path"] in PUBLIC else check_key(headers, self._keys)
-        request_log.set_client(name, address=(scope.get("client") or ("",))[0])
-        await self._app(scope, receive, send)
+        if name:
+            request_log.note(client=name)
+        client = Client(name, _address(scope))
+        await self._app({**scope, "state": {**scope.get("state", {}), "client": client}}, receive, send)
+
+
+def _address(scope: Scope) -> str:
+    """Return where a request comes from."""
+    return str((scope.get("client") or ("",))[0])
 
 
 def check_host(headers: Headers, hosts: re.Pattern[str]) -> None:

@@ -1,5 +1,6 @@
 """The last answers, kept in memory: the playground shows why they say what they say."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ from mink_local.generation.request import SamplingParams
 from mink_local.serve.bodies import ApiError
 
 SIZE = 100  # requests
+MOST_BYTES = 64 << 20
 _ANSWERS = 4  # of a request: the playground's columns
 
 
@@ -32,24 +34,68 @@ class ResponseHead:
     client: str
 
 
+@dataclass(frozen=True)
+class AnswerRecord:
+    """What the playground shows of an answer.
+
+    Attributes:
+        prompt: Token ids.
+        tokens: Token ids.
+        k: Number of candidates for each of `tokens`.
+        finish_reason: `left` if the client did not wait for the end.
+    """
+
+    prompt: "array[int]"
+    tokens: "array[int]"
+    k: "array[int]"
+    sampler: str
+    temperature: float
+    finish_reason: str
+
+    @classmethod
+    def of(cls, answer: Answer) -> "AnswerRecord":
+        """Return what is kept of an answer: numbers, without its log-probabilities."""
+        params, reason = answer.request.params, answer.finish_reason
+        return cls(
+            prompt=array("i", answer.prompt),
+            tokens=array("i", answer.tokens),
+            k=array("i", answer.k),
+            sampler=str(params.effective_sampler),
+            temperature=params.temperature,
+            finish_reason="left" if reason in (None, "interrupted") else str(reason),
+        )
+
+    @property
+    def n_bytes(self) -> int:
+        """What its numbers occupy."""
+        return sum(one.itemsize * len(one) for one in (self.prompt, self.tokens, self.k))
+
+
 class History:
     """The last requests, by their ids.
 
     Args:
         size: Number of requests to keep.
+        most_bytes: What their numbers may occupy; the oldest requests are dropped.
     """
 
-    def __init__(self, size: int = SIZE) -> None:
+    def __init__(self, size: int = SIZE, most_bytes: int = MOST_BYTES) -> None:
         self._size = size
-        self._records: dict[str, tuple[ResponseHead, Sequence[Answer]]] = {}
+        self._most_bytes = most_bytes
+        self._n_bytes = 0
+        self._records: dict[str, tuple[ResponseHead, Sequence[AnswerRecord]]] = {}
 
     def add(self, head: ResponseHead, answers: Sequence[Answer]) -> None:
         """Keep a request, and drop the oldest if there are too many."""
-        self._records[head.request_id] = head, answers[:_ANSWERS]
-        if len(self._records) > self._size:
-            del self._records[next(iter(self._records))]
+        if self._size:
+            kept = [*map(AnswerRecord.of, answers[:_ANSWERS])]
+            self._records[head.request_id] = head, kept
+            self._n_bytes += sum(record.n_bytes for record in kept)
+        while len(self._records) > self._size or self._n_bytes > self._most_bytes:
+            _, dropped = self._records.pop(next(iter(self._records)))
+            self._n_bytes -= sum(record.n_bytes for record in dropped)
 
-    def find(self, request_id: str, client: str) -> tuple[ResponseHead, Sequence[Answer]]:
+    def find(self, request_id: str, client: str) -> tuple[ResponseHead, Sequence[AnswerRecord]]:
         """Return a request by the end of its id: `req_1f0c` and `chatcmpl-1f0c` are the same.
 
         Args:

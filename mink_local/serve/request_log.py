@@ -15,15 +15,13 @@ from mink_local.cli import PrintableFormatter
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")  # of a client
 
+_LONGEST_PATH = 200  # characters
 _REPEAT_SECONDS = 60  # in which what repeats is written once
 _TEXT = "%(asctime)s %(levelname)s %(message)s"
 
 _fields: ContextVar[dict[str, object]] = ContextVar("fields")
 request_id: ContextVar[str] = ContextVar("request_id", default="0")
 """The id of the current request: what follows `req_` in its line and in the answer's id."""
-
-client: ContextVar[str] = ContextVar("client", default="")
-"""Who sends it: the name of a key, or if there is none, an address."""
 
 POLLED = frozenset({"/health", "/ready", "/metrics"})
 """Paths that machines ask for every few seconds, however busy the server is."""
@@ -73,11 +71,12 @@ def say(message: str, **details: object) -> None:
         print("\n".join(lines), file=sys.stderr, flush=True)
 
 
-def begin(client_id: str) -> str:
+def begin(client_id: str, address: str) -> str:
     """Begin the line of a request, in the context of its task and the tasks that it starts.
 
     Args:
         client_id: The client's X-Request-Id, or "". It only names the request, as others may choose the same.
+        address: Where the request comes from.
 
     Returns:
         The X-Request-Id of the response: the client's if it is safe to log.
@@ -85,20 +84,8 @@ def begin(client_id: str) -> str:
     own = secrets.token_hex(12)
     request_id.set(own)
     is_safe = _SAFE_ID.fullmatch(client_id)
-    _fields.set({"client_id": client_id} if is_safe else {})
+    _fields.set({"address": address, **({"client_id": client_id} if is_safe else {})})
     return client_id if is_safe else f"req_{own}"
-
-
-def set_client(name: str, *, address: str) -> None:
-    """Say who sends the current request: the name of a key, or if there is none, an address."""
-    client.set(name or address)
-    if name:
-        note(client=name)
-
-
-def key_name() -> str:
-    """Return the name of the current request's key; "" without keys."""
-    return str(_fields.get({}).get("client", ""))
 
 
 def has_left() -> bool:
@@ -112,7 +99,8 @@ def note(**fields: object) -> None:
 
 
 def write(method: str, path: str, status: int, seconds: float) -> None:
-    """Write the line of a request that has ended."""
+    """Write the line of a request that has ended; what strangers choose is cut."""
+    method, path = method[:20], path[:_LONGEST_PATH]
     details = {**_fields.get(), "seconds": round(seconds, 3), "id": f"req_{request_id.get()}"}
     words = " ".join(f"{name}={_plain(value)}" for name, value in details.items())
     is_poll = path in POLLED and (status < 400 or details.get("code") == "loading")

@@ -2,11 +2,12 @@
 
 import asyncio
 import hashlib
+import math
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from statistics import fmean
 from typing import Any, TypeVar
 
 from mink_local.errors import MinkError
@@ -19,7 +20,9 @@ from mink_local.generation.request import Prompt, Request, is_token_ids
 from mink_local.llama.guide import tokenizer_of
 from mink_local.llama.library import binding
 from mink_local.serve.bodies import ApiError, api_errors
+from mink_local.serve.clients import Client, FairThreads
 from mink_local.serve.history import SIZE, History
+from mink_local.serve.keys import Keys
 from mink_local.serve.metrics import Metrics
 from mink_local.serve.request.presets import Presets
 from mink_local.serve.request_log import log
@@ -27,7 +30,8 @@ from mink_local.version import __version__
 
 T = TypeVar("T")
 
-_PREPARERS = 4  # threads that render and tokenize prompts; llama.cpp's own threads need the cores
+_ADDRESSES = 16  # clients without keys that find a place in a full queue
+_LAST_ANSWERS = 32  # whose mean time tells how long a place takes to fall free
 _WATCH_SECONDS = 0.5  # between two looks at the engine
 _END_SECONDS = 10.0  # for the running batch to end when the server stops
 
@@ -39,13 +43,15 @@ class EventStream:
 
     Args:
         answers: The answers, which grow in the model's thread.
+        client: Who asked for them.
 
     Attributes:
         has_failed: Whether it has raised.
     """
 
-    def __init__(self, answers: Sequence[Answer]) -> None:
+    def __init__(self, answers: Sequence[Answer], client: Client) -> None:
         self.answers = answers
+        self.client = client
         self.has_failed = False
         self._open = len(answers)
         self._arrived: deque[Event | ApiError] = deque()
@@ -98,10 +104,15 @@ def _stopping() -> ApiError:
 class Service:
     """Answers the requests of all clients with one model.
 
+    What a request needs before and after the model, `FairThreads` do for each client in turn, and the engine
+    gives its slots to each client in turn. How much may wait is limited here: `--queue` answers of all
+    clients together, and one more of each client that has nothing else here.
+
     Args:
         model: The model, which nothing else may use from now on.
         presets: Its model ids.
         metrics: Counts what is generated.
+        keys: Of the clients.
         max_waiting: Maximum number of answers that wait for a slot; more are refused.
         key_slots: Number of slots that a client has at most while others wait; None for no limit.
         max_tokens: Maximum length of an answer, whatever the client asks for; None is the context's.
@@ -121,6 +132,7 @@ class Service:
         model: Model,
         presets: Presets,
         metrics: Metrics,
+        keys: Keys | None = None,
         *,
         max_waiting: int = 64,
         key_slots: int | None = None,
@@ -142,8 +154,10 @@ class Service:
         self._stall_seconds = stall_seconds
         self.is_draining = False
         self._over: ApiError | None = None  # why no answer comes any more
-        self._n_preparing = 0
-        self._pool = ThreadPoolExecutor(_PREPARERS, "prepare")
+        self._keys = keys or Keys()
+        self._preparing: Counter[str] = Counter()  # answers and other work, by client
+        self._seconds: deque[float] = deque(maxlen=_LAST_ANSWERS)  # that the last answers took
+        self._threads = FairThreads()
         engine = model.core.engine
         engine.most_of_client = key_slots
         metrics.describe(
@@ -153,7 +167,7 @@ class Service:
                 "slots_busy": ("Slots in use.", lambda: engine.n_busy),
                 "requests_waiting": (
                     "Answers that wait for a slot.",
-                    lambda: self._n_preparing + engine.n_waiting,
+                    lambda: self._preparing.total() + engine.n_waiting,
                 ),
                 "requests_running": (
                     "Answers that have a slot.",
@@ -174,7 +188,7 @@ class Service:
         await asyncio.to_thread(self._keep_caches)
         ended = await asyncio.to_thread(self.model.core.thread.end, "the server is stopping", _END_SECONDS)
         # A request in preparation uses the model's vocabulary.
-        await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
+        await self._threads.close()
         if ended:
             self.model.close()
 
@@ -188,11 +202,16 @@ class Service:
     @property
     def n_present(self) -> int:
         """Number of answers that are being prepared, waiting or being generated."""
-        return self._n_preparing + self._n_begun
+        return self._preparing.total() + self._n_begun
 
     @property
     def _n_begun(self) -> int:
         return sum(answer.finish_reason is None for stream in self._streams for answer in stream.answers)
+
+    def _is_present(self, client: Client) -> bool:
+        return self._preparing[client.identity] > 0 or any(
+            stream.client.identity == client.identity for stream in self._streams
+        )
 
     def check_ready(self) -> None:
         """Raise ApiError if the server accepts no requests: it is stopping, or its engine is down."""
@@ -217,17 +236,12 @@ class Service:
         for stream in self._streams:
             stream.put([error])
 
-    async def begin(self, n: int, make: Callable[[], Sequence[Request]], client: str = "") -> EventStream:
-        """Prepare n requests off the event loop, and have them answered.
-
-        Args:
-            n: Number of requests.
-            make: Returns the requests; called in a thread, unless the queue is full.
-            client: Who asks for them.
+    @contextmanager
+    def admitted(self, client: Client, n: int = 1) -> Iterator[None]:
+        """Count n answers, or other work, as being prepared.
 
         Raises:
-            ApiError: This model cannot answer a request, the queue is full, the server is stopping, or the
-                engine is down.
+            ApiError: There is no room for them, the server is stopping, or the engine is down.
         """
         self.check_ready()
         if n > self._capacity:
@@ -236,28 +250,52 @@ class Service:
                 f"this request asks for {n} answers; the server takes at most {self._capacity} at a time",
                 param="n",
             )
-        n_present = self.n_present
-        if n_present + n > self._capacity:
-            seconds = 1 + n_present // self.model.n_parallel
-            raise ApiError(
-                429,
-                f"the server is full ({n_present} answers running or queued): retry in {seconds} s",
-                code="queue_full",
-                kind="rate_limit_error",
-                headers={"retry-after": str(seconds)},
-            )
-        self._n_preparing += n
+        n_over = self.n_present + n - self._capacity
+        if n_over > 0 and (self._is_present(client) or n_over > (len(self._keys) or _ADDRESSES)):
+            raise self._full(n_over)
+        who = client.identity
+        self._preparing[who] += n
         try:
-            with api_errors():
-                requests = await self.off_loop(make)
-            decodings = [await self.off_loop(self._prepare, request) for request in requests]
+            yield
         finally:
-            self._n_preparing -= n
+            self._preparing[who] -= n
+            self._preparing += Counter()  # without those that have nothing here
+
+    def _full(self, n_over: int) -> ApiError:
+        """Return the error for a request that has to wait until some more answers have ended."""
+        now = time.perf_counter()
+        answers = [answer for stream in self._streams for answer in stream.answers]
+        running = [now - one.began for one in answers if one.began and one.finish_reason is None]
+        rounds = math.ceil(n_over / self.model.n_parallel)
+        seconds = math.ceil(rounds * fmean([*self._seconds, *running] or [1.0]))
+        return ApiError(
+            429,
+            f"the server is full ({self.n_present} answers running or queued): retry in {seconds} s",
+            code="queue_full",
+            kind="rate_limit_error",
+            headers={"retry-after": str(seconds)},
+        )
+
+    async def begin(self, client: Client, n: int, make: Callable[[], Sequence[Request]]) -> EventStream:
+        """Prepare n requests off the event loop, and have them answered.
+
+        Args:
+            client: Who asks for them.
+            n: Number of requests.
+            make: Returns the requests; called in a thread, unless the queue is full.
+
+        Raises:
+            ApiError: This model cannot answer a request; see also `admitted`.
+        """
+        with self.admitted(client, n):
+            with api_errors():
+                requests = await self.off_loop(client, make)
+            decodings = [await self.off_loop(client, self._prepare, request) for request in requests]
         if self._over is not None:
             raise self._over
-        stream = EventStream([decoding.answer for decoding in decodings])
+        stream = EventStream([decoding.answer for decoding in decodings], client)
         for decoding in decodings:
-            decoding.client = client
+            decoding.client = client.identity
         try:
             self.model.core.thread.generate(decodings, stream.put)
         except MinkError as error:  # `_watch_engine` is about to notice
@@ -268,11 +306,17 @@ class Service:
     def cancel(self, stream: EventStream) -> None:
         """End those of a stream's answers that have not ended; others go on."""
         self._streams.discard(stream)
+        self._seconds += [answer.seconds for answer in stream.answers if answer.seconds]
         self.model.core.thread.cancel([answer for answer in stream.answers if answer.finish_reason is None])
 
-    async def off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function in a thread, so that other clients are served meanwhile."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+    async def off_loop(self, client: Client, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function in a thread in the client's turn, so that others are served meanwhile."""
+        return await self._threads.run(client, function, *arguments)
+
+    async def work(self, client: Client, function: Callable[..., T], *arguments: Any) -> T:
+        """Do other work than answers in a thread. Raises ApiError if there is no room for it."""
+        with self.admitted(client):
+            return await self.off_loop(client, function, *arguments)
 
     def tokens(self, request: Request) -> list[int]:
         """Return the token ids of a request's prompt. Raises ApiError if the model refuses it."""

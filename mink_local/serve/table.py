@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from mink_local.serve.bodies import ErrorBody, Json
+from mink_local.serve.clients import Client
 from mink_local.serve.endpoints.candidates import CandidatesRequest, StepCandidates, find_candidates
 from mink_local.serve.endpoints.state import (
     Health,
@@ -22,13 +23,15 @@ from mink_local.serve.endpoints.state import (
     retrieve_model,
 )
 from mink_local.serve.endpoints.tokens import (
+    CountedTokens,
     DetokenizedText,
     DetokenizeRequest,
-    InputTokens,
+    MessageTokens,
     TokenizedText,
     TokenizeRequest,
     TokenizerInfo,
     count_input_tokens,
+    count_message_tokens,
     detokenize,
     tokenize,
     tokenizer_info,
@@ -54,7 +57,8 @@ class Endpoint:
     """What answers the requests to a path; the first line of its docstring is the summary.
 
     Args:
-        handler: Returns the response, or the value that becomes its JSON, for the service and the request.
+        handler: Returns the response, or the value that becomes its JSON, for the service, the client, and
+            the parsed request or the parameters of the path.
         response: The type of the response; None if it is not documented.
         request: The type of the request, for a POST.
         chunk: The type of a stream's chunks.
@@ -82,9 +86,9 @@ ENDPOINTS = {
     ),
     "/v1/completions": Endpoint(create_completion, TextCompletion, CompletionRequest, TextCompletion),
     "/v1/responses": Endpoint(create_response, ResponseObject, ResponsesRequest),
-    "/v1/responses/input_tokens": Endpoint(count_input_tokens, InputTokens, ResponsesRequest),
+    "/v1/responses/input_tokens": Endpoint(count_input_tokens, CountedTokens, ResponsesRequest),
     "/v1/messages": Endpoint(create_message, MessageObject, MessagesRequest),
-    "/v1/messages/count_tokens": Endpoint(count_input_tokens, InputTokens, MessagesRequest),
+    "/v1/messages/count_tokens": Endpoint(count_message_tokens, MessageTokens, MessagesRequest),
     "/candidates": Endpoint(find_candidates, StepCandidates, CandidatesRequest),
     "/tokenize": Endpoint(tokenize, TokenizedText, TokenizeRequest),
     "/detokenize": Endpoint(detokenize, DetokenizedText, DetokenizeRequest),
@@ -99,7 +103,7 @@ ENDPOINTS = {
 """The documented endpoints by their paths; they exist with and without /v1."""
 
 
-async def openapi(_: Service) -> Json:
+async def openapi(_: Service, __: Client) -> Json:
     """Return the OpenAPI document."""
     return document()
 

@@ -1,5 +1,6 @@
 """The last answers by their requests' ids, and what could have come in their place."""
 
+import contextlib
 from pathlib import Path
 
 import httpx
@@ -7,7 +8,7 @@ import pytest
 
 from mink_local import Request, SamplingParams, load_model
 from mink_local.serve.bodies import ApiError
-from mink_local.serve.history import History, ResponseHead
+from mink_local.serve.history import AnswerRecord, History, ResponseHead
 from tests.support.server import RunningServer, running_server
 
 MESSAGES = [{"role": "user", "content": "Name a colour."}]
@@ -48,6 +49,22 @@ def test_only_the_last_are_kept(tiny_path: Path) -> None:
         with pytest.raises(ApiError) as caught:
             history.find(name, client)
         assert caught.value.status == 404
+
+
+def test_the_history_keeps_numbers_within_its_bytes(tiny_path: Path) -> None:
+    params = SamplingParams(max_tokens=20, ignore_eos=True, logprobs=20)
+    with load_model(str(tiny_path), n_ctx=64) as model:
+        [answer] = model.answer_all([Request("Hi", params)])
+    n_bytes = AnswerRecord.of(answer).n_bytes
+    assert n_bytes == 4 * (answer.prompt_tokens + 20 + 20)
+    history = History(100, most_bytes=3 * n_bytes)
+    for i in range(10):
+        history.add(ResponseHead(str(i), 0, "tiny", "", params, "ann"), [answer])
+    kept = []
+    for i in range(10):
+        with contextlib.suppress(ApiError):
+            kept.append(history.find(f"req_{i}", "ann")[0].request_id)
+    assert kept == ["7", "8", "9"]
 
 
 @pytest.mark.slow

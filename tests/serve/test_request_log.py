@@ -43,7 +43,7 @@ def test_a_refusal_says_why_in_one_line(server: RunningServer) -> None:
     assert " 404 " in line(server, refused)
 
 
-def test_who_leaves_before_the_first_token_is_logged_without_times(server: RunningServer) -> None:
+def test_who_leaves_before_the_first_token_is_logged_without_its_time(server: RunningServer) -> None:
     asked, timeout = {"prompt": "word " * 400}, httpx.Timeout(60, read=0.1)
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(
@@ -52,7 +52,7 @@ def test_who_leaves_before_the_first_token_is_logged_without_times(server: Runni
     until(lambda: any("client_id=left" in said for said in server.said))
     [found] = [said for said in server.said if "client_id=left" in said]
     assert {"499", "finish_reason=left"} <= {*found.split()}
-    assert "_seconds=" not in found
+    assert "first_token_seconds=" not in found
     record = httpx.get(f"{server.url}/history/{found.split('id=')[-1].strip()}").json()
     assert record["answers"][0]["finish_reason"] == "left"
 

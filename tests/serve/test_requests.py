@@ -39,7 +39,7 @@ from mink_local.serve.protocols.messages import MessagesRequest
 from mink_local.serve.protocols.responses import ResponsesRequest
 from mink_local.serve.request.chat import ChatRequest, CompletionRequest
 from mink_local.serve.request.fields import REFUSED, Fields
-from mink_local.serve.request.parsing import naming, parse
+from mink_local.serve.request.parsing import parse
 from mink_local.serve.request.presets import BUILT_IN, Preset, Presets
 from mink_local.serve.request.sampling import sampling_params
 from mink_local.serve.table import ENDPOINTS
@@ -302,8 +302,10 @@ MODEL: Any = SimpleNamespace(n_ctx=4096, tokenize=lambda text: [ord(c) for c in 
 
 def params_of(preset: Preset = SERVER, **fields: Any) -> tuple[SamplingParams, list[str]]:
     parsed = parse(json.dumps({"messages": HELLO} | fields).encode(), ChatRequest)
-    with naming(parsed.places):
+    try:
         params, ignored = sampling_params(parsed.request, preset, MODEL)
+    except ApiError as error:
+        raise parsed.about_field(error) from None
     return params, sorted({*ignored, *parsed.ignored})
 
 

@@ -21,6 +21,7 @@ from mink_local.llama import guide
 from mink_local.serve import exchange
 from mink_local.serve.app import route_of
 from mink_local.serve.bodies import ApiError
+from mink_local.serve.clients import Client
 from mink_local.serve.endpoints import tokens
 from mink_local.serve.endpoints.tokens import DetokenizeRequest, TokenizeRequest
 from mink_local.serve.metrics import Metrics
@@ -33,6 +34,7 @@ from mink_local.serve.request.presets import Preset, Presets
 from mink_local.serve.service import EventStream, Service
 
 pytestmark = pytest.mark.anyio  # for the coroutines
+ANN, BOB = Client("ann"), Client("bob")
 PROMPTS = ["One, two,", "The sun", "In a village", "Once upon a time", "She said"]
 
 
@@ -40,8 +42,8 @@ def request(prompt: str, max_tokens: int = 10) -> Request:
     return Request(prompt, SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True))
 
 
-async def begin(service: Service, *requests: Request) -> EventStream:
-    return await service.begin(len(requests), lambda: requests)
+async def begin(service: Service, *requests: Request, client: Client = ANN) -> EventStream:
+    return await service.begin(client, len(requests), lambda: requests)
 
 
 async def all_ended(service: Service) -> None:
@@ -77,7 +79,7 @@ async def started(path: Path) -> AsyncIterator[Service]:
 async def test_a_conversation_that_the_template_refuses(tiny: Callable[..., Path]) -> None:
     request = Request([{"role": "user", "content": "Hello"}])
     async with started(tiny(template="{{ raise_exception('no system prompt') }}")) as one:
-        for refused in (one.off_loop(one.tokens, request), one.begin(1, lambda: [request])):
+        for refused in (one.off_loop(ANN, one.tokens, request), one.begin(ANN, 1, lambda: [request])):
             with pytest.raises(ApiError, match="no system prompt") as raised:
                 await refused
             assert raised.value.status == 400
@@ -112,7 +114,7 @@ async def test_many_tokens_are_described_off_the_event_loop(
         weights = one.model.weights
         monkeypatch.setattr(weights, "piece", noted(weights.piece))
         monkeypatch.setattr(weights, "tokenize", noted(weights.tokenize))
-        response = await endpoint(one, parse(json.dumps(fields).encode(), kind).request)
+        response = await endpoint(one, ANN, parse(json.dumps(fields).encode(), kind))
         if isinstance(response, StreamingResponse):
             async for _ in response.body_iterator:
                 pass
@@ -124,7 +126,7 @@ async def test_nan_logits_are_the_servers_fault_even_under_constraints(tiny: Cal
     request = Request("Hello", SamplingParams(constraints=Constraints(repeat_penalty=1.1)))
     async with started(tiny(scale=float("nan"))) as one:
         with pytest.raises(ApiError, match="NaN") as raised:
-            await anext(await one.begin(1, lambda: [request]))
+            await anext(await one.begin(ANN, 1, lambda: [request]))
     assert (raised.value.status, raised.value.code) == (500, "generation_failed")
 
 
@@ -147,7 +149,7 @@ async def streamed(
 ) -> AsyncIterator[bytes]:
     """Yield the parts of a stream of two tokens."""
     body = json.dumps({**fields, "max_tokens": 2, "stream": True}).encode()
-    response = await endpoint(service, parse(body, kind).request)
+    response = await endpoint(service, ANN, parse(body, kind))
     assert isinstance(response, StreamingResponse)
     async for part in response.body_iterator:
         assert isinstance(part, bytes)
@@ -220,7 +222,7 @@ async def test_the_model_is_not_freed_under_a_request_in_preparation(
     async with started(tiny_path) as one:
         loop, end_thread = asyncio.get_running_loop(), one.model.core.thread.end
         monkeypatch.setattr(one.model.core.thread, "end", end)
-        task = asyncio.create_task(one.begin(1, lambda: [request]))
+        task = asyncio.create_task(one.begin(ANN, 1, lambda: [request]))
         await asyncio.to_thread(trying.wait, 30)
         task.cancel()
     assert handles
@@ -236,7 +238,7 @@ async def test_a_request_that_is_being_prepared_when_the_drain_runs_out(tiny_pat
         return [request(PROMPTS[0])]
 
     async with started(tiny_path) as one:
-        task = asyncio.create_task(one.begin(1, slow))
+        task = asyncio.create_task(one.begin(ANN, 1, slow))
         await asyncio.to_thread(preparing.wait, 30)
         one.interrupt()
         prepare.set()

@@ -15,6 +15,8 @@ from mink_local.generation.text import text_decoder
 from mink_local.llama.weights import Weights
 from mink_local.samplers import Greedy, Sampler, parse
 from mink_local.serve.bodies import ApiError, Output, api_errors
+from mink_local.serve.clients import Client
+from mink_local.serve.exchange import Clock, finish
 from mink_local.serve.request.chat import ChatMessage, ChatRequest, FunctionTool, NamedToolChoice
 from mink_local.serve.request.fields import (
     MAX_TOOLS,
@@ -25,6 +27,7 @@ from mink_local.serve.request.fields import (
     TokenId,
     TokenIds,
 )
+from mink_local.serve.request.parsing import Parsed
 from mink_local.serve.request.sampling import chat_for_engine
 from mink_local.serve.service import Service
 
@@ -140,9 +143,12 @@ class StepCandidates(Output, kw_only=True):
     cuts: list[SamplerCut]
 
 
-async def find_candidates(service: Service, asked: CandidatesRequest) -> StepCandidates:
+async def find_candidates(
+    service: Service, client: Client, parsed: Parsed[CandidatesRequest]
+) -> StepCandidates:
     """Return the candidates of an answer's next token, and samplers' cuts."""
-    service.presets.find(asked.model)
+    asked = parsed.request
+    clock = Clock(service.metrics, service.presets.find(asked.model).model_id, client)
     with api_errors("samplers"):
         samplers = [parse(text, "temperature-last") for text in asked.samplers or ()]
     rows: list[NDArray[np.float32]] = []
@@ -156,14 +162,15 @@ async def find_candidates(service: Service, asked: CandidatesRequest) -> StepCan
         # Not with the grammar of a forced call: the logits are the model's own.
         return [replace(request, params=params, watch=rows.append)]
 
-    events = await service.begin(1, make_requests)
+    events = await service.begin(client, 1, make_requests)
     try:
-        async for _ in events:
-            pass
+        async for event in events:
+            clock.note(*event)
     finally:
-        service.cancel(events)
+        finish(service, events, clock)
     with api_errors():
         return await service.off_loop(
+            client,
             lambda: step_candidates(
                 rows[0],
                 service.model.weights,
@@ -173,7 +180,7 @@ async def find_candidates(service: Service, asked: CandidatesRequest) -> StepCan
                 sampled=asked.sampled,
                 prefix=asked.prefix_tokens or (),
                 prompt_tokens=events.answers[0].prompt_tokens,
-            )
+            ),
         )
 
 

@@ -11,11 +11,11 @@ from typing import Literal
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
-from mink_local.generation.answer import Answer
 from mink_local.generation.model import Model
 from mink_local.samplers import default_samplers
-from mink_local.serve import request_log
 from mink_local.serve.bodies import Output
+from mink_local.serve.clients import Client
+from mink_local.serve.history import AnswerRecord
 from mink_local.serve.metrics import Metrics
 from mink_local.serve.service import Service
 
@@ -109,26 +109,30 @@ class RecordedRequest(Output, kw_only=True):
     answers: list[RecordedAnswer]
 
 
-async def health(service: Service) -> Health:
+async def health(service: Service, _: Client) -> Health:
     """Return whether the engine works, also while the server drains."""
     if service.failure is not None:
         raise service.failure
     return Health()
 
 
-async def ready(service: Service) -> Health:
+async def ready(service: Service, _: Client) -> Health:
     """Return whether the server takes requests: not while it loads its model, drains, or has failed."""
     service.check_ready()
     return Health()
 
 
-async def list_models(service: Service) -> ModelList:
+async def list_models(service: Service, _: Client) -> ModelList:
     """List the model ids: the model, and its presets."""
-    return ModelList(data=[await retrieve_model(service, model_id) for model_id in service.presets.by_id])
+    return ModelList(data=[_entry(service, model_id) for model_id in service.presets.by_id])
 
 
-async def retrieve_model(service: Service, model_id: str) -> ModelEntry:
+async def retrieve_model(service: Service, _: Client, model_id: str) -> ModelEntry:
     """Describe a model id."""
+    return _entry(service, model_id)
+
+
+def _entry(service: Service, model_id: str) -> ModelEntry:
     model, preset = service.model, service.presets.find(model_id)
     meta = ModelMeta(
         n_ctx=model.n_ctx,
@@ -150,28 +154,28 @@ async def retrieve_model(service: Service, model_id: str) -> ModelEntry:
     )
 
 
-async def recorded_request(service: Service, request_id: str) -> RecordedRequest:
+async def recorded_request(service: Service, client: Client, request_id: str) -> RecordedRequest:
     """Return one of the key's last requests with its answers, by the id in X-Request-Id or in the answer."""
-    head, found = service.history.find(request_id, request_log.key_name())
-    answers = [await service.off_loop(_recorded, service.model, answer) for answer in found]
+    head, found = service.history.find(request_id, client.name)
+    answers = [await service.work(client, _recorded, service.model, record) for record in found]
     return RecordedRequest(model=head.model, created=head.created, client=head.client, answers=answers)
 
 
-def _recorded(model: Model, answer: Answer) -> RecordedAnswer:
-    weights = model.weights
-    prompt = b"".join(weights.piece(token) or weights.token_text(token).encode() for token in answer.prompt)
-    steps = zip(answer.tokens, model.token_texts(answer.tokens), answer.k, strict=False)
+def _recorded(model: Model, record: AnswerRecord) -> RecordedAnswer:
+    weights, tokens = model.weights, record.tokens.tolist()
+    prompt = b"".join(weights.piece(token) or weights.token_text(token).encode() for token in record.prompt)
+    steps = zip(tokens, model.token_texts(tokens), record.k, strict=False)
     return RecordedAnswer(
-        prompt=list(answer.prompt),
+        prompt=record.prompt.tolist(),
         prompt_text=prompt.decode("utf-8", "replace"),
-        sampler=str(answer.request.params.effective_sampler),
-        temperature=answer.request.params.temperature,
+        sampler=record.sampler,
+        temperature=record.temperature,
         tokens=[RecordedToken(id=token, text=text, k=k) for token, text, k in steps],
-        finish_reason="left" if answer.finish_reason in (None, "interrupted") else answer.finish_reason,
+        finish_reason=record.finish_reason,
     )
 
 
-async def metrics(service: Service) -> Response:
+async def metrics(service: Service, _: Client) -> Response:
     """Return the server's numbers in Prometheus's text format."""
     return as_text(service.metrics)
 
@@ -181,7 +185,7 @@ def as_text(metrics: Metrics) -> Response:
     return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
-async def playground(_: Service) -> Response:
+async def playground(_: Service, __: Client) -> Response:
     """Return the playground, one page of HTML, CSS and JavaScript, with its Content-Security-Policy."""
     content, policy = playground_page(tuple(map(str, default_samplers())))
     headers = {"content-security-policy": policy, "referrer-policy": "no-referrer"}

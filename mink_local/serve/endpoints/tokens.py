@@ -1,14 +1,16 @@
 """Texts and token ids: the tokenizer, and the length of prompts."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-import msgspec
 from msgspec import Meta
-from starlette.responses import Response
 
 from mink_local.generation.request import SamplingParams
 from mink_local.serve.bodies import ApiError, Output, api_errors
-from mink_local.serve.request.fields import Fields, SamplingFields, TokenId
+from mink_local.serve.clients import Client
+from mink_local.serve.protocols.messages import MessagesRequest
+from mink_local.serve.protocols.responses import ResponsesRequest
+from mink_local.serve.request.fields import Fields, TokenId
+from mink_local.serve.request.parsing import Parsed
 from mink_local.serve.request.sampling import chat_for_engine
 from mink_local.serve.service import Service
 
@@ -73,16 +75,22 @@ class TokenizerInfo(Output, kw_only=True):
     chat_template: str | None
 
 
-class InputTokens(Output, kw_only=True):
+class CountedTokens(Output, kw_only=True):
     """The number of tokens of a conversation's prompt."""
 
     object: Literal["response.input_tokens"] = "response.input_tokens"
     input_tokens: int
 
 
-async def tokenize(service: Service, request: TokenizeRequest) -> TokenizedText:
+class MessageTokens(Output, kw_only=True):
+    """The number of tokens of a conversation's prompt."""
+
+    input_tokens: int
+
+
+async def tokenize(service: Service, client: Client, parsed: Parsed[TokenizeRequest]) -> TokenizedText:
     """Return the token ids of a text."""
-    return await service.off_loop(_tokenized, service, request)
+    return await service.work(client, _tokenized, service, parsed.request)
 
 
 def _tokenized(service: Service, request: TokenizeRequest) -> TokenizedText:
@@ -97,25 +105,42 @@ def _tokenized(service: Service, request: TokenizeRequest) -> TokenizedText:
     return TokenizedText(tokens=tokens, count=len(tokens), max_model_len=service.model.n_ctx)
 
 
-async def detokenize(service: Service, request: DetokenizeRequest) -> DetokenizedText:
+async def detokenize(service: Service, client: Client, parsed: Parsed[DetokenizeRequest]) -> DetokenizedText:
     """Return the text of token ids."""
     with api_errors():
-        text = await service.off_loop(service.model.detokenize, request.tokens)
+        text = await service.work(client, service.model.detokenize, parsed.request.tokens)
     return DetokenizedText(content=text, prompt=text)
 
 
-async def tokenizer_info(service: Service) -> TokenizerInfo:
+async def tokenizer_info(service: Service, _: Client) -> TokenizerInfo:
     """Return the special tokens and the chat template."""
     weights = service.model.weights
     return TokenizerInfo(bos_token=weights.bos, eos_token=weights.eos, chat_template=weights.chat_template)
 
 
-async def count_input_tokens(service: Service, request: SamplingFields) -> Response:
+async def count_input_tokens(
+    service: Service, client: Client, parsed: Parsed[ResponsesRequest]
+) -> CountedTokens:
     """Count the tokens of a conversation's prompt."""
+    return CountedTokens(input_tokens=await _counted(service, client, parsed))
+
+
+async def count_message_tokens(
+    service: Service, client: Client, parsed: Parsed[MessagesRequest]
+) -> MessageTokens:
+    """Count the tokens of a conversation's prompt."""
+    return MessageTokens(input_tokens=await _counted(service, client, parsed))
+
+
+async def _counted(service: Service, client: Client, parsed: Parsed[Any]) -> int:
+    request = parsed.request
     service.presets.find(request.model)
-    with api_errors():
-        chat = await service.off_loop(chat_for_engine, service.model, request.normal(), SamplingParams())
-    count = InputTokens(input_tokens=len(await service.off_loop(service.tokens, chat)))
+
+    def count() -> int:
+        chat = chat_for_engine(service.model, request.normal(), SamplingParams())
+        return len(service.tokens(chat))
+
     given = (name for name in request.__struct_fields__ if getattr(request, name) is not None)
-    headers = {"x-mink-ignored": ",".join(name for name in given if name not in _COUNTED)}
-    return Response(msgspec.json.encode(count), headers=headers, media_type="application/json")
+    parsed.ignored.update(name for name in given if name not in _COUNTED)
+    with api_errors():
+        return await service.work(client, count)

@@ -13,8 +13,10 @@ from mink_local.generation.model import Model
 from mink_local.generation.text import text_decoder
 from mink_local.generation.tool_calls import ToolCallDelta
 from mink_local.serve.bodies import Output, Timings, TokenUsage
+from mink_local.serve.clients import Client
 from mink_local.serve.exchange import ResponseBuilder, respond
 from mink_local.serve.request.chat import ChatRequest, CompletionRequest
+from mink_local.serve.request.parsing import Parsed
 from mink_local.serve.service import Service
 
 LEAST_LOGPROB = -9999.0  # in place of -inf, which JSON does not have
@@ -175,14 +177,14 @@ class TextCompletion(Generated, kw_only=True):
     choices: list[CompletionChoice]
 
 
-async def create_chat_completion(service: Service, chat: ChatRequest) -> Response:
+async def create_chat_completion(service: Service, client: Client, parsed: Parsed[ChatRequest]) -> Response:
     """Answer a conversation."""
-    return await respond(service, chat, ChatBuilder)
+    return await respond(service, client, parsed, ChatBuilder)
 
 
-async def create_completion(service: Service, completion: CompletionRequest) -> Response:
+async def create_completion(service: Service, client: Client, parsed: Parsed[CompletionRequest]) -> Response:
     """Continue texts."""
-    return await respond(service, completion, CompletionBuilder)
+    return await respond(service, client, parsed, CompletionBuilder)
 
 
 class _Unsent:

@@ -8,6 +8,7 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from mink_local.serve.bodies import ApiError, Json, Output, Timings, TokenUsage
+from mink_local.serve.clients import Client
 from mink_local.serve.exchange import Part, PartsBuilder, respond
 from mink_local.serve.request.chat import (
     ChatMessage,
@@ -31,6 +32,7 @@ from mink_local.serve.request.fields import (
     TemplateVariables,
     ToolName,
 )
+from mink_local.serve.request.parsing import Parsed
 from mink_local.serve.service import Service
 
 
@@ -252,11 +254,11 @@ class MessageObject(Output, kw_only=True):
     k: list[int]
 
 
-async def create_message(service: Service, request: MessagesRequest) -> Response:
+async def create_message(service: Service, client: Client, parsed: Parsed[MessagesRequest]) -> Response:
     """Answer a conversation that is given as blocks."""
-    if request.max_tokens is None:
+    if parsed.request.max_tokens is None:
         raise ApiError(400, "max_tokens is missing", param="max_tokens")
-    return await respond(service, request, MessageBuilder)
+    return await respond(service, client, parsed, MessageBuilder)
 
 
 class MessageBuilder(PartsBuilder):

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from mink_local.samplers import Chain, TopP
 from mink_local.serve.bodies import ApiError, Json, Output, Timings, TokenUsage
+from mink_local.serve.clients import Client
 from mink_local.serve.exchange import Part, PartsBuilder, respond
 from mink_local.serve.request.chat import (
     ChatMessage,
@@ -38,6 +39,7 @@ from mink_local.serve.request.fields import (
     TemplateVariables,
     ToolName,
 )
+from mink_local.serve.request.parsing import Parsed
 from mink_local.serve.service import Service
 
 Status = Literal["completed", "incomplete", "in_progress", "failed"]
@@ -308,9 +310,9 @@ class ResponseObject(Output, kw_only=True):
     k: list[int]
 
 
-async def create_response(service: Service, request: ResponsesRequest) -> Response:
+async def create_response(service: Service, client: Client, parsed: Parsed[ResponsesRequest]) -> Response:
     """Answer a conversation that is given as items."""
-    return await respond(service, request, ItemsBuilder)
+    return await respond(service, client, parsed, ItemsBuilder)
 
 
 class ItemsBuilder(PartsBuilder):

@@ -80,6 +80,11 @@ class Fields(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self
 
     @property
+    def sources(self) -> dict[str, str]:
+        """Where the client gave what several fields can ask for."""
+        return {}
+
+    @property
     def places(self) -> dict[str, str]:
         """Where the client gave the fields and options that have other names in the engine's request."""
         kwargs = "chat_template_kwargs"

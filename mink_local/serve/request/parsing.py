@@ -4,8 +4,8 @@ Errors name what the client sent, and what has no effect is listed for it.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic, TypeVar
@@ -47,12 +47,28 @@ class Parsed(Generic[RequestT]):
     Attributes:
         request: The request.
         places: Where its client gave fields that have other names here.
-        ignored: The client's fields that have no effect.
+        ignored: The client's fields that have no effect; more become known when it is answered.
     """
 
     request: RequestT
     places: Mapping[str, str]
-    ignored: list[str]
+    ignored: set[str]
+
+    def about_field(self, error: ApiError) -> ApiError:
+        """Return an error about the engine's request as one about the client's."""
+        sources: Mapping[str, str] = {}
+        with suppress(ApiError):
+            sources = self.request.normal().sources
+        for places in (sources, self.request.places, self.places):
+            error = renamed(error, places)
+        return error
+
+    @property
+    def listed(self) -> list[str]:
+        """The fields that have no effect, by the client's names, which may be any text, for a header."""
+        names = (self.places.get(name, name)[:128] for name in self.ignored)
+        safe = {re.sub(r"[^\w.-]", "?", name, flags=re.ASCII) for name in names}
+        return sorted(filter(None, safe))[:_MOST_IGNORED]
 
 
 def parse(body: bytes, kind: type[RequestT]) -> Parsed[RequestT]:
@@ -70,16 +86,11 @@ def parse(body: bytes, kind: type[RequestT]) -> Parsed[RequestT]:
     places, ignored = _rename(fields, kind)
     kind.normalise(fields)
     full_kind = with_sampler_fields(kind)
-    with naming(places):
+    try:
         request = _converted(fields, full_kind)
-    ignored = [*dict.fromkeys([*ignored, *_unknown(fields, _info(full_kind))])][:_MOST_IGNORED]
-    return Parsed(request, places, ignored)
-
-
-def listed(ignored: Iterable[str]) -> str:
-    """Return fields, whose names may be any text, as the value of a header."""
-    names = {re.sub(r"[^\w.-]", "?", name[:128], flags=re.ASCII) for name in ignored}
-    return ",".join(sorted(filter(None, names))[:_MOST_IGNORED])
+    except ApiError as error:
+        raise renamed(error, places) from None
+    return Parsed(request, places, {*ignored, *_unknown(fields, _info(full_kind))})
 
 
 def _decoded(body: bytes) -> Json:
@@ -157,22 +168,18 @@ def _asks(name: str, value: Any) -> bool:
     return value not in NOT_GIVEN and value != NEUTRAL.get(name)
 
 
-@contextmanager
-def naming(places: Mapping[str, str]) -> Iterator[None]:
-    """Name the fields in errors as an endpoint's clients do.
+def renamed(error: ApiError, places: Mapping[str, str]) -> ApiError:
+    """Return an error whose field has the client's name.
 
     Args:
-        places: The clients' names by this server's; of what is inside a message, they name the message.
+        places: The client's names by this server's; of what is inside a message, they name the message.
     """
-    try:
-        yield
-    except ApiError as error:
-        for ours, theirs in places.items():
-            param = error.param or ""
-            if param == ours or param.startswith((f"{ours}.", f"{ours}[")):
-                inside = "" if ours.startswith("messages") else param[len(ours) :]
-                raise error.about(theirs + inside) from None
-        raise
+    param = error.param or ""
+    for ours, theirs in places.items():
+        if param == ours or param.startswith((f"{ours}.", f"{ours}[")):
+            inside = "" if ours.startswith("messages") else param[len(ours) :]
+            return error.about(theirs + inside)
+    return error
 
 
 def with_sampler_fields(kind: type[RequestT]) -> type[RequestT]:

@@ -1,11 +1,9 @@
 """From the fields of a request to those of the engine's: prompts and sampling parameters."""
 
 import math
-import re
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, reduce
 from typing import Any
 
 import msgspec
@@ -31,9 +29,10 @@ from mink_local.serve.request.fields import Fields, SamplingFields
 from mink_local.serve.request.presets import Preset
 
 LARGEST_BIAS = 100.0
-_SWITCHES = ("enable_thinking", "reasoning_effort")  # of chat templates
 _REASONING_FORMATS = ("none", "auto", "deepseek", "parsed")
-_BUDGETS = ("reasoning_budget", "thinking.budget_tokens")
+_REASONING = (
+    "reasoning_effort", "reasoning.effort", "thinking.type", "reasoning_budget", "thinking.budget_tokens",
+)  # fmt: skip
 Options = Mapping[str, float]
 
 
@@ -77,31 +76,13 @@ def chat_for_engine(model: Model, chat: ChatRequest, params: SamplingParams) -> 
 
 
 def unread(request: Fields, model: Model) -> Iterator[str]:
-    """Yield the places of a request's fields about reasoning that the model's chat template does not read."""
-    template, kwargs = model.chat_template or "", _at(request, "chat_template_kwargs") or {}
-    names = {name for name in (*kwargs, *_SWITCHES) if _reads(template, name)}
-    yield from (f"chat_template_kwargs.{name}" for name in kwargs if name not in names)
-    names -= kwargs.keys()  # which win over other fields
-    for place in ("reasoning_effort", "reasoning.effort", "thinking.type"):
-        value = _at(request, place)
-        is_switch = value == "none" or place == "thinking.type"
-        if value and names.isdisjoint(_SWITCHES[: 1 if is_switch else 2]):
+    """Yield a request's fields about reasoning, if the model's chat template knows of none."""
+    for place in () if model.can_reason or model.has_thinking_switch else _REASONING:
+        found: Any = request
+        for name in place.split("."):
+            found = getattr(found, name, None)
+        if found not in (None, -1):
             yield place
-        elif value:
-            names.clear()  # the first effort wins
-    if not model.can_reason:
-        yield from (name for name in _BUDGETS if _at(request, name) not in (None, -1))
-
-
-@lru_cache
-def _reads(template: str, name: str) -> bool:
-    """Return whether a chat template has a variable's name."""
-    return re.search(rf"\b{re.escape(name)}\b", template) is not None
-
-
-def _at(request: Any, place: str) -> Any:
-    """Return the value at a place in a request; None if there is no such field."""
-    return reduce(lambda value, name: getattr(value, name, None), place.split("."), request)
 
 
 def sampling_params(
@@ -142,7 +123,7 @@ def sampling_params(
         "reasoning_format": getattr(request, "reasoning_format", "") in _REASONING_FORMATS,
     }
     ignored += [name for name, needed in needs.items() if getattr(request, name, None) and not needed]
-    return params, sorted(set(ignored))
+    return params, ignored
 
 
 def _sampler(request: SamplingFields, preset: Preset) -> tuple[Sampler, float, list[str]]:
