@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from mink_local.container import n_cpus
 from mink_local.llama import ggml
 from mink_local.llama.library import C
 from mink_local.llama.log import logged
@@ -112,12 +113,7 @@ def n_cores() -> int:
     Only macOS and Linux tell which cores those are; elsewhere, all physical cores count.
     """
     physical = macos_performance_cores() or linux_performance_cores() or psutil.cpu_count(logical=False)
-    return max(1, min(physical or 1, _available()))
-
-
-def _available() -> int:
-    """Return the number of logical cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(physical or 1, n_cpus()))
 
 
 def n_beside(n_threads: int) -> int:
@@ -127,7 +123,7 @@ def n_beside(n_threads: int) -> int:
     """
     if os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive":
         return n_threads
-    return max(1, _available() - n_threads + 1)  # the calling thread is one of llama.cpp's
+    return max(1, n_cpus() - n_threads + 1)  # the calling thread is one of llama.cpp's
 
 
 def macos_performance_cores() -> int | None:

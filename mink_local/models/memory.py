@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import Literal
 
-import psutil
-
+from mink_local.container import free_memory
 from mink_local.llama.constants import ALL_LAYERS, EXPERTS, N_BATCH, kv_type_number
 from mink_local.llama.devices import gpus
 from mink_local.models.gguf import Metadata, tensor_types
@@ -76,7 +75,7 @@ def memory_budget(with_gpus: bool = True, shares: Sequence[float] = ()) -> Budge
             those of their free memory.
     """
     devices = gpus() if with_gpus else []
-    ram = psutil.virtual_memory().available
+    ram = free_memory()
     free = [max(0, gpu.free - _RESERVE) for gpu in devices]
     vram = sum(free)
     if devices and shares:
