@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 from rich.box import MARKDOWN
@@ -10,7 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from mink_local.cli import FiniteFloat, WholeNumber, no_blanks_at_line_ends, run
+from mink_local.llama.constants import MODEL
 from mink_local.models.options import (
+    SamplerType,
     model_option,
     sampler_option,
     temp_option,
@@ -78,7 +80,8 @@ def rounds_option(least: int, default: int) -> Callable[[Command], Command]:
 
 
 samplers_option = sampler_option.replace(
-    "samplers", default=None, multiple=True, callback=_samplers, help="Sampler to time; repeatable.",
+    "samplers", default=None, multiple=True, callback=_samplers, type=SamplerType(or_model=True),
+    help=f"Sampler to time, or {MODEL}, what the model's file recommends; repeatable.",
     show_default="all",
 )  # fmt: skip
 temperature_option = temp_option.replace(type=FiniteFloat(min=0, min_open=True), help="Temperature.")
@@ -105,7 +108,7 @@ def cli() -> None:
 @output_options
 def sampler_command(
     model: str,
-    samplers: "Sequence[Sampler]",
+    samplers: "Sequence[Sampler | Literal['model']]",
     temp: float,
     rounds: int,
     output: str | None,
@@ -117,10 +120,13 @@ def sampler_command(
     """
     from mink_local.bench.timing import logits_of_answer, time_samplers
     from mink_local.generation.loading import load_model
+    from mink_local.models.recommended import require_recommended
 
     with load_model(model, n_ctx=512) as loaded:
         logits = logits_of_answer(loaded)
-    costs = time_samplers(logits, samplers, temp, rounds)
+        path = loaded.weights.path
+        timed = [require_recommended(path).sampler if isinstance(one, str) else one for one in samplers]
+    costs = time_samplers(logits, timed, temp, rounds)
     report(costs, output, "One step: median microseconds")
 
 

@@ -21,9 +21,10 @@ from platformdirs import user_config_path
 
 from mink_local.cli import FileText, FiniteFloat, command_line_text, did_you_mean, file_text
 from mink_local.files import regular, user_path
-from mink_local.llama.constants import ALL_LAYERS
-from mink_local.models.catalog import find
+from mink_local.llama.constants import ALL_LAYERS, MODEL
+from mink_local.models.catalog import find, resolve
 from mink_local.models.options import (
+    OR_MODEL,
     SamplerOption,
     SamplerType,
     chat_template_option,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from mink_local.generation.model import Model
     from mink_local.generation.request import SamplingParams
     from mink_local.llama.constraints import Constraints
+    from mink_local.models.recommended import Recommended
     from mink_local.samplers import Sampler
 
 COMMAND_LINE, DEFAULT, SET_HERE = "command line", "default", "set in this chat"  # three sources of values
@@ -140,7 +142,13 @@ _screen = partial(Setting, group="Screen and store")
 SETTINGS: tuple[Setting, ...] = (
     temp_option.build(_sampling),
     # Not parsed by default: that would import Numba before the model is loaded.
-    sampler_option.build(_sampling, type=SamplerType(is_last=True), default=None, show_default="min-k"),
+    sampler_option.build(
+        _sampling,
+        type=SamplerType(is_last=True, or_model=True),
+        default=None,
+        show_default="min-k",
+        help=f"{sampler_option.attributes['help']}{OR_MODEL}",
+    ),
     _sampling(
         "--tau",
         type=FiniteFloat(min=0),
@@ -323,7 +331,20 @@ class Settings:
         self._at_start = {name: (value, self.sources[name]) for name, value in self._values.items()}
 
     def __getitem__(self, name: str) -> Any:
+        if name == "temp" and self.follows_model and self.sources["temp"] == DEFAULT:
+            return self._recommended.temperature
         return self._values[name]
+
+    @property
+    def follows_model(self) -> bool:
+        """Whether the sampler is what the model's file recommends."""
+        return bool(self._values["sampler"] == MODEL)
+
+    @property
+    def _recommended(self) -> "Recommended":
+        from mink_local.models.recommended import require_recommended
+
+        return require_recommended(resolve(self["model"]).path)
 
     def given(self, name: str) -> bool:
         """Return whether the value comes from the command line."""
@@ -391,7 +412,7 @@ class Settings:
 
         With another sampler, a new option of Min-k is refused; one that was there before is ignored.
         """
-        name = self["sampler"].name if self["sampler"] else "min-k"
+        name = self.sampler.name if self["sampler"] else "min-k"
         for option in MIN_K:
             if is_new(option) and self[option] is not None and name != "min-k":
                 raise click.UsageError(f"{option} is an option of min-k, not of {name}.")
@@ -402,7 +423,7 @@ class Settings:
         """The sampler, with --tau and --floor applied."""
         from mink_local.samplers import MinK
 
-        sampler: Sampler = self["sampler"] or MinK()
+        sampler: Sampler = self._recommended.sampler if self.follows_model else self["sampler"] or MinK()
         if isinstance(sampler, MinK):
             return replace(sampler, **{name: self[name] for name in MIN_K if self[name] is not None})
         return sampler
@@ -447,7 +468,8 @@ class Settings:
     def constraints(self) -> "Constraints | None":
         """The penalties and limits; None if there are none, which is faster."""
         options = [setting.name for setting in SETTINGS if setting.group == CONSTRAINTS]
-        given = {name: self[name] for name in options if self[name]}
+        given = {**(self._recommended.penalties if self.follows_model else {})}
+        given |= {name: self[name] for name in options if self[name]}
         if not given:
             return None
         from mink_local.llama.constraints import Constraints
@@ -464,7 +486,7 @@ class Settings:
         """Return a value as /set takes it, or in words what applies if it is not set."""
         value = self[setting.name]
         if setting.name == "sampler":
-            value = self.sampler
+            value = MODEL if self.follows_model else self.sampler
         elif setting.name in MIN_K and self.sampler.name == "min-k":
             value = getattr(self.sampler, setting.name)
         match value:

@@ -106,8 +106,11 @@ class Startup:
     def _begin(self, session: "Session") -> None:
         """Say what answers, and what is not as it should be."""
         from mink_local.chat.terminal.progress import about_model
+        from mink_local.models.recommended import recommended_by
 
         self.screen.dim(f"{about_model(session.model)} · {self.settings.summary}")
+        if (found := recommended_by(session.model.weights.path)) and not self.settings.follows_model:
+            self.screen.note(f"this file recommends {found}: --sampler model, or /set sampler model")
         self._note_model(session)
         if self._is_toy:
             self.screen.note(f"{_TOY}; see /help models")

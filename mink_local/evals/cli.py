@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from click.core import ParameterSource
@@ -14,10 +14,11 @@ from click.core import ParameterSource
 from mink_local.cli import AutoOrInt, FiniteFloat, Temperature, WholeNumber, run
 from mink_local.errors import ModelError, ReportError
 from mink_local.files import user_path
-from mink_local.llama.constants import N_SEQ_MAX
-from mink_local.models.catalog import default_model
+from mink_local.llama.constants import MODEL, N_SEQ_MAX
+from mink_local.models.catalog import default_model, resolve
 from mink_local.models.options import (
     MODEL_HELP,
+    OR_MODEL,
     SamplerType,
     SharedOption,
     chat_template_option,
@@ -270,6 +271,32 @@ def _answerers(
     ]
 
 
+def _recommended(models: Sequence[str], samplers: "Sequence[Sampler | Literal['model']]") -> dict[str, Any]:
+    """Return `samplers` and `settings` for `Run`: in place of MODEL, what the model's file recommends.
+
+    That is recorded as any other sampler: by its text.
+    """
+    from mink_local.evals.settings import SamplerSetting
+    from mink_local.models.recommended import require_recommended
+
+    others = [sampler for sampler in samplers if not isinstance(sampler, str)]
+    if len(others) == len(samplers):
+        return {}
+    if len(set(models)) > 1:
+        raise click.UsageError(
+            f"--sampler {MODEL}: name a single model; a run of another may go to the same --out."
+        )
+    found = require_recommended(resolve(models[0]).path)
+    if found.penalties:
+        raise click.UsageError(
+            f"--sampler {MODEL}: the file also recommends a repeat penalty, which mink-eval does not apply: "
+            f'write --sampler "{found.sampler}" --temp {found.temperature:g} to run without it.'
+        )
+    if click.get_current_context().get_parameter_source("temperatures") == ParameterSource.COMMANDLINE:
+        return {"samplers": [*others, found.sampler]}
+    return {"samplers": others, "settings": [SamplerSetting(found.sampler, found.temperature)]}
+
+
 def _carry_out(measurement: "Measurement[Any]", out: Path, quiet: bool) -> None:
     from mink_local.evals.measurement import carry_out
 
@@ -288,7 +315,9 @@ def _carry_out(measurement: "Measurement[Any]", out: Path, quiet: bool) -> None:
 )
 @key_option
 @timeout_option
-@samplers_option.replace(default=["min-k"])
+@samplers_option.replace(
+    type=SamplerType(or_model=True), default=["min-k"], help=f"{samplers_option.attributes['help']}{OR_MODEL}"
+)
 @temperatures_option.replace(help="Temperature for every sampler; at 0 every sampler is greedy.")
 @click.option(
     "--greedy/--no-greedy",
@@ -411,6 +440,7 @@ def run_command(
     options |= {"data": files, "shots": shots or 0, "shots_from": _files("--shots-from", shots_from, names)}
     answering = {name: options.pop(name) for name in ANSWERING}
     answerers = _answerers(models, is_strict=True, ctx=ctx, **answering)
+    options |= _recommended(models, options["samplers"])
     run_ = _measurement("run")(tasks, answerers, ctx=ctx, **options)
     if dry_run:
         for sentence in run_.rehearse(out):

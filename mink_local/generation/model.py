@@ -35,9 +35,11 @@ from mink_local.generation.request import (
 from mink_local.generation.template import ChatTemplate
 from mink_local.generation.text import text_decoder
 from mink_local.llama.constants import RANDOM_SEED
+from mink_local.llama.constraints import Constraints
 from mink_local.llama.context import Context
 from mink_local.llama.weights import Weights, closed
 from mink_local.models.placement import Placed
+from mink_local.models.recommended import recommended_by
 
 log = logging.getLogger("mink_local")
 
@@ -94,6 +96,17 @@ class Model(Unique):
         self._end.atexit = False  # the thread sees to that itself
         if template.is_plain:
             log.warning("%s has no chat template: its turns are plain text (User: … Assistant: …)", name)
+
+    @property
+    def recommended(self) -> SamplingParams | None:
+        """How the model's makers recommend to sample, as its file says it; None if it does not.
+
+        `model.chat(messages, model.recommended, temperature=5.0)` takes the cuts, and another temperature.
+        """
+        if (found := recommended_by(self.weights.path)) is None:
+            return None
+        penalties = Constraints(**found.penalties) if found.penalties else None
+        return SamplingParams(sampler=found.sampler, temperature=found.temperature, constraints=penalties)
 
     @property
     def n_ctx(self) -> int:

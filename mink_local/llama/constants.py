@@ -19,6 +19,7 @@ N_SEQ_MAX = 256  # maximum sequences per context, LLAMA_MAX_SEQ
 RANDOM_SEED = 0xFFFFFFFF  # tells llama.cpp to pick a seed
 MAX_SEED = RANDOM_SEED - 1
 RPC_PORT = 50052  # default port of llama.cpp's RPC server
+MODEL = "model"  # in place of a sampler: what the model's file recommends
 
 TEMPLATE_NAMES = frozenset(
     [

@@ -26,8 +26,9 @@ from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.interrupts import on_interrupt
-from mink_local.llama.constants import RANDOM_SEED
+from mink_local.llama.constants import MODEL, RANDOM_SEED
 from mink_local.llama.constraints import Constraints
+from mink_local.models.recommended import require_recommended
 
 _loading = threading.Lock()
 _last: dict[tuple[str, int | None], Model] = {}  # the model that was used last, by name and n_ctx
@@ -64,17 +65,20 @@ class PromptAnswer:
         stop = options.stop or ()
         self._name = name
         self._seed = secrets.randbelow(RANDOM_SEED) if options.seed is None else options.seed
+        model = _load(name, options.n_ctx)
+        found = require_recommended(model.weights.path) if options.sampler == MODEL else None
+        penalties = found.penalties if found else {}
+        temperature = found.temperature if found else 1.0
         params = SamplingParams(
-            sampler=options.parsed_sampler(),
-            temperature=1.0 if options.temperature is None else options.temperature,
+            sampler=found.sampler if found else options.parsed_sampler(),
+            temperature=temperature if options.temperature is None else options.temperature,
             max_tokens=options.max_tokens,
             seed=self._seed,
             stop=[stop] if isinstance(stop, str) else stop,
-            constraints=Constraints(json_schema=schema) if schema else None,
+            constraints=Constraints(json_schema=schema or None, **penalties) if schema or penalties else None,
         )
         messages = [message for given in prompt.messages for message in _converted(given)]
         tools = [_definition(tool) for tool in prompt.tools if isinstance(tool, llm.Tool)]
-        model = _load(name, options.n_ctx)
         think = options.think if model.has_thinking_switch else None
         self.reply = model.reply(Request(messages, params, enable_thinking=think, tools=tools))
 

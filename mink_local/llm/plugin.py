@@ -13,6 +13,7 @@ import llm
 from pydantic import Field, model_validator
 
 from mink_local.errors import MinkError
+from mink_local.llama.constants import MODEL
 
 if TYPE_CHECKING:
     from llm.parts import StreamEvent
@@ -36,7 +37,7 @@ class PromptOptions(llm.Model.Options):
     temperature: float | None = Field(
         None, ge=0, allow_inf_nan=False, description="Temperature; 0 is greedy. There is no upper bound."
     )
-    sampler: str | None = Field(None, description="Sampler, such as min-k:tau=3 or top-p:p=0.9.")
+    sampler: str | None = Field(None, description="Sampler, such as top-p:p=0.9; model: the file's.")
     max_tokens: int | None = Field(None, ge=1, description="Maximum length of the answer in tokens.")
     seed: int | None = Field(None, ge=0, description="Seed; the same seed gives the same answer.")
     stop: str | list[str] | None = Field(None, description="A string that ends the answer, or several.")
@@ -49,14 +50,14 @@ class PromptOptions(llm.Model.Options):
         return self
 
     def parsed_sampler(self) -> "Sampler | None":
-        """Return the sampler of the option `sampler`, or None.
+        """Return the sampler of the option `sampler`; None for none, and for what the model recommends.
 
         Raises:
             ValueError: There is no such sampler.
         """
         from mink_local.samplers import parse  # takes a third of a second
 
-        return None if self.sampler is None else parse(self.sampler, "temperature-last")
+        return None if self.sampler in (None, MODEL) else parse(self.sampler, "temperature-last")
 
 
 class PromptError(llm.ModelError, click.ClickException):

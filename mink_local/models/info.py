@@ -6,12 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import psutil
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
 from mink_local.cli import counted, no_blanks_at_line_ends, printable
+from mink_local.container import total_memory
 from mink_local.errors import ModelError, ModelNotFoundError
 from mink_local.files import size_in_words
 from mink_local.llama.devices import gpus
@@ -27,6 +27,7 @@ from mink_local.models.memory import (
     kv_bytes_per_layer,
     memory_budget,
 )
+from mink_local.models.recommended import recommended, values_in_words
 
 # Mark and style of a size by where the model fits; None if unknown.
 _MARKS = {
@@ -79,6 +80,7 @@ def model_info(
             "split": _one_line(metadata.text("tokenizer.ggml.pre")),
         },
         "chat_template": bool(template),
+        "sampling": _sampling(metadata),
         "reasoning": reasoning,
         "memory": {
             "ctx": placement.n_ctx,
@@ -90,6 +92,19 @@ def model_info(
             **{name: _need(footprint.need(placement.n_ctx, n_parallel, *way)) for name, way in ways.items()},
             "warning": placement.warning,
         },
+    }
+
+
+def _sampling(metadata: Metadata) -> dict[str, Any] | None:
+    """Return the sampling that a file recommends, and what of it is not usable."""
+    if (found := recommended(metadata)) is None:
+        return None
+    return {
+        "sampler": str(found.sampler),
+        "temperature": found.temperature,
+        **found.penalties,
+        "values": dict(found.values),
+        "ignored": list(found.ignored),
     }
 
 
@@ -137,7 +152,7 @@ def find_offer() -> dict[str, Any] | None:
     rows = model_list(memory_budget())  # refuses a malformed HF_ENDPOINT, on which the next import would fail
     from huggingface_hub import constants
 
-    most = min(psutil.virtual_memory().total // _PARTS, _MOST)
+    most = min(total_memory() // _PARTS, _MOST)
     here, to_pull = [], []
     for row in rows:
         if row["fits"] in (None, "no", "damaged") or row["name"] == catalog.EMBEDDED:
@@ -257,7 +272,7 @@ def _to_pull(rows: Sequence[dict[str, Any]]) -> Table:
 
 def in_words(facts: dict[str, Any]) -> str:
     """Return the facts from `model_info` as lines for a terminal."""
-    vocabulary, memory = facts["vocabulary"], facts["memory"]
+    vocabulary, memory, sampling = facts["vocabulary"], facts["memory"], facts["sampling"]
     experts = f", {facts['experts_used']} of {facts['experts']} experts active" if facts["experts"] else ""
     bits = f", {facts['bits_per_parameter']} bits each" if facts["bits_per_parameter"] else ""
     kind = ", ".join(filter(None, (vocabulary["kind"], vocabulary["split"])))
@@ -278,6 +293,8 @@ def in_words(facts: dict[str, Any]) -> str:
         ("vocabulary", f"{vocabulary['tokens']:,} tokens ({kind})"),
         ("chat template", "yes" if facts["chat_template"] else "no"),
         ("reasoning", facts["reasoning"]),
+        ("recommended", sampling and f"{values_in_words(sampling['values'])} (--sampler model)"),
+        ("", sampling and sampling["ignored"] and f"without {', '.join(sampling['ignored'])}: not in range"),
         ("memory", f"with {tokens}:"),
         ("", _usage_in_words("GPU", memory["gpu"])),
         ("", _usage_in_words("CPU", memory["cpu"])),

@@ -15,6 +15,7 @@ from mink_local.llama.constants import (
     KV_TYPES,
     MAX_SEED,
     MAX_THREADS,
+    MODEL,
     N_SEQ_MAX,
     check_split,
     check_template_kwargs,
@@ -62,19 +63,23 @@ class SharedOption:
 
 
 class SamplerType(ParsedType):
-    """Type of an option that takes a sampler, such as `top-p:p=0.9`; its value is a `Sampler`.
+    """Type of an option that takes a sampler, such as `top-p:p=0.9`; its value is a `Sampler`, or MODEL.
 
     Args:
         is_last: Whether a cut that is given without an order comes before temperature, as in llama.cpp.
+        or_model: Whether it takes MODEL.
     """
 
-    def __init__(self, *, is_last: bool = False) -> None:
+    def __init__(self, *, is_last: bool = False, or_model: bool = False) -> None:
         def parsed(text: str) -> Any:
+            if or_model and text == MODEL:
+                return MODEL
             from mink_local.samplers import parse
 
             return parse(text, "temperature-last" if is_last else "temperature-first")
 
         super().__init__("NAME[:OPTION=VALUE,…]", parsed)
+        self._or_model = or_model
 
     def shell_complete(
         self,
@@ -84,8 +89,11 @@ class SamplerType(ParsedType):
     ) -> list[CompletionItem]:
         from mink_local.samplers import SAMPLERS
 
-        matches = {name: sampler for name, sampler in SAMPLERS.items() if name.startswith(incomplete)}
-        return [CompletionItem(name, help=sampler.keeps) for name, sampler in matches.items()]
+        known = {name: sampler.keeps for name, sampler in SAMPLERS.items()}
+        known |= {MODEL: "what the model's file recommends"} if self._or_model else {}
+        return [
+            CompletionItem(name, help=keeps) for name, keeps in known.items() if name.startswith(incomplete)
+        ]
 
 
 class SamplerOption(click.Option):
@@ -253,6 +261,7 @@ sampler_option = SharedOption(
     help="Sampler that selects the candidates for the next token, such as top-p:p=0.9, or a chain such as "
     "top-k:k=40+min-k. The samplers are {samplers}.",
 )
+OR_MODEL = " model: what the model's file recommends, with its temperature unless --temp is given."
 temp_option = SharedOption(
     "--temp",
     "-t",

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from mink_local.generation.model import Model
 from mink_local.interrupts import interrupt_ends_program, on_interrupt
 from mink_local.models.catalog import read_catalog
 from mink_local.models.placement import PlacementOptions
+from mink_local.models.recommended import recommended_by
 from mink_local.samplers import Sampler
 from mink_local.serve import request_log
 from mink_local.serve.bodies import ApiError
@@ -130,9 +132,7 @@ def serve(
     model: str,
     alias: str | None,
     host: str,
-    sampler: Sampler,
-    temp: float,
-    ignore_client_sampling: bool,
+    default: Preset,
     presets: Mapping[str, Preset],
     any_model: bool,
     ctx: int | None,
@@ -187,14 +187,15 @@ def serve(
             placement=placement,
         )
         loaded.reserve(loaded.n_ctx, loaded.n_parallel, max(N_OUTPUTS, loaded.n_parallel))
-        _warm_up(loaded, sampler)
+        _warm_up(loaded, default.sampler)
         if cache is not None:
             loaded.core.engine.kept = KeptCaches(cache, int(cache_size * 1e9), loaded.core.engine.context)
     name = alias or (model if model in read_catalog() else loaded.name.removesuffix(".gguf"))
-    default = Preset(sampler, temp, name, is_fixed=ignore_client_sampling)
+    if (found := recommended_by(loaded.weights.path)) and found.sampler != default.sampler:
+        request_log.say(f"this file recommends {found}: --sampler model")
     service = Service(
         loaded,
-        Presets(default, presets, any_model=any_model),
+        Presets(replace(default, model_id=name), presets, any_model=any_model),
         metrics,
         keys,
         max_waiting=queue,

@@ -4,13 +4,15 @@ import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from mink_local.cli import FiniteFloat, WholeNumber, command_line_text, run, variables_of
 from mink_local.errors import MinkError
+from mink_local.llama.constants import MODEL
 from mink_local.models.options import (
+    OR_MODEL,
     SamplerType,
     chat_template_option,
     ctx_option,
@@ -24,6 +26,9 @@ from mink_local.models.options import (
     template_kwargs_option,
 )
 from mink_local.version import __version__
+
+if TYPE_CHECKING:
+    from mink_local.samplers import Sampler
 
 PROGRAM = "mink-serve"
 
@@ -66,8 +71,10 @@ Exit status: 0 success, 1 failure, 2 wrong usage or unknown model.
     metavar="PORT",
     help="Port; 0 picks a free port.",
 )
-@sampler_option.replace(type=SamplerType(is_last=True), help="Default sampler. One of {samplers}.")
-@temp_option.replace(help="Temperature for requests that have none.")
+@sampler_option.replace(
+    type=SamplerType(is_last=True, or_model=True), help=f"Default sampler. One of {{samplers}}, or{OR_MODEL}"
+)
+@temp_option.replace(default=None, show_default="1", help="Temperature for requests that have none.")
 @click.option("--ignore-client-sampling", is_flag=True, help="Use --sampler and --temp for all requests.")
 @click.option(
     "--preset",
@@ -176,6 +183,10 @@ def cli(
     keys: Sequence[str],
     preset: Sequence[str],
     no_presets: bool,
+    model: str,
+    sampler: "Sampler | Literal['model']",
+    temp: float | None,
+    ignore_client_sampling: bool,
     **options: Any,
 ) -> None:
     """Serve a GGUF model over OpenAI's protocol and Anthropic's, with Min-k at any temperature.
@@ -188,6 +199,8 @@ def cli(
         raise click.UsageError(
             'the server needs more packages: type  python -m pip install "mink-local[serve]"'
         )
+    from mink_local.models.catalog import resolve
+    from mink_local.models.recommended import recommended_by
     from mink_local.serve import request_log
     from mink_local.serve.app import listen, serve
     from mink_local.serve.guard import check_start
@@ -206,12 +219,16 @@ def cli(
         except ValueError as error:
             raise click.UsageError(f"--preset {text}: {error}.") from None
     try:
+        path = resolve(model).path
+        default = Preset.default(path, sampler, temp, is_fixed=ignore_client_sampling)
+        if not no_presets and (found := recommended_by(path)):
+            presets.setdefault(MODEL, Preset.recommended(found))
         api_keys = Keys(keys, api_key_file)
         host = host.strip("[]")
         check_start(host, has_keys=bool(api_keys))
         # Before the model is loaded: a port in use is reported at once.
         with api_keys.on_hang_up(), listen(host, port) as socket:
-            serve(socket, host=host, keys=api_keys, presets=presets, **options)
+            serve(socket, model=model, host=host, keys=api_keys, default=default, presets=presets, **options)
     except MinkError as error:
         if options["log_format"] != "json":
             raise

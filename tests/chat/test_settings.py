@@ -1,12 +1,15 @@
 """The settings: where values come from, what /set changes, and what the shell completes."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mink_local.chat.commands.set_show import ADVICE
 from mink_local.chat.settings import BY_KEY, SETTINGS, Setting, Settings, config_path
-from mink_local.samplers import Greedy, MinK
+from mink_local.errors import ModelError
+from mink_local.llama.constraints import Constraints
+from mink_local.samplers import Chain, Greedy, MinK, TopK, TopP
 from mink_local.serve.request.presets import BUILT_IN, Preset
 from tests.chat.conftest import MinkChat, context
 
@@ -106,6 +109,48 @@ def test_tau_and_floor_from_the_file_are_for_min_k_only() -> None:
     greedy = settings("--sampler", "greedy")
     greedy.check(is_new=greedy.given)
     assert greedy.sampler == Greedy()
+
+
+QWEN3 = {"temp": 0.6, "top_k": 20, "top_p": 0.95, "penalty_repeat": 1.05}
+
+
+@pytest.fixture
+def qwen(tiny: Callable[..., Path]) -> str:
+    """A model whose file recommends how to sample."""
+    keys = {f"general.sampling.{name}": value for name, value in QWEN3.items()}
+    return str(tiny("qwen.gguf", more_keys=keys))
+
+
+def test_what_the_models_file_recommends(qwen: str, tiny_path: Path) -> None:
+    """The user's temperature and penalties come first, from wherever they are."""
+    plain = settings("--model", qwen)
+    assert (plain.sampler, plain["temp"], plain.follows_model) == (MinK(), 1.0, False)
+    cuts = Chain(TopK(20), TopP(0.95, "temperature-last"))
+    model = settings("--model", qwen, "--sampler", "model")
+    model.check(is_new=model.given)
+    assert (model.sampler, model["temp"], model.constraints) == (cuts, 0.6, Constraints(repeat_penalty=1.05))
+    write_config("[chat]\ntemp = 2\nrepeat-penalty = 1.5\n")
+    model = settings("--model", qwen, "--sampler", "model")
+    assert (model.sampler, model["temp"], model.constraints) == (cuts, 2.0, Constraints(repeat_penalty=1.5))
+    with pytest.raises(ModelError, match=tiny_path.name):
+        settings("--model", str(tiny_path), "--sampler", "model").check(is_new=model.given)
+
+
+def test_a_conversation_follows_its_model_again(qwen: str) -> None:
+    kept = settings("--model", qwen, "--sampler", "model").kept()
+    assert kept == {"sampler": "model"}
+    later = settings("--model", qwen)
+    later.restore(kept, "conversation 1")
+    assert (later.follows_model, later["temp"], later.shown(BY_KEY["sampler"])) == (True, 0.6, "model")
+    assert later.changed(BY_KEY["sampler"], "min-k")["temp"] == 1.0
+    assert later.changed(BY_KEY["temp"], "5")["temp"] == 5.0
+
+
+def test_a_chat_names_what_the_file_recommends(qwen: str, mink_chat: MinkChat) -> None:
+    named = "T = 0.6, top-k 20, top-p 0.95"
+    for options, is_named in (((), True), (("--sampler", "model"), False)):
+        said = mink_chat("--model", qwen, "-n", "2", *options, typed=["Hi"]).stderr
+        assert (named in " ".join(said.split())) == is_named
 
 
 def test_creative() -> None:

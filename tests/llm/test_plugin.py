@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import llm
@@ -192,6 +193,7 @@ def test_an_error_in_a_chat_ends_it() -> None:
 def test_nothing_heavy_is_imported_to_list_models() -> None:
     program = """
 import sys
+from collections.abc import Callable
 import mink_local.llm.plugin
 assert "mink_local.models" not in sys.modules
 from mink_local.models.catalog import names_here
@@ -228,3 +230,11 @@ def test_ctrl_c_ends_the_answer_and_the_program() -> None:
     assert child.returncode == 1
     assert errors.splitlines()[-1] == b"Aborted!"
     assert b"Traceback" not in errors
+
+
+def test_a_model_is_sampled_as_its_file_recommends(tiny: Callable[..., Path]) -> None:
+    add(CatalogEntry("sure", f"file:{tiny('sure.gguf', more_keys={'general.sampling.top_k': 1})}"))
+    ask("-m", "mink/sure", "-o", "sampler", "model", "-o", "temperature", "9", "-o", "max_tokens", "3", "Hi")
+    (entry,) = logged(1)
+    assert entry["response_json"]["k"] == [1, 1, 1]
+    assert run("-m", MODEL, "-o", "sampler", "model", "Hi").exit_code != 0

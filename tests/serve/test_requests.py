@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -313,6 +314,21 @@ def accepted(**fields: Any) -> SamplingParams:
     params, ignored = params_of(**fields)
     assert ignored == []
     return params
+
+
+def test_what_a_models_file_recommends_is_a_default(tiny: Callable[..., Path]) -> None:
+    values = {"temp": 0.6, "top_k": 20, "penalty_repeat": 1.05}
+    path = tiny("qwen.gguf", more_keys={f"general.sampling.{name}": value for name, value in values.items()})
+    preset = Preset.default(path, "model", None, is_fixed=False)
+    penalties = Constraints(repeat_penalty=1.05)
+    assert params_of(preset) == (SamplingParams(sampler=TopK(20), temperature=0.6, constraints=penalties), [])
+    params, _ = params_of(preset, temperature=2, top_k=5, repeat_penalty=1.5)
+    assert params == SamplingParams(
+        sampler=TopK(5), temperature=2, constraints=Constraints(repeat_penalty=1.5)
+    )
+    assert params_of(preset, repeat_penalty=1)[0].constraints is None
+    assert Preset.default(path, "model", 5.0, is_fixed=True).temperature == 5  # the operator's
+    assert Preset.default(path, MinK(), None, is_fixed=True) == Preset(MinK(), 1.0)
 
 
 NEUTRAL = {

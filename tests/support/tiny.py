@@ -55,18 +55,19 @@ def write_gguf(path: Path, arch: str, keys: Mapping[str, Any], tensors: Tensors,
     """Write a GGUF file.
 
     Args:
-        keys: Metadata; a key that does not begin with `tokenizer.` is one of the architecture's own.
+        keys: Metadata; a key that does not begin with `tokenizer.` or `general.` is of the architecture.
         tensors: By name.
         options: Of `gguf.GGUFWriter`.
     """
     types = gguf.GGUFValueType
     writer = _Writer(path, arch, **options)
     for key, value in keys.items():
-        name = key if key.startswith("tokenizer.") else f"{arch}.{key}"
+        name = key if key.startswith(("tokenizer.", "general.")) else f"{arch}.{key}"
         if isinstance(value, _Packed):
             kind = types(struct.unpack_from("<I", value)[0])
         else:
-            kind = types.UINT32 if type(value) is int else types.get_type(value)
+            is_count = type(value) is int and value >= 0
+            kind = types.UINT32 if is_count else types.get_type(value)
         writer.add_key_value(name, value, kind)
     for name, tensor in tensors.items():
         writer.add_tensor(name, tensor)

@@ -36,6 +36,7 @@ from mink_local.evals.run.records import (
     seed_of,
     with_verdicts,
 )
+from mink_local.evals.settings import SamplerSetting
 from mink_local.evals.stats import what_can_be_found
 from mink_local.evals.store import Rows, Store, read_manifest, to_line
 from mink_local.evals.tables import count
@@ -60,6 +61,7 @@ class Run(Measurement[Response]):
     Args:
         models: What answers; each is closed once it has.
         samplers: Samplers, each run at every temperature.
+        settings: Samplers that are run at a temperature of their own.
         repeats: Number of responses per question, sampler and temperature.
         data: Files with questions, by task, that replace a task's own.
         shots_from: Files that provide the examples, by task; see `ask`, also for the task options.
@@ -93,6 +95,7 @@ class Run(Measurement[Response]):
         system: str = "",
         ctx: int | None = None,
         greedy: bool = True,
+        settings: Sequence[SamplerSetting] = (),
     ) -> None:
         tasks = [replace(task, given_instruction=instruction) for task in tasks]
         files = {task.name: locate(task, data.get(task.name)) for task in tasks}
@@ -114,15 +117,17 @@ class Run(Measurement[Response]):
         for remark in (remark for asked in self._tasks.values() for remark in asked.remarks):
             log.warning(remark)
         for model in models:  # find a damaged file now, not after hours with another model
-            model.check(samplers, reasoning_budget)
+            model.check([*samplers, *(one.sampler for one in settings)], reasoning_budget)
         self._models, self._seed, self._repeats = models, seed, repeats
-        wanted = methods(samplers, temperatures, repeats, greedy)
-        every = (
+        every = [methods(samplers, temperatures, repeats, greedy)]
+        every += (methods([sampler], [t], repeats, greedy) for sampler, t in settings)
+        wanted = [*dict.fromkeys(method for some in every for method in some)]
+        responses = (
             Wanted(ResponseKey(model.name, task, str(sampler), t, repeat, question.id), sampler, question)
             for model, (task, asked) in product(models, self._tasks.items())
             for question, (sampler, t, repeat) in product(asked.questions.values(), wanted)
         )
-        self._wanted = {one.key: one for one in every}
+        self._wanted = {one.key: one for one in responses}
         n_columns = max(1, len({temperature for _, temperature, _ in wanted if temperature}))
         n_samplers = len({sampler for sampler, *_ in wanted})
         # of a family that Holm's correction covers: samplers, or else models
@@ -135,6 +140,7 @@ class Run(Measurement[Response]):
             "limit": limit,
             "questions": {name: len(asked.questions) for name, asked in self._tasks.items()},
             **({} if greedy else {"greedy": False}),
+            **({"settings": [one.as_text for one in settings]} if settings else {}),
         }
         self.settings = {
             "seed": seed,

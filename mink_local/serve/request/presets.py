@@ -5,8 +5,11 @@ Even a client that can only choose a model can have Min-k at temperature 5: `qwe
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
 
+from mink_local.models.recommended import Recommended, require_recommended
 from mink_local.samplers import Greedy, LlamaDefault, MinK, MinP, Sampler, TopP, parse
 from mink_local.serve.bodies import ApiError
 
@@ -20,12 +23,37 @@ class Preset:
         temperature: At least 0.
         model_id: What clients send as `model`.
         is_fixed: Whether they override what a client sends; otherwise they are defaults.
+        penalties: Options of `Constraints`, which a client's replace.
     """
 
     sampler: Sampler
     temperature: float = 1.0
     model_id: str = ""
     is_fixed: bool = True
+    penalties: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def recommended(cls, found: Recommended) -> "Preset":
+        """Return what a model's file recommends, as defaults."""
+        return cls(found.sampler, found.temperature, is_fixed=False, penalties=found.penalties)
+
+    @classmethod
+    def default(
+        cls, path: Path, sampler: Sampler | Literal["model"], temperature: float | None, *, is_fixed: bool
+    ) -> "Preset":
+        """Return the preset of the model's own name.
+
+        Args:
+            path: The model's file, which says what is meant by "model".
+            temperature: None for 1, or what the file recommends.
+
+        Raises:
+            ModelError: The file recommends nothing.
+        """
+        own = cls.recommended(require_recommended(path)) if isinstance(sampler, str) else cls(sampler)
+        return replace(
+            own, temperature=own.temperature if temperature is None else temperature, is_fixed=is_fixed
+        )
 
     @classmethod
     def parse(cls, text: str) -> "Preset":

@@ -115,7 +115,7 @@ def sampling_params(
             logprobs=request.logprobs_count,
             prompt_logprobs=request.logprobs_count if is_echo else None,
             reasoning_budget=request.reasoning_budget,
-            constraints=_constraints(request, model),
+            constraints=_constraints(request, model, preset),
         )
     needs = {
         "top_logprobs": request.logprobs,
@@ -203,9 +203,9 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _constraints(request: SamplingFields, model: Model) -> Constraints | None:
+def _constraints(request: SamplingFields, model: Model, preset: Preset) -> Constraints | None:
     """Return what changes the logits before the cut, or None if nothing does."""
-    options = _given(
+    options = preset.penalties | _given(
         logit_bias=_bias(request, model),
         repeat_penalty=request.repeat_penalty,
         frequency_penalty=request.frequency_penalty,
@@ -216,8 +216,8 @@ def _constraints(request: SamplingFields, model: Model) -> Constraints | None:
     if Constraints(**options) == Constraints():
         return None  # the neutral values that many clients send cost nothing
     return Constraints(
-        **options,
-        **_given(
+        **options
+        | _given(
             penalty_last_n=model.n_ctx if request.repeat_last_n == -1 else request.repeat_last_n,
             dry_base=request.dry_base,
             dry_allowed_length=request.dry_allowed_length,
