@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from mink_local.errors import NoTokenLeftError
 from mink_local.generation.request import Request
-from mink_local.generation.text import THINK, ReasoningSplitter, StopStrings
+from mink_local.generation.text import ReasoningSplitter, StopStrings
 from mink_local.generation.tool_calls import Event, ToolCallDelta, ToolParser, merged
 
 FinishReason = Literal["stop", "length", "interrupted", "overflow", "error"]
@@ -264,7 +264,11 @@ class Splitter:
             is_cut: Whether it is cut off there; see `ToolParser.feed`.
         """
         had_content = self._reasoning.in_content
-        if had_content and self._parser is None and not (self._stops.strings or self.waiting or is_final):
+        if (
+            self._reasoning.is_over
+            and self._parser is None
+            and not (self._stops.strings or self.waiting or is_final)
+        ):
             return _plain(text)
         self.waiting += text
         reasoning, content = self._reasoning.feed(text, is_final=is_final)
@@ -276,9 +280,10 @@ class Splitter:
             found = self._parser.feed(content, is_final=is_final, is_cut=is_cut)
         shown = ""
         if self._in_content and not had_content:
-            shown = self.waiting[: len(self.waiting) - len(self._reasoning.held) - len(content)]
+            shown = self.waiting[: len(self.waiting) - self._reasoning.n_held - len(content)]
             if shown and self._reasoning.follows_tag:
-                shown, self._reasoning.follows_tag = f"{THINK}\n{shown.lstrip()}", False
+                shown = f"{self._reasoning.marks.start}{shown.lstrip()}"
+                self._reasoning.follows_tag = False
             reasoning = ""
         events = [shown, *self._until_stopped(found)]
         if is_final and self.stopped_by is None:
@@ -300,7 +305,7 @@ class Splitter:
         return self._may_end(self.waiting[: max(0, len(self.waiting) - n_held)])
 
     def _piece(self, reasoning: str, found: Iterable[Event]) -> Piece:
-        n_held = len(self._reasoning.held) + len(self._stops.held)
+        n_held = self._reasoning.n_held + len(self._stops.held)
         n_held += self._parser.n_held if self._parser else 0
         n_certain = max(0, len(self.waiting) - n_held)
         piece, self.waiting = Piece(self.waiting[:n_certain]), self.waiting[n_certain:]

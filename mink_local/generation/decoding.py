@@ -36,7 +36,7 @@ class Decoding:
         reasoning: Separates reasoning from the answer's content; it has read what stands before the prefix.
         parser: Finds tool calls in the content; None if there can be none.
         stop: Strings that end the answer, like the request's own.
-        texts: Texts of control tokens that are part of tool calls.
+        texts: Texts of control tokens that stand around reasoning, or are part of tool calls.
 
     Attributes:
         client: Who asks for the answer: those of several clients wait in turn.
@@ -81,11 +81,13 @@ class Decoding:
         answer.prefix = self._splitter.feed(text_decoder().decode(begun))
         self._constrainer = Constrainer()
         if params.constraints is not None:
-            prefix, may_reason = list(request.prefix), request.enable_thinking is not False
+            ids = {text.decode(): token for token, text in texts.items()}
+            prefix = list(request.prefix)
+            may_reason = reasoning.is_expected and request.enable_thinking is not False
             if state == "start" and (params.reasoning_budget == 0 or not may_reason):
                 before = ""
             else:
-                before = before_answer(params.constraints, state)
+                before = before_answer(params.constraints, state, reasoning.marks, ids)
             given = prompt[: len(prompt) - len(prefix)]
             self._constrainer = Constrainer(params.constraints, weights, given, prefix, before)
         # Without `self`: a circle would keep a dropped model in memory until the next garbage collection.
@@ -100,7 +102,9 @@ class Decoding:
         )
         self._budget: ReasoningBudget | None = None
         if params.reasoning_budget is not None and params.limits_reasoning:
-            self._budget = ReasoningBudget(params.reasoning_budget, state, weights, list(request.prefix))
+            self._budget = ReasoningBudget(
+                params.reasoning_budget, state, weights, list(request.prefix), reasoning.marks, texts
+            )
         self._must_follow: deque[int] = deque()
         # Whether no token has to come next: known from the last step, or always, if text forces none.
         self._is_free = self.is_plain = self._constrainer.guide is None and self._budget is None

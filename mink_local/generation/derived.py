@@ -4,13 +4,17 @@ A template is a stranger's program, so it is asked, not read: what is looked for
 else, in what it writes.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Literal
 
+from mink_local.generation.harmony import HARMONY
 from mink_local.generation.rendering import RefusalError
+from mink_local.generation.text import THINK_MARKS, Marks
 
-TEXT, RESULT, NAME, KEY, VALUE = "MKtext", "MKresult", "mkname", "mkkey", "mkvalue"
+TEXT, RESULT, NAME, KEY, VALUE, REASON = "MKtext", "MKresult", "mkname", "mkkey", "mkvalue", "MKreason"
 USER = {"role": "user", "content": "q"}
 TOOL = {
     "type": "function",
@@ -103,3 +107,175 @@ def _is_taken(render: Render, way: Taken) -> bool:
     # Python's way of writing an object, and JSON in a string, show that the other form is wanted.
     is_garbled = f"{{'{KEY}': '{VALUE}'}}" in text or f'\\"{KEY}\\"' in text
     return RESULT in text and VALUE in shown.partition(RESULT)[0] and not is_garbled
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """How a template takes reasoning.
+
+    Attributes:
+        marks: What stands around it.
+        field: Under what name it takes that of earlier answers; "parts" if it is a part of the content.
+        is_alone: Whether it refuses reasoning beside content, where there are calls.
+        switch: The variables that turn it on, and off.
+        is_known: Whether the template shows any.
+    """
+
+    marks: Marks = THINK_MARKS
+    field: str = "reasoning_content"
+    is_alone: bool = False
+    switch: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
+    is_known: bool = False
+
+
+# By what their templates have in them; what defies derivation.
+_BY_HAND = {
+    "<|channel|>analysis": HARMONY,
+    "<|channel>thought": Marks(
+        "<|channel>thought\n", "<channel|>", ("<channel|>", "<|channel>"), is_repeated=True
+    ),
+    "<|inner_prefix|>": Marks("<|inner_prefix|>", "<|inner_suffix|>"),
+    "[BEGIN FINAL RESPONSE]": Marks(
+        "Here are my reasoning steps:\n", "\n[BEGIN FINAL RESPONSE]\n", ("[END FINAL RESPONSE]",)
+    ),
+    "<|open|>": Marks(
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+        text="<|open|>response<|sep|>",
+    ),
+    "<|begin|>assistant<|think|>": Marks(
+        "<|think|>",
+        "<|end|>",
+        ("<|begin|>assistant", "<|content|>", "<|end|>"),
+        after_end="<|begin|>assistant",
+        text="<|content|>",
+        is_repeated=True,
+    ),
+    " to=self<|message|>": Marks(
+        " to=self<|message|>",
+        "<|eom|>",
+        ("<|start|>assistant", " to=user<|message|>", "<|eot|>", "<|eom|>"),
+        after_end="<|start|>assistant",
+        text=" to=user<|message|>",
+        is_repeated=True,
+    ),
+    "<|START_TEXT|>": Marks(
+        "<|START_THINKING|>", "<|END_THINKING|>", ("<|START_TEXT|>", "<|END_TEXT|>"),
+        text="<|START_TEXT|>",
+    ),
+    "<|START_RESPONSE|>": Marks(
+        "<|START_THINKING|>", "<|END_THINKING|>", ("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        text="<|START_RESPONSE|>",
+    ),
+    "<response></response>": Marks(frame=("<response>", "</response>")),
+}  # fmt: skip
+_FIELDS = ("reasoning_content", "reasoning", "thinking", "parts")
+_KEEPING = {
+    "preserve_thinking": True,
+    "clear_thinking": False,
+    "keep_past_thinking": True,
+    "drop_thinking": False,
+    "truncate_history_thinking": False,
+}
+_SWITCHES = (
+    ("enable_thinking", True, False),
+    ("thinking", True, False),
+    ("thinking_mode", "enabled", "disabled"),
+    ("reasoning_effort", "high", "none"),
+    ("reasoning_effort", "high", "no_think"),
+    ("thinking_budget", -1, 0),
+)
+_WORDS = re.compile(r"[\w\s]*")
+
+
+def is_mark(text: str) -> bool:
+    """Return whether a text can be told from what people write."""
+    return len(text.strip()) >= 4 and not _WORDS.fullmatch(text)
+
+
+def reasoning_of(render: Render, source: str) -> Reasoning:
+    """Return how a template takes reasoning, from what it writes and, where that does not tell, by hand."""
+    by_hand = next((marks for sign, marks in _BY_HAND.items() if sign in source), None)
+    shown = (_shown_reasoning(render, field) for field in _FIELDS)
+    field, derived = next(filter(None, shown), ("reasoning_content", None))
+    return Reasoning(
+        marks := by_hand or derived or THINK_MARKS,
+        field,
+        _is_alone(render, field),
+        _switch(render, source),
+        marks is not THINK_MARKS or "<think>" in source,
+    )
+
+
+def with_reasoning(message: Mapping[str, Any], field: str, reasoning: str) -> dict[str, Any]:
+    """Return a message with its reasoning as a template takes it."""
+    if field != "parts":
+        return {**message, field: reasoning}
+    return {
+        **message,
+        "content": [{"type": "thinking", "thinking": reasoning}, *as_parts(message["content"])],
+    }
+
+
+def _shown_reasoning(render: Render, field: str) -> tuple[str, Marks | None] | None:
+    """Return a name under which a template shows reasoning, and the marks around it, if it does."""
+    answer = with_reasoning({"role": "assistant", "content": TEXT}, field, REASON)
+    call = {"id": _SHORT_ID, "type": "function", "function": {"name": NAME, "arguments": {KEY: VALUE}}}
+    result = {"role": "tool", "tool_call_id": _SHORT_ID, "name": NAME, "content": RESULT}
+    calling = {**answer, "content": "" if isinstance(answer["content"], str) else answer["content"]}
+    for messages in (
+        (USER, answer, USER),
+        (USER, answer),
+        (USER, {**calling, "tool_calls": [call]}, result),
+    ):
+        for variables in ({}, _KEEPING | {"enable_thinking": True, "thinking": True}):
+            text = attempt(render, *messages, tools=[TOOL], **variables)
+            if REASON in text and "'type'" not in text and '"thinking": "' not in text:
+                return field, _marks_around(text, attempt(render, USER, tools=[TOOL], **variables))
+    return None
+
+
+def _marks_around(text: str, prompt: str) -> Marks | None:
+    """Return the marks around reasoning in a text, given the prompt before the answer."""
+    before, _, after = text.partition(REASON)
+    start = before[_n_common(before, prompt) :]
+    if "<" not in start and "[" not in start:  # the prompt opens it
+        start = before.rstrip().rpartition("\n")[2]
+    start = before[before.rindex(start) :] if start else ""
+    if match := re.search(r"(<[^<>]*>|\[[^\[\]]*\])\s*\Z", before):
+        start = match[0]
+    end = re.match(r"\s*(<[^<>]*>|\[[^\[\]]*\])\s*", after)
+    return Marks(start, end[0]) if end and is_mark(start) and is_mark(end[0]) else None
+
+
+def _n_common(a: str, b: str) -> int:
+    """Return the number of characters with which both texts begin."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+def _is_alone(render: Render, field: str) -> bool:
+    call = {"id": _SHORT_ID, "type": "function", "function": {"name": NAME, "arguments": {KEY: VALUE}}}
+    result = {"role": "tool", "tool_call_id": _SHORT_ID, "name": NAME, "content": RESULT}
+    both, alone = (
+        with_reasoning({"role": "assistant", "content": content, "tool_calls": [call]}, field, REASON)
+        for content in (TEXT, "")
+    )
+    return not attempt(render, USER, both, result, tools=[TOOL]) and bool(
+        attempt(render, USER, alone, result, tools=[TOOL])
+    )
+
+
+def _switch(render: Render, source: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    """Return the variables that turn reasoning on and off, if that changes the prompt.
+
+    Efforts must change its end: others are words for the model.
+    """
+    asked = {"role": "user", "content": TEXT}
+    for name, on, off in _SWITCHES:
+        if name in source:
+            texts = [attempt(render, asked, **{name: value}) for value in (on, off)]
+            compared = texts if isinstance(on, bool) else [text.rpartition(TEXT)[2] for text in texts]
+            if all(texts) and compared[0] != compared[1]:
+                return {name: on}, {name: off}
+    return None

@@ -209,7 +209,7 @@ class Engine:
             splitter,
             parser if request.tools else None,
             template.stop(request.prompt),
-            template.call_texts if request.tools else {},
+            template.texts | (template.call_texts if request.tools else {}),
         )
         if not self._fits(decoding):
             answer.finish_reason = "overflow"

@@ -65,8 +65,8 @@ class Model(Unique):
         placement: Where the layers are, and why; `str()` says it in words.
         weights: Tensors and vocabulary, read-only: n_vocab, n_ctx_train, on_gpu, chat_template, path, …
         chat_template: Jinja source of the chat template; None if the model has none.
-        can_reason: Whether the chat template supports reasoning, `<think>…</think>` before an answer.
-        has_thinking_switch: Whether the chat template can turn reasoning on and off (`enable_thinking`).
+        can_reason: Whether the chat template supports reasoning, such as `<think>…</think>` before an answer.
+        has_thinking_switch: Whether the chat template can turn reasoning on and off.
         supports_tools: Whether the chat template describes tools to the model.
         core: For this package's programs; see `Core`.
     """

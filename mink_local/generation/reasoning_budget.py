@@ -1,10 +1,12 @@
 """Where reasoning ends: by a limit, after which the closing tag is forced, or before a constrained answer."""
 
+import json
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from mink_local.generation.text import THINK, THINK_END, ReasoningSplitter, ReasoningState
+from mink_local.generation.harmony import splitter_of
+from mink_local.generation.text import THINK_MARKS, Marks, ReasoningState, literal
 from mink_local.llama.constraints import Constraints
 from mink_local.llama.weights import Weights
 
@@ -12,24 +14,35 @@ GRACE = 32  # extra tokens in which the current sentence may end
 # Qwen3 was trained to continue from this sentence (arXiv:2505.09388, section 4.3); others understand it.
 CLOSING = (
     "\n\nConsidering the limited time by the user, I have to give the solution based on the thinking "
-    f"directly now.\n{THINK_END}\n\n"
+    "directly now."
 )
-_REASONED = f"""start: {{}} @answer
-rest[suffix="{THINK_END}"]: /(?s:.*)/
-SPACE: /[ \\n]{{{{0,2}}}}/
-"""
 _SENTENCE_END = re.compile(r"""((?<!\d)[.!?…]["'”’)\]*]*\s*|[。！？]|\n\s*)$""")  # not the dot of 3.14
 _TAIL = 8  # characters searched for the end of a sentence
 
 
-def before_answer(constraints: Constraints, state: ReasoningState) -> str:
+def before_answer(
+    constraints: Constraints,
+    state: ReasoningState,
+    marks: Marks = THINK_MARKS,
+    ids: Mapping[str, int] | None = None,
+) -> str:
     """Return a grammar for the reasoning that may come before a constrained answer; see `Guide`.
 
     It is empty if there is none, or if the answer's own grammar ends it.
+
+    Args:
+        ids: Ids of the marks' tokens that have no text.
     """
-    if state == "text" or THINK_END in (constraints.grammar or ""):
+    end, ids = marks.closing.strip(), ids or {}
+    if state == "text" or end in (constraints.grammar or ""):
         return ""
-    return _REASONED.format("rest SPACE" if state == "reasoning" else f'("{THINK}" rest SPACE)?')
+    is_plain = not any(token in end for token in ids)
+    rest = f"[suffix={json.dumps(end)}]: /(?s:.*)/" if is_plain else f": /(?s:.*)/ {literal(end, ids)}"
+    before = "rest SPACE"
+    if state == "start":
+        begun = f"{literal(marks.start.strip(), ids)} rest SPACE"
+        before = f"({begun} | {literal(marks.text, ids)})" if marks.text else f"({begun})?"
+    return f"start: {before} @answer\nrest{rest}\nSPACE: /[ \\n]{{0,2}}/\n"
 
 
 class ReasoningBudget:
@@ -44,18 +57,27 @@ class ReasoningBudget:
         state: Where the answer begins.
         weights: The model, for token texts.
         prefix: Token ids that the answer begins with, possibly including reasoning.
+        marks: What stands around the reasoning.
+        texts: Texts of tokens among the marks that have none.
 
     Attributes:
         is_used_up: Whether the closing has been forced.
     """
 
     def __init__(
-        self, budget: int, state: ReasoningState, weights: Weights, prefix: Sequence[int] = ()
+        self,
+        budget: int,
+        state: ReasoningState,
+        weights: Weights,
+        prefix: Sequence[int] = (),
+        marks: Marks = THINK_MARKS,
+        texts: Mapping[int, bytes] | None = None,
     ) -> None:
         self.is_used_up = False
         self._budget = budget
         self._weights = weights
-        self._splitter = ReasoningSplitter(state)
+        self._marks, self._texts = marks, texts or {}
+        self._splitter = splitter_of(marks, state)
         self._n_tokens = 0
         self._tail = ""
         self._forced: deque[int] = deque()
@@ -75,7 +97,7 @@ class ReasoningBudget:
         elif self._forced:  # a prefix goes on in its own way
             self._forced.clear()
             self.is_used_up = False
-        text = self._weights.piece(token).decode(errors="replace")
+        text = (self._texts.get(token) or self._weights.piece(token)).decode(errors="replace")
         self._n_tokens += self._splitter.in_reasoning
         self._tail = (self._tail + text)[-_TAIL:]
         self._splitter.feed(text)
@@ -88,5 +110,6 @@ class ReasoningBudget:
             return
         if self._budget == 0 or over >= GRACE or _SENTENCE_END.search(self._tail):
             self.is_used_up = True
-            closing = CLOSING if self._budget else f"{THINK_END}\n\n"
+            end = self._splitter.marks.closing
+            closing = f"{CLOSING}{end}" if self._budget else end.lstrip()
             self._forced.extend(self._weights.tokenize(closing, add_special=False, parse_special=True))

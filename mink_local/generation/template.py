@@ -15,10 +15,18 @@ from mink_local.errors import MinkError, OptionError
 from mink_local.generation.answer import Piece
 from mink_local.generation.call_formats import CALL_TEXTS, marks_of
 from mink_local.generation.call_styles import CallStyle, as_text, one_call_each, style_of
-from mink_local.generation.derived import as_parts, how_calls_are_taken, roles_with_parts
+from mink_local.generation.derived import (
+    Reasoning,
+    as_parts,
+    how_calls_are_taken,
+    reasoning_of,
+    roles_with_parts,
+    with_reasoning,
+)
+from mink_local.generation.harmony import splitter_of
 from mink_local.generation.rendering import Renderer
 from mink_local.generation.request import Message, Prompt, Request, Tool, is_raw, is_token_ids
-from mink_local.generation.text import THINK, THINK_END, ReasoningSplitter
+from mink_local.generation.text import THINK, Marks, ReasoningSplitter, ReasoningState
 from mink_local.llama.constants import check_template_kwargs
 from mink_local.llama.library import C
 from mink_local.llama.weights import Weights
@@ -55,10 +63,29 @@ class ChatTemplate:
             eos_token=weights.eos,
             in_process=weights.trust or self.is_plain,
         )
-        self.can_reason = THINK in source
-        self.has_thinking_switch = "enable_thinking" in source
         self.supports_tools = "tools" in source
         self.call_marks = marks_of(source)
+
+    @cached_property
+    def _reasoning(self) -> Reasoning:
+        with suppress(MinkError):
+            return reasoning_of(self._renderer, self._weights.chat_template or "")
+        return Reasoning()
+
+    @property
+    def marks(self) -> Marks:
+        """What the model writes around its reasoning."""
+        return self._reasoning.marks
+
+    @property
+    def can_reason(self) -> bool:
+        """Whether the template shows that the model reasons."""
+        return self._reasoning.is_known
+
+    @property
+    def has_thinking_switch(self) -> bool:
+        """Whether the template can turn reasoning on and off."""
+        return self._reasoning.switch is not None
 
     @cached_property
     def style(self) -> CallStyle | None:
@@ -133,24 +160,36 @@ class ChatTemplate:
         given = self._input(messages, enable_thinking, tools, template_kwargs)
         turns, prefill = _split_prefill(given["messages"])
         rendered = self._rendered({**given, "messages": turns})
-        return rendered + "".join(_prefill(prefill, _opens_reasoning(rendered)))
+        return rendered + "".join(self._prefill(prefill, self._opens(rendered)))
 
     def opens_reasoning(self, prompt: Sequence[int], answer: str = "") -> bool:
         """Return whether a prompt, before the beginning of an answer in it, ends by opening reasoning."""
         n = len(answer.encode())
-        end = b"".join(self._weights.piece(token) for token in prompt[-len(THINK) - n :])
-        return _opens_reasoning(end[: len(end) - n].decode(errors="replace"))
+        last = prompt[-len(self.marks.start) - n :]
+        end = b"".join(self.texts.get(token) or self._weights.piece(token) for token in last)
+        return self._opens(end[: len(end) - n].decode(errors="replace"))
+
+    def _opens(self, prompt: str) -> bool:
+        return prompt.rstrip().endswith(self.marks.start.rstrip())
+
+    @cached_property
+    def texts(self) -> dict[int, bytes]:
+        """Texts of the control tokens without any that stand around reasoning and content."""
+        marks = self.marks
+        written = "".join((marks.start, marks.closing, marks.text, *marks.frame))
+        return self._texts_of(text for text in self._weights.control_tokens if text and text in written)
 
     @cached_property
     def call_texts(self) -> dict[int, bytes]:
         """Texts of the control tokens that are part of calls in the chat template."""
-        weights, source = self._weights, self._weights.chat_template or ""
-        ids = {text: weights.tokenize(text, add_special=False, parse_special=True) for text in CALL_TEXTS}
-        return {
-            tokens[0]: text.encode()
-            for text, tokens in ids.items()
-            if text in source and len(tokens) == 1 and not weights.piece(tokens[0])
-        }
+        source = self._weights.chat_template or ""
+        return self._texts_of(text for text in CALL_TEXTS if text in source)
+
+    def _texts_of(self, texts: Iterable[str]) -> dict[int, bytes]:
+        """Return those of some texts that are each a token without a text, by its id."""
+        tokenize, piece = self._weights.tokenize, self._weights.piece
+        ids = {text: tokenize(text, add_special=False, parse_special=True) for text in texts}
+        return {ids[0]: text.encode() for text, ids in ids.items() if len(ids) == 1 and not piece(ids[0])}
 
     def reasoning(self, request: Request, prompt: Sequence[int]) -> tuple[ReasoningSplitter, Piece]:
         """Return what separates the reasoning of an answer to a request, given the prompt's token ids.
@@ -160,11 +199,13 @@ class ChatTemplate:
         has_messages = not is_raw(request.prompt)
         last = _message(cast(Message, request.prompt[-1])) if has_messages else {"role": "user"}
         message = last if last["role"] == "assistant" else None
-        begun = "".join(_prefill(message, opened=True))
+        begun = "".join(self._prefill(message, opened=True))
         is_opened = self.opens_reasoning(prompt, begun)
-        begun = begun if is_opened else "".join(_prefill(message, opened=False))
-        can_reason = (self.can_reason and has_messages) or begun.lstrip().startswith(THINK)
-        splitter = ReasoningSplitter("reasoning" if is_opened else "start" if can_reason else "text")
+        begun = begun if is_opened else "".join(self._prefill(message, opened=False))
+        may_reason = has_messages or begun.lstrip().startswith(THINK)
+        state: ReasoningState = "reasoning" if is_opened else "start" if may_reason else "text"
+        is_expected = self.can_reason or begun.lstrip().startswith(THINK)
+        splitter = splitter_of(self.marks, state, is_expected=is_expected)
         splitter.follows_tag = is_opened and not begun
         piece = Piece(begun)
         if begun.strip():
@@ -188,8 +229,9 @@ class ChatTemplate:
         kwargs = {**self.kwargs, **(template_kwargs or {})}
         if enable_thinking and not self.has_thinking_switch:
             raise OptionError("enable_thinking", "cannot be True: the chat template has no such switch")
-        switch = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
-        return template_input(messages, tools, self.style) | kwargs | switch
+        on_off = self._reasoning.switch
+        switch = {} if enable_thinking is None or on_off is None else on_off[not enable_thinking]
+        return template_input(messages, tools, self.style) | kwargs | dict(switch)
 
     def _of_messages(self, given: dict[str, Any]) -> list[int]:
         """Return the token ids for a template's input, in which markup that others typed stays plain text.
@@ -215,7 +257,7 @@ class ChatTemplate:
         tokens = self._tokens_of(
             map(self.beginning, rendered.split(mark)), add_special=self._weights.chat_template is None
         )
-        for i, part in enumerate(_prefill(prefill, _opens_reasoning(rendered))):
+        for i, part in enumerate(self._prefill(prefill, self._opens(rendered))):
             tokens += self._weights.tokenize(
                 self.beginning(part), add_special=False, parse_special=i % 2 == 1
             )
@@ -227,10 +269,38 @@ class ChatTemplate:
         if self.style is not None and self.style.has_parts:
             roles |= {"tool"}
         turns = [
-            {**turn, "content": as_parts(turn["content"])} if turn["role"] in roles else turn
-            for turn in given["messages"]
+            {**turn, "content": as_parts(turn["content"])}
+            if turn["role"] in roles and isinstance(turn["content"], str)
+            else turn
+            for turn in map(self._with_reasoning, given["messages"])
         ]
         return self._renderer(**{**given, "messages": turns})
+
+    def _with_reasoning(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return a message with its reasoning under the name that the template has for it."""
+        found, taken = dict(message), self._reasoning
+        if not (reasoning := found.pop("reasoning_content", "")):
+            return message
+        if taken.is_alone and found["content"] and "tool_calls" in found:
+            reasoning, found["content"] = f"{reasoning}\n\n{found['content']}", ""
+        return with_reasoning(found, taken.field, reasoning)
+
+    def _prefill(self, message: Mapping[str, Any] | None, opened: bool) -> list[str]:
+        """Return the beginning of an answer, alternately as a message has it and with marks around it.
+
+        Args:
+            message: A final message of the assistant's, if there is one.
+            opened: Whether the template has opened the reasoning: it ends where a text begins.
+        """
+        given, marks = message or {"content": ""}, self.marks
+        reasoning, text = given.get("reasoning_content") or "", given["content"]
+        start, end = marks.start.strip(), marks.end.strip()
+        if reasoning:
+            return ["", "" if opened else marks.start, reasoning, marks.closing if text else "", text]
+        is_marked = end in text or text.lstrip().startswith((start, THINK))
+        if not text.strip() or is_marked:
+            return ["", "", text]
+        return ["", marks.closing if opened else marks.text, text]
 
     def _tokens_of(self, parts: Iterable[str], add_special: bool) -> list[int]:
         """Return the token ids of a text in parts; what the vocabulary adds to texts comes with the first."""
@@ -328,25 +398,6 @@ def _split_prefill(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]]
     if len(messages) == 1:
         raise ValueError("there is no message to answer before the assistant's")
     return messages[:-1], messages[-1]
-
-
-def _prefill(message: Mapping[str, Any] | None, opened: bool) -> list[str]:
-    """Return the beginning of an answer, alternately as a message has it and with tags that belong around it.
-
-    Args:
-        message: A final message of the assistant's, if there is one.
-        opened: Whether the template has opened the reasoning: it ends where a text begins.
-    """
-    given = message or {"content": ""}
-    reasoning, text = given.get("reasoning_content") or "", given["content"]
-    if reasoning:
-        return ["", "" if opened else f"{THINK}\n", reasoning, f"\n{THINK_END}\n\n" if text else "", text]
-    is_open = opened and text.strip() and THINK_END not in text and not text.lstrip().startswith(THINK)
-    return ["", f"\n{THINK_END}\n\n" if is_open else "", text]
-
-
-def _opens_reasoning(prompt: str) -> bool:
-    return prompt.rstrip().endswith(THINK)
 
 
 def _map_strings(value: Any, change: Callable[[str], str]) -> Any:

@@ -1,8 +1,10 @@
-"""Text from token bytes, and a model's reasoning, `<think>…</think>`, split from its content."""
+"""Text from token bytes, and a model's reasoning, such as `<think>…</think>`, split from its content."""
 
 import codecs
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from mink_local.llama.weights import Weights
@@ -96,20 +98,83 @@ def started_length(text: str, strings: Iterable[str]) -> int:
     return longest
 
 
+class Marks(NamedTuple):
+    """What a model writes around its reasoning.
+
+    Attributes:
+        start: What begins it, with the space that follows.
+        end: What ends it, with the space around.
+        frame: What stands around the content, and is dropped.
+        after_end: What comes before content or calls after reasoning.
+        text: What begins the content.
+        ignored: What begins text that is neither; `end` ends it too.
+        is_repeated: Whether there may be more reasoning after content.
+    """
+
+    start: str = f"{THINK}\n"
+    end: str = f"\n{THINK_END}\n\n"
+    frame: tuple[str, ...] = ()
+    after_end: str = ""
+    text: str = ""
+    ignored: str = ""
+    is_repeated: bool = False
+
+    @property
+    def closing(self) -> str:
+        """What stands between reasoning and content."""
+        return self.end + self.after_end + self.text
+
+
+def literal(text: str, ids: Mapping[str, int]) -> str:
+    """Return a text in Lark's syntax, in which tokens without text are given by their ids."""
+    tokens = "|".join(map(re.escape, sorted(ids, key=len, reverse=True)))
+    parts = re.split(f"({tokens})", text) if ids else [text]
+    written = [f"<[{ids[part]}]>" if part in ids else json.dumps(part) for part in parts if part]
+    return " ".join(written)
+
+
+THINK_MARKS = Marks()
+
+
 class ReasoningSplitter:
-    """Splits a text into reasoning and content, piece by piece; a later `<think>` is plain text.
+    """Splits a text into reasoning and content, piece by piece.
+
+    `<think>` is looked for at the very start, whatever the marks.
+
+    Args:
+        state: Where the text begins.
+        marks: What stands around the reasoning.
+        is_expected: Whether the model is known to reason.
 
     Attributes:
         state: Where the text has got to.
-        held: What is held back because it may begin a tag.
+        held: What is held back because it may begin a mark.
         follows_tag: Whether the text begins right after the opening tag, in the prompt.
     """
 
-    def __init__(self, state: ReasoningState = "start") -> None:
+    def __init__(
+        self, state: ReasoningState = "start", marks: Marks = THINK_MARKS, *, is_expected: bool = True
+    ) -> None:
         self.state: ReasoningState = state
+        self.is_expected = is_expected
         self.held = ""
         self.follows_tag = False
+        self._read_marks(marks)
         self._strip = state != "text"  # whitespace next to the tags is dropped
+        self._is_ignored = False
+
+    def _read_marks(self, marks: Marks) -> None:
+        self.marks = marks
+        self._start, self._end = marks.start.strip(), marks.end.strip()
+        later = (self._start, self._end) if marks.is_repeated else ()
+        self._later = tuple(filter(None, (*marks.frame, *later, marks.ignored)))
+        longest_first = sorted(self._later, key=len, reverse=True)
+        self._mark = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+    @property
+    def n_held(self) -> int:
+        """Number of characters held back."""
+        return len(self.held)
 
     @property
     def in_reasoning(self) -> bool:
@@ -118,35 +183,66 @@ class ReasoningSplitter:
 
     @property
     def in_content(self) -> bool:
-        """True if nothing that follows is reasoning, or dropped beside it."""
+        """True if the text has got to the content, and nothing beside it is dropped here."""
         return self.state == "text" and not self._strip
 
+    @property
+    def is_over(self) -> bool:
+        """True if all that follows is content."""
+        return self.in_content and not self._later
+
     def feed(self, text: str, *, is_final: bool = False) -> tuple[str, str]:
-        """Return the reasoning and the content that are now certain; what may begin a tag is held back."""
+        """Return the reasoning and the content that are now certain; what may begin a mark is held back."""
         self.held += text
-        if self.state == "start":
-            self._decide(is_final)
-        reasoning = self._reasoning(is_final) if self.state == "reasoning" else ""
-        return reasoning, (self._take(len(self.held)) if self.state == "text" else "")
+        reasoning, content, state = "", "", None
+        while state != self.state:
+            state = self.state
+            if state == "start":
+                self._decide(is_final)
+            elif state == "reasoning":
+                reasoning += self._reasoning(is_final)
+            else:
+                content += self._content(is_final)
+        return reasoning, content
 
     def _decide(self, is_final: bool) -> None:
-        """Leave the state "start", unless the text may still become the opening tag."""
+        """Leave the state "start", unless the text may still become an opening mark."""
         text = self.held.lstrip()
-        if text.startswith(THINK):
-            self.state, self.held = "reasoning", text.removeprefix(THINK)
-        elif is_final or not THINK.startswith(text):
+        if text.startswith(THINK) and self._start != THINK:
+            self._read_marks(THINK_MARKS)
+        if text.startswith(self._start):
+            self.state, self.held = "reasoning", text.removeprefix(self._start)
+        elif is_final or not any(start.startswith(text) for start in (self._start, THINK)):
             self.state, self._strip = "text", False  # without reasoning, leading whitespace is kept
 
     def _reasoning(self, is_final: bool) -> str:
-        reasoning, mark, content = self.held.partition(THINK_END)
+        reasoning, mark, content = self.held.partition(self._end)
         if not (mark or is_final):  # hold back what may be the start of one
-            reasoning = reasoning[: len(reasoning) - started_length(reasoning, (THINK_END,))]
+            reasoning = reasoning[: len(reasoning) - started_length(reasoning, (self._end,))]
         taken = self._take(len(reasoning.rstrip()))
         if is_final:
             self.held = ""
         if mark:
             self.state, self._strip, self.held = "text", True, content
         return taken
+
+    def _content(self, is_final: bool) -> str:
+        content = ""
+        while mark := self._mark.search(self.held):
+            rest = self.held[mark.start() :]
+            if not is_final and any(
+                len(longer) > len(rest) and longer.startswith(rest) for longer in self._later
+            ):
+                break
+            content += self._take(mark.start()) * (not self._is_ignored)
+            self.held = self.held[len(mark[0]) :]
+            self._is_ignored = mark[0] == self.marks.ignored or (self._is_ignored and mark[0] != self._end)
+            if mark[0] == self._start:
+                self.state, self._strip = "reasoning", True
+                return content
+        n_begun = len(self.held) - mark.start() if mark else started_length(self.held, self._later)
+        n_begun *= not is_final
+        return content + self._take(len(self.held) - n_begun) * (not self._is_ignored)
 
     def _take(self, length: int) -> str:
         """Return the first characters of the held text."""

@@ -74,7 +74,7 @@ def test_it_ends_to_the_token(thinker: Model, budget: int, n_words: int) -> None
     sampled = [*[THINK] * opens, *WORDS[:n_words]]
     is_cut = 0 <= budget < len(WORDS)
     assert answer.reasoning_cut is is_cut
-    closing = (CLOSING if budget else f"{THINK_END}\n\n") if is_cut else ""
+    closing = (f"{CLOSING}\n" if budget else "") + f"{THINK_END}\n\n" if is_cut else ""
     assert answer.text == "".join(sampled) + closing + ("Four." if is_cut else "")
     n_forced = len(thinker.weights.tokenize(closing, add_special=False, parse_special=True)) if closing else 0
     n_after = answer.n_tokens - len(sampled) - n_forced
