@@ -12,6 +12,7 @@ llama.cpp. An exception that a handler raises inside a C callback is lost.
     a program's own loop          KeyboardInterrupt; the answer is stopped     `Reply`, `Events.get`
     llama_decode on a CPU         returns in the middle of a batch             `Context.interrupted`
     the chat between answers      clears the line, or quits                    prompt_toolkit, `on_interrupt`
+    the chat; SIGTERM, SIGHUP     ends as /exit does, the answer is kept       `handled`
     the server; also SIGTERM      stops accepting requests, drains, exits      `on_interrupt`
     callbacks and finalizers      is raised again a moment later               `lost_interrupts_repeated`
     child processes               nothing: they run in their own session       `sandbox`

@@ -237,7 +237,7 @@ SETTINGS: tuple[Setting, ...] = (
         "--theme",
         type=click.Choice(["auto", "dark", "light", "none"]),
         default="auto",
-        help="Colours for a dark or a light terminal, or none; auto asks the terminal, in a chat.",
+        help="Colours for a dark or a light terminal, or none; auto: as COLORFGBG says, or else dark.",
     ),
     _screen(
         "--show-reasoning/--no-show-reasoning",

@@ -3,6 +3,7 @@
 Most modules are imported after the model has been loaded, which goes on beside the first imports.
 """
 
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,16 +20,23 @@ from mink_local.chat.conversation.store import (
 )
 from mink_local.chat.settings import DEFAULT, Settings
 from mink_local.chat.terminal.input import QuietTerminal
-from mink_local.chat.terminal.screen import DARK, THEMES, Screen, Theme, ask_window_for_size, asked
+from mink_local.chat.terminal.screen import Screen, ask_window_for_size, theme_named
 from mink_local.errors import ModelNotFoundError
-from mink_local.interrupts import interrupt_ends_program
+from mink_local.interrupts import handled, interrupt_ends_program
 from mink_local.models import catalog
 from mink_local.models.catalog import EMBEDDED, resolve
 
 _TOY = f"{EMBEDDED} is a toy for trying the program: it makes things up"
 
+_ENDING = [number for number in (signal.SIGTERM, getattr(signal, "SIGHUP", None)) if number]
+
 if TYPE_CHECKING:
     from mink_local.chat.conversation.session import Session
+
+
+def _end(number: int, _: object) -> None:
+    """End the program as /exit does, with the answer so far and the terminal as it was."""
+    raise SystemExit(128 + number)
 
 
 class Startup:
@@ -52,7 +60,8 @@ class Startup:
         self.settings = settings = Settings(ctx)
         settings.check(is_new=settings.given)
         ask_window_for_size()
-        self.screen = self._screen(THEMES.get(settings["theme"], DARK))
+        theme = theme_named(settings["theme"])
+        self.screen = Screen(settings["plain"], settings["show_reasoning"], theme)
         is_kept = resumed is not None or (is_chat and settings["store"])
         self._store = ConversationStore(default_path() if is_kept else None)
         self._conversation = None if resumed is None else self._store.find(resumed)
@@ -84,9 +93,7 @@ class Startup:
     def chat(self) -> None:
         """Chat until the user leaves."""
         self._offer_model()
-        with QuietTerminal(marks_pastes=not self.screen.is_dumb) as terminal:
-            if self.settings["theme"] == "auto" and not self.screen.is_plain:
-                self.screen = self._screen(asked(terminal))
+        with handled(_ENDING, _end), QuietTerminal(marks_pastes=not self.screen.is_dumb) as terminal:
             session = self._session(terminal)
             from mink_local.chat import chat, loop
 
@@ -99,9 +106,6 @@ class Startup:
     def _is_toy(self) -> bool:
         """Whether the embedded model answers, unless the user has asked for it by name."""
         return bool(self.settings["model"] == EMBEDDED) and not self.settings.given("model")
-
-    def _screen(self, theme: Theme) -> Screen:
-        return Screen(self.settings["plain"], self.settings["show_reasoning"], theme)
 
     def _begin(self, session: "Session") -> None:
         """Say what answers, and what is not as it should be."""

@@ -93,6 +93,7 @@ def converse(
         for number, text in enumerate(texts)
     ]
     store.save(None, messages, model, system)
+    store._rows("UPDATE message SET alive = 0")  # the program that wrote them has ended
     if store.is_on_disk:
         store.close()
     return messages
@@ -121,6 +122,7 @@ class Typist(InputLine):
     def __init__(self, session: Session, capsys: pytest.CaptureFixture[str]) -> None:
         self.chat = Chat(session, Screen(), self)
         self._capsys = capsys
+        self.screen = self.chat.screen
         self._lines: list[str] = []
         self.offered = ""  # what the last input line began with
 

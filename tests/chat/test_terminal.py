@@ -1,7 +1,6 @@
 """`mink-chat` in a terminal: real keys, and what is on the screen."""
 
 import base64
-import contextlib
 import json
 import os
 import re
@@ -13,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pexpect
 import pytest
 
 from mink_local.chat.conversation import store
@@ -274,30 +272,69 @@ def test_what_is_typed_ahead_is_not_joined_to_what_was_refused(opened: Open) -> 
     terminal.until_shown("Enter sends your message again")  # the first one, which is too long for the line
 
 
-@pytest.mark.parametrize(
-    ("paper", "ink"), [("ffff/ffff/e0e0", "34"), pytest.param("1e/1e/2e", "36", marks=pytest.mark.slow)]
-)
-def test_the_terminal_is_asked_for_its_background(paper: str, ink: str) -> None:
-    """Blue on a light one, cyan on a dark one; what is typed meanwhile is not lost."""
-    chat = pexpect.spawn(
-        sys.executable, ["-m", "mink_local.chat", "--temp", "0", "-n", "2", "--threads", "1"],
-        encoding="utf-8", timeout=60, env={**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"},
-    )  # fmt: skip
-    with contextlib.closing(chat):
-        chat.expect_exact("\x1b]11;?\x07\x1b[c")
-        chat.send(f"Say\x1b]11;rgb:{paper}\x1b\\ hello\x1b[?62;4c.\r")
-        chat.expect_exact("Say hello.")
-        assert re.search(rf"\x1b\[0;(1;)?{ink}(;1)?m", chat.before)
-        chat.expect_exact("2 tokens")
-
-
-@pytest.mark.parametrize("end", ["\x07", pytest.param("\x1b\\", marks=pytest.mark.slow)])
-def test_an_answer_of_the_terminal_that_is_late_is_no_message(opened: Open, end: str) -> None:
+def test_nothing_is_asked_of_the_terminal(opened: Open) -> None:
+    """Not all answer, and what comes late would be typed."""
     terminal = opened("--temp", "0", "-n", "2")
-    terminal.send(f"Say \x1b]11;rgb:cccc/cccc/cccc{end}hello\x1b[?62;1c.")
-    terminal.until_shown(r"\n> Say hello\.$")
-    assert "2 tokens" in terminal.press("\r")
-    assert terminal.leave() == 0
+    terminal.say("Hello")
+    assert not re.search(r"\x1b\]\d+;\?|\x1b\[>?c", terminal.raw)
+
+
+@pytest.mark.parametrize(("colours", "ink"), [("0;15", "34"), ("15;0", "36"), ("", "36")])
+def test_colours_come_back(opened: Open, colours: str, ink: str) -> None:
+    """Blue on a light background, cyan on a dark one; after /set plain off too, and in the input line."""
+    terminal = opened("--temp", "0", "-n", "2", COLORFGBG=colours)
+    terminal.say("/set plain on")
+    before = len(terminal.raw)
+    terminal.say("Hello")
+    assert not re.search(r"\x1b\[[\d;]*3\dm", terminal.raw[before:])
+    terminal.say("/set plain off")
+    before = len(terminal.raw)
+    terminal.say("Hello")
+    assert re.search(rf"\x1b\[[\d;]*{ink}(;\d+)*m", terminal.raw[before:])
+
+
+DASH = ["-c", "import os; os.environ['PS1'] = 'shell: '; os.execvp('dash', ['dash', '-i'])"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shell", "moment", "number"),
+    [
+        ("bash", "answer", signal.SIGTERM),
+        ("bash", "line", signal.SIGABRT),
+        ("dash", "answer", signal.SIGHUP),
+        ("dash", "answer", signal.SIGABRT),
+        ("dash", "line", signal.SIGTERM),
+        ("dash", "line", signal.SIGKILL),
+    ],
+)
+def test_the_terminal_comes_back(opened: Open, tmp_path: Path, shell: str, moment: str, number: int) -> None:
+    """The shell goes on, and shows what is typed; a signal that can be heard loses nothing of an answer."""
+    import termios  # not on Windows
+
+    if not shutil.which(shell):
+        pytest.skip(f"needs {shell}")
+    terminal = opened(program=SHELL if shell == "bash" else DASH, waits=False, PS1="shell: ")
+    terminal.until_shown("shell:$")
+    chat = f"{sys.executable} -m mink_local.chat --temp 5 --no-loop-guard --threads 1"
+    terminal.send(f"sh -c 'echo $$ > {tmp_path}/pid; exec {chat}'\r")
+    terminal.until_shown("\n>$")
+    if moment == "answer":
+        terminal.send("Tell me a very long story about a dragon.\r")
+        terminal.until(lambda: terminal.text.lower().count("dragon") > 2)
+    terminal.settle()
+    os.kill(int((tmp_path / "pid").read_text()), number)
+    terminal.until_shown(r"shell:$")
+    if shell == "dash":  # bash has read with a mode of its own since
+        terminal.until(lambda: termios.tcgetattr(terminal.child.child_fd)[3] & termios.ICANON)
+    terminal.send("echo what $((3 * 7))\r")
+    terminal.until_shown("what 21\nshell:$")
+    assert "echo what" in terminal.text  # bash shows it by itself; dash needs the terminal for it
+    assert "Traceback" not in terminal.text
+    if moment == "answer" and number in (signal.SIGTERM, signal.SIGHUP):
+        [conversation] = ConversationStore(default_path()).conversations()
+        answer = ConversationStore(default_path()).branch(conversation.head)[-1]
+        assert answer.finish_reason == "interrupted"
 
 
 @pytest.mark.slow

@@ -115,8 +115,10 @@ class Terminal:
         else:
             import termios  # not on Windows, where these tests are skipped
 
-            least = termios.tcgetattr(self.child.child_fd)[6][termios.VMIN]  # no key while no line is read
-            is_read = least != 0 and not has_mode(_ALTERNATE_SCREEN)
+            flags = termios.tcgetattr(self.child.child_fd)[
+                3
+            ]  # of the input line, which reads Ctrl-C as a key
+            is_read = not flags & termios.ISIG and not has_mode(_ALTERNATE_SCREEN)
             while row and self._screen.display[row].startswith("  "):
                 row -= 1
         is_prompt = is_read and self._screen.display[row].startswith("> ")

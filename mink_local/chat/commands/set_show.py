@@ -24,7 +24,7 @@ from mink_local.chat.settings import (
     Settings,
 )
 from mink_local.chat.terminal.progress import about_model
-from mink_local.chat.terminal.screen import THEMES, Screen, one_line
+from mink_local.chat.terminal.screen import Screen, one_line, theme_named
 from mink_local.cli import did_you_mean, printable
 from mink_local.errors import MinkError
 from mink_local.files import add_to_record, read_record, size_in_words
@@ -80,8 +80,8 @@ def _change(chat: Chat, setting: Setting, text: str) -> None:
         chat.screen.note(about_model(session.model))
         offer_default(chat)
     session.go_to(session.branch)  # which keeps the settings with the conversation
-    theme = THEMES.get(settings["theme"], chat.screen.theme)
-    chat.screen = Screen(settings["plain"], settings["show_reasoning"], theme)
+    theme = theme_named(settings["theme"])
+    chat.screen = chat.line.screen = Screen(settings["plain"], settings["show_reasoning"], theme)
 
 
 def _load(chat: Chat, settings: Settings) -> None:

@@ -17,7 +17,7 @@ from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import Condition, has_focus
 from prompt_toolkit.history import DummyHistory, FileHistory, History, InMemoryHistory
 from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
-from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent, merge_key_bindings
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.key_binding.key_processor import KeyPress
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.layout.processors import TabsProcessor
@@ -42,23 +42,23 @@ class InputLine:
         terminal: What has been typed while no line was read.
         screen: Where it is shown.
         keep: Keep the history in a file.
+
+    Attributes:
+        screen: Where it is shown from the next line on.
     """
 
     def __init__(self, terminal: QuietTerminal, screen: Screen, keep: bool) -> None:
         self._terminal = terminal
-        self._screen = screen
+        self.screen = screen
         self._is_pasted = False  # the beginning of the line that is read
         self._history = _History(user_data_path("mink-local") / "history") if keep else None
         history: History = self._history or InMemoryHistory()
         self._session = self._prompt_session(
             multiline=False,  # Enter sends in any case, and the line of a search takes the place of this one
             prompt_continuation=MORE,
-            key_bindings=merge_key_bindings([self._key_bindings(), _late_answers()]),
-            style=None if screen.is_plain else Style([("", screen.theme.own)]),
+            key_bindings=self._key_bindings(),
             history=history,
             enable_history_search=True,
-            # Without colours a suggestion would look like something that was typed.
-            auto_suggest=None if screen.is_plain else AutoSuggestFromHistory(),
             complete_while_typing=False,
             reserve_space_for_menu=6,
             enable_open_in_editor=True,
@@ -66,14 +66,8 @@ class InputLine:
             input_processors=[TabsProcessor(char1=" ", char2=" ")],
         )
 
-        # What was typed while the terminal was asked comes first.
-        keys: Any = self._session.input
-        if terminal.typed_meanwhile:
-            keys.vt100_parser.feed(terminal.typed_meanwhile)
-            store_typeahead(keys, keys.read_keys())
-
     def _prompt_session(self, **options: Any) -> PromptSession[str]:
-        with create_app_session(output=_output(self._screen)):
+        with create_app_session(output=_output(self.screen)):
             return PromptSession(enable_suspend=True, **options)
 
     def _key_bindings(self) -> KeyBindings:
@@ -119,6 +113,9 @@ class InputLine:
             KeyboardInterrupt: Ctrl-C.
         """
         self._is_pasted = False
+        self._session.style = None if self.screen.is_plain else Style([("", self.screen.theme.own)])
+        # Without colours a suggestion would look like something that was typed.
+        self._session.auto_suggest = None if self.screen.is_plain else AutoSuggestFromHistory()
         with self._terminal.reading():
             return command_line_text(self._session.prompt(prompt, default=default))
 
@@ -151,7 +148,7 @@ class InputLine:
         """Return whether a line can begin with a text that leaves half of the window to what is above."""
         window = shutil.get_terminal_size()
         rows = sum(1 + cell_len(MORE + line) // window.columns for line in text.split("\n"))
-        return rows <= window.lines // 2 and not self._screen.is_dumb
+        return rows <= window.lines // 2 and not self.screen.is_dumb
 
     def forget(self, messages: Collection[str]) -> None:
         """Remove messages from the history, if one is kept."""
@@ -189,21 +186,3 @@ class _History(FileHistory):
             for text in reversed(kept):
                 new.store_string(text)
         self._loaded_strings = kept
-
-
-def _late_answers() -> KeyBindings:
-    """Return bindings that swallow what the terminal answers when nobody waits for it any more."""
-    bindings, last = KeyBindings(), {"keys": ""}  # one of which ends the answer that is being read
-
-    for begin, end in ((("escape", "]", "1", "1", ";"), "c-g \\"), (("escape", "[", "?"), "c")):
-
-        @bindings.add(*begin)
-        def swallow(_: KeyPressEvent, end: str = end) -> None:
-            last["keys"] = end
-
-    @bindings.add(Keys.Any, filter=Condition(lambda: bool(last["keys"])), eager=True)
-    def drop(event: KeyPressEvent) -> None:
-        if event.key_sequence[0].key in last["keys"].split():
-            last["keys"] = ""
-
-    return bindings

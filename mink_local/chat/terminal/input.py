@@ -4,19 +4,26 @@ What is typed while no line is being read is not echoed, and is read by the next
 """
 
 import os
-import re
+import shutil
 import signal
+import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from select import select
 from typing import Any, ClassVar
 
 PROMPT, MORE = "> ", "  "
 NOT_KEPT = "> (not kept) "  # the prompt while messages cannot be stored
 _CONTINUED: int | None = getattr(signal, "SIGCONT", None)  # after Ctrl-Z; Windows has none
-_ANSWER_SECONDS = 1.0  # in which a terminal answers; most take a thousandth
+# Waits for a line, or for the end of the chat without one; then the mode of the terminal may still be that of
+# `_silence` (noflsh) or of an input line (-isig), which no shell has, and some shells keep.
+_WATCHER = r"""
+exec 3<&1
+mode=$(stty -g <&3) || exit
+echo >&2
+read -r end && exit
+stty -a <&3 | grep -Eq '(^| )(noflsh|-isig)' && stty "$mode" <&3 && printf '\033[?2004l\033[?25h'
+"""
 _QUOTES = '"""'
 
 
@@ -43,9 +50,6 @@ class QuietTerminal:
 
     Args:
         marks_pastes: The terminal can tell what is pasted from what is typed.
-
-    Attributes:
-        typed_meanwhile: Keys that were pressed while the terminal answered a question.
     """
 
     n_stops: ClassVar = 0  # how often the program was stopped, as by Ctrl-Z: the shell may have written since
@@ -54,7 +58,7 @@ class QuietTerminal:
         self._marks_pastes = marks_pastes
         self._mode: list[Any] | None = None  # of the terminal, as it was
         self._shows_keys = True
-        self.typed_meanwhile = ""
+        self._watcher: subprocess.Popen[bytes] | None = None
         if sys.platform != "win32":  # there only what a line reads is shown
             with suppress(ImportError, OSError):
                 import termios
@@ -65,11 +69,24 @@ class QuietTerminal:
             signal.signal(_CONTINUED, self._continue)
 
     def __enter__(self) -> "QuietTerminal":
+        self._watch()
         self._silence()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.restore()
+        if self._watcher:
+            self._watcher.communicate(b"end\n")
+
+    def _watch(self) -> None:
+        """Have a process restore the terminal if this one is killed, or crashes inside llama.cpp."""
+        if self._mode and shutil.which("stty"):
+            self._watcher = subprocess.Popen(
+                ["sh", "-c", _WATCHER], stdin=subprocess.PIPE, stdout=sys.stdin.fileno(),
+                stderr=subprocess.PIPE, start_new_session=True,
+            )  # fmt: skip
+            assert self._watcher.stderr
+            self._watcher.stderr.readline()  # it knows the mode now
 
     def restore(self) -> None:
         """Have the terminal show what is typed."""
@@ -85,24 +102,6 @@ class QuietTerminal:
         finally:
             self._silence()
 
-    def exchange(self, question: str, last: re.Pattern[str], *others: re.Pattern[str]) -> str:
-        """Return what the terminal answers to control sequences; `typed_meanwhile` has the rest.
-
-        Args:
-            question: The sequences.
-            last: What the last answer looks like.
-            *others: What the answers before it look like.
-        """
-        os.write(sys.stdout.fileno(), question.encode())
-        data, give_up = "", time.monotonic() + _ANSWER_SECONDS
-        while self._mode and not last.search(data) and (left := give_up - time.monotonic()) > 0:
-            if select([sys.stdin], [], [], left)[0]:
-                data += os.read(sys.stdin.fileno(), 1024).decode(errors="replace")
-        self.typed_meanwhile = data
-        for answer in (last, *others):
-            self.typed_meanwhile = answer.sub("", self.typed_meanwhile)
-        return data
-
     def _continue(self, *_: object) -> None:
         """Go on after the program was stopped: the shell has set its own mode."""
         QuietTerminal.n_stops += 1
@@ -117,8 +116,6 @@ class QuietTerminal:
             silent = self._mode.copy()
             silent[0] &= ~termios.ICRNL  # Enter waits as the key that an input line knows
             silent[3] = (silent[3] | termios.NOFLSH) & ~(termios.ECHO | termios.ICANON)
-            silent[6] = silent[6].copy()
-            silent[6][termios.VMIN] = silent[6][termios.VTIME] = 0  # a read waits for nothing
             self._set(silent, is_quiet=True)
 
     def _set(self, mode: list[Any] | None, is_quiet: bool) -> None:

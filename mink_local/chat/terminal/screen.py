@@ -2,7 +2,6 @@
 
 import base64
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,18 +17,10 @@ from rich.text import Text
 from rich.theme import Theme as RichTheme
 
 from mink_local.chat.terminal import MOST_COLUMNS, broken_paths, wrapped_rows
-from mink_local.chat.terminal.input import QuietTerminal
 from mink_local.cli import no_blanks_at_line_ends, printable
 from mink_local.errors import MinkError
 
 _MOST_COPIED = 74_000  # bytes of base64; terminals that limit OSC 52 take that many
-
-_ASK_BACKGROUND = "\x1b]11;?\x07"  # OSC 11, which not every terminal answers
-_ASK_DEVICE = "\x1b[c"  # DA1, which every one does, after what it was asked before
-_BACKGROUND = re.compile(
-    r"\x1b\]11;rgba?:([0-9a-f]+)/([0-9a-f]+)/([0-9a-f]+)[^\x07\x1b]*(?:\x07|\x1b\\)", re.I
-)
-_DEVICE = re.compile(r"\x1b\[\?[\d;]*c")
 
 
 class Theme(NamedTuple):
@@ -78,6 +69,7 @@ LIGHT = Theme(
     ),
 )
 COLOURLESS = Theme("bold", "bold", "bw", "", ("",) * 5)
+_LIGHT_BACKGROUNDS = ("7", "15")  # colours of a terminal
 THEMES = {"dark": DARK, "light": LIGHT, "none": COLOURLESS}
 
 
@@ -90,13 +82,10 @@ def rich_styles(theme: Theme) -> RichTheme:
     return RichTheme({**headings, **accents, **links, **texts, "markdown.table.header": theme.accent})
 
 
-def asked(terminal: QuietTerminal) -> Theme:
-    """Return the theme for the background that the terminal says it has; dark if it does not say."""
-    reply = terminal.exchange(_ASK_BACKGROUND + _ASK_DEVICE, _DEVICE, _BACKGROUND)
-    if not (found := _BACKGROUND.search(reply)):
-        return DARK
-    red, green, blue = (int(part, 16) / (16 ** len(part) - 1) for part in found.groups())
-    return LIGHT if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else DARK
+def theme_named(name: str) -> Theme:
+    """Return a theme; `auto` is that for the background that COLORFGBG tells, or else the dark one."""
+    background = os.environ.get("COLORFGBG", "").rpartition(";")[2]
+    return THEMES.get(name, LIGHT if background in _LIGHT_BACKGROUNDS else DARK)
 
 
 def ask_window_for_size() -> None:
