@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +90,10 @@ def locked(path: Path, *, timeout: float = -1) -> Iterator[None]:
         if error.errno not in _NO_LOCKS:
             raise
         log.warning("no locks on the file system of %s: let only one program write there", path.parent)
-    with lock if lock.is_locked else nullcontext():
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def sha256_of(path: Path) -> str:

@@ -188,7 +188,7 @@ _GROUPS = {
         Command("history [N]", "Show this conversation", messages.history),
     ),
     "More": (
-        Command("compare [T=N] [SAMPLER …] [TEXT]", "Compare samplers", compare.compare, _comparison),
+        Command("compare [T=N] [all|SAMPLER …] [TEXT]", "Compare samplers", compare.compare, _comparison),
         Command("explain [N|WORD]", "Show a token's candidates", explain.explain),
         Command("heat", "Colour the last answer", explain.heat),
         Command("help [COMMAND]", "Explain a command", help_, _complete_help),

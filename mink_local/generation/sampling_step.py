@@ -54,11 +54,6 @@ class SamplingStep:
         return int(np.nanargmax(self.weights)) + 1 if len(self.ids) > 1 else 1
 
     @cached_property
-    def p_hot(self) -> Floats:
-        """Probabilities at `temperature`, before the cut."""
-        return _softmax(self.logits / self.temperature)
-
-    @cached_property
     def p_sampled(self) -> Floats:
         """Probabilities at `temperature`, after the cut: those the token is sampled with."""
         kept = np.zeros(len(self.ids))

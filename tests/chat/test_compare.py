@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from mink_local.chat.commands.compare import parsed
-from mink_local.samplers import MinK, MinP, Mirostat, Order, Sampler, TopK, TopP
+from mink_local.samplers import MinK, MinP, Mirostat, Order, Sampler, TopK, TopP, parse
 from tests.chat.conftest import Typist
 from tests.support.terminal import Terminal
 
@@ -30,9 +30,12 @@ USUAL = [
 
 @pytest.mark.parametrize("own", [MinK(), MinK(tau=1), TopK(7), MinP(p=0.2, order=LAST)])
 def test_what_is_compared_by_default(own: Sampler) -> None:
-    """One's own sampler first, then those with an option to tune, in llama.cpp's order."""
+    """One's own sampler first, then llama.cpp's default and min-p, or all with an option to tune."""
     temperature, samplers, text = parsed("", 2.0, own)
-    assert (temperature, samplers[0], text) == (2.0, own, "")
+    assert (temperature, text) == (2.0, "")
+    assert samplers == [own, parse("llama-default"), MinP(order=LAST)]
+    temperature, samplers, text = parsed("all Name a bird.", 2.0, own)
+    assert (temperature, samplers[0], text) == (2.0, own, "Name a bird.")
     assert sorted(one.name for one in samplers) == sorted(USUAL)
     assert {one.order for one in samplers} == {None, LAST}
 
@@ -68,7 +71,7 @@ def test_what_cannot_be_compared(typist: Begin, argument: str, complaint: str) -
 def test_a_comparison_changes_nothing(typist: Begin) -> None:
     typed = typist("--temp", "5", "--tau", "2", "-n", "6", "--seed", "1")
     assert "/compare TEXT" in typed.say("/compare")
-    shown = typed.say("/compare Name a colour.")
+    shown = typed.say("/compare all Name a colour.")
     assert "temperature 5, seed 1," in shown
     assert re.findall(r"^(\d+)  (\S+?)[:\n]", shown, re.M) == [
         (str(i), name) for i, name in enumerate(USUAL, 1)
@@ -76,7 +79,7 @@ def test_a_comparison_changes_nothing(typist: Begin) -> None:
     assert re.search(r"^1  min-k:tau=2\n", shown, re.M)
     assert re.search(r"^\d  .*\ndiffers .* token \d+: .* \(rank [\d,]+\),\swhich\sanswer\s1's ", shown, re.M)
     assert typed.chat.session.branch == []
-    assert typed.say("/compare Name a colour.") == shown
+    assert typed.say("/compare all Name a colour.") == shown
 
 
 def test_equal_texts_are_shown_once(typist: Begin) -> None:

@@ -2,13 +2,22 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.color import Color
 from rich.style import Style
 
-from mink_local.chat.commands.explain import MIN_COLUMNS, MIN_ROWS, TEMPERATURES, Walk, lines, step_lines
+from mink_local.chat.commands.explain import (
+    MIN_COLUMNS,
+    MIN_ROWS,
+    TEMPERATURES,
+    Walk,
+    fragments,
+    lines,
+    step_lines,
+)
 from mink_local.chat.conversation.answer_steps import AnswerSteps
 from mink_local.chat.conversation.session import Session
 from mink_local.chat.terminal.progress import coloured
@@ -86,6 +95,24 @@ def test_a_step_that_cannot_be_computed(session: Session) -> None:
     assert (broken.step, broken.selected, broken.shown, broken.fork()) == (None, None, [], None)
     assert broken.is_computed
     assert any("/regen" in line.plain for line in lines(broken, MIN_COLUMNS, MIN_ROWS))
+
+
+def test_an_error_of_the_program_is_shown_once(walk: Walk, monkeypatch: pytest.MonkeyPatch) -> None:
+    walk.go(3)
+    monkeypatch.setattr(walk, "_step_at", {}.__getitem__)
+    walk.compute()
+    assert walk.is_computed
+    assert "KeyError(3)" in walk.remark
+    assert any("KeyError" in line.plain for line in lines(walk, MIN_COLUMNS, MIN_ROWS))
+
+
+def test_what_is_drawn_is_what_is_printed(walk: Walk) -> None:
+    shown = lines(walk, MIN_COLUMNS, MIN_ROWS)
+    drawn = fragments(shown)
+    assert "".join(part[1] for part in drawn) == "".join(f"{line.plain}\n" for line in shown)
+    styles = {word for part in drawn for word in part[0].split()}
+    words = {"bold", "dim", "reverse", "underline"}
+    assert words <= styles <= {*words, "none"}
 
 
 def test_a_fork_is_a_branch(session: Session) -> None:
@@ -228,3 +255,13 @@ def test_heat(typist: Callable[..., Typist]) -> None:
     for k in answer.k[:12]:
         assert k == 1 or f"[{k}]" in shown
     assert "T = 5" in typed.say("/explain 1")
+
+
+def test_heat_of_what_a_grammar_forced(typist: Callable[..., Typist], tmp_path: Path) -> None:
+    grammar = tmp_path / "yes.gbnf"
+    grammar.write_text('root ::= "yes yes"')
+    typed = typist("--grammar", str(grammar), "-n", "12")
+    typed.say("Name three animals.")
+    shown = typed.say("/heat")
+    assert "forced" in shown
+    assert "killed" not in shown

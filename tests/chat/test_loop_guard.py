@@ -68,6 +68,7 @@ LOOPS = {
     "a paragraph": "Here it is.\n\n" + CARROLL * 6,
     "code": "```python\n" + "print('hello')\n" * 400,
     "zeros": "0, " * 600,
+    "fences": "Here:\n" + "```\n" * 400,
 }
 
 

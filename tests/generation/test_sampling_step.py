@@ -36,8 +36,6 @@ def test_by_hand() -> None:
     assert step.weights == pytest.approx([1 / 6, 4 / 6 / 2, 1 / 6 / 3, np.nan], nan_ok=True)
     assert step.cliff == step.kept[MinK()] == 2
     assert step.sampled == 2
-    weights = np.exp([3, 2.5, 0.5, 0])
-    assert step.p_hot == pytest.approx(weights / weights.sum())
     assert step.p.sum() == pytest.approx(1)
     assert step.shown_ranks(3) == [0, 1, 2]
     assert step.shown_ranks(2) == [0, 2]  # the sampled one is always shown

@@ -37,8 +37,9 @@ def compare(chat: Chat, argument: str) -> None:
     At one temperature, two answers then differ only if one sampler keeps a token that the other cuts. The
     conversation does not change: /sampler NAME and /regen go on with another sampler.
 
-    T=5: at this temperature. SAMPLER, such as top-k:k=5: with these samplers, not the usual ones. --: what
-    follows is TEXT, even if it begins with the name of a sampler.
+    They are the sampler in use, llama.cpp's default and min-p, unless you name others. T=5: at this
+    temperature. SAMPLER, such as top-k:k=5: with these samplers; all: with every one that has an option to
+    tune. --: what follows is TEXT, even if it begins with the name of a sampler.
     """
     session, screen = chat.session, chat.screen
     temperature, samplers, text = parsed(argument, session.settings["temp"], session.settings.sampler)
@@ -113,6 +114,8 @@ def parsed(argument: str, temperature: float, own: Sampler) -> tuple[float, list
                 samplers.append(parse(word, "temperature-last"))
             except ValueError as error:
                 raise MinkError(f"{error}; -- before the message sends it as it is") from None
+        elif word == "all":
+            samplers += _tunable(own)
         elif word != "--":
             break
         argument = argument[len(word) :].lstrip()
@@ -134,6 +137,12 @@ def _is_meant_as_sampler(word: str) -> bool:
 
 
 def _usual(own: Sampler) -> list[Sampler]:
+    """Return the sampler in use, llama.cpp's default, and min-p in llama.cpp's order."""
+    names = ("llama-default", "min-p")
+    return [MinK() if own.is_stateful else own, *(parse(name, "temperature-last") for name in names)]
+
+
+def _tunable(own: Sampler) -> list[Sampler]:
     """Return the sampler in use, and those with an option to tune, in llama.cpp's order."""
     own, *others = compared_with(MinK() if own.is_stateful else own)
     return [own, *(other for other in others if other.sweep and other.order != "temperature-first")]

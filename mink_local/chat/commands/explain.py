@@ -10,10 +10,11 @@ from typing import TypeVar
 from prompt_toolkit.application import Application, get_app, get_app_session
 from prompt_toolkit.data_structures import Size
 from prompt_toolkit.filters import Condition
-from prompt_toolkit.formatted_text import ANSI
+from prompt_toolkit.formatted_text import StyleAndTextTuples
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.layout import FormattedTextControl, Layout, Window
 from rich.console import Console
+from rich.segment import Segment
 from rich.text import Text
 
 from mink_local.chat.chat import Chat
@@ -57,7 +58,7 @@ def explain(chat: Chat, argument: str) -> None:
         _print_step(screen, steps, at)
         if can_show and not fits:
             chat.screen.note(f"/explain N prints token N; the full-screen view needs {_NEEDED}")
-    elif fork := view(Walk(steps, at, "the token with the most candidates"), screen.console):
+    elif fork := view(Walk(steps, at, "the token with the most candidates")):
         at, token = fork
         chat.screen.note(f"token {at + 1} is {steps.text(token)!r} instead of {steps.texts[at]!r}")
         chat.show(session.fork(at, token))
@@ -107,7 +108,9 @@ def heat(chat: Chat, _: str) -> None:
     session, screen = chat.session, chat.screen
     steps = AnswerSteps(session, session.last_answer())
     if not any(steps.k):
-        raise MinkError("this answer's statistics were lost when the program was killed")
+        was_killed = session.last_answer().finish_reason is None
+        why = "were lost when the program was killed" if was_killed else "say nothing: every token was forced"
+        raise MinkError(f"this answer's numbers of candidates {why}")
     screen.show(coloured(session.model.token_texts(steps.tokens), steps.k, screen.theme), "")
 
 
@@ -157,10 +160,12 @@ class Walk:
             step = self._step_at(at)
             if temperature is not None:
                 step = step.at(temperature)
-            _ = step.cuts, step.p_hot, step.p_sampled  # cached: computed here, not while the view draws
+            _ = step.cuts, step.p_sampled  # cached: computed here, not while the view draws
             self.step, self._remark = step, " ".join(self.steps.remarks(at, step))
         except (MinkError, ValueError) as error:
             self.step, self._remark = None, str(error)
+        except Exception as error:  # a thread's would be seen by nobody
+            self.step, self._remark = None, f"an error of the program, please report it: {error!r}"
         self._computed = at, temperature
 
     def go(self, at: int) -> None:
@@ -224,24 +229,28 @@ def _next(values: Iterable[_Number], now: _Number, direction: int) -> _Number | 
     return min(beyond, key=lambda value: abs(value - now), default=None)
 
 
-def view(walk: Walk, console: Console) -> _Fork | None:
-    """Show an answer full-screen until a key leaves the view; `console` is that of the screen.
+def fragments(shown: Iterable[Text]) -> StyleAndTextTuples:
+    """Return lines as prompt_toolkit draws them, whose words for styles are those of rich."""
+    console = Console()
+    parts = (part for line in shown for part in [*line.render(console), Segment("\n")])
+    return [(str(part.style or ""), part.text) for part in parts]
+
+
+def view(walk: Walk) -> _Fork | None:
+    """Show an answer full-screen until a key leaves the view.
 
     Returns where the answer is to go on, and from which token; None if it is not.
     """
 
     computing: Future[None] | None = None
 
-    def screen_text() -> ANSI:
+    def screen_text() -> StyleAndTextTuples:
         nonlocal computing
         if not walk.is_computed and (computing is None or computing.done()):
             computing = thread.submit(walk.compute)
             computing.add_done_callback(lambda _: app.invalidate())
         size = app.output.get_size()
-        with console.capture() as capture:
-            for line in lines(walk, size.columns, size.rows):
-                console.print(line, soft_wrap=True)
-        return ANSI(capture.get().rstrip("\n"))
+        return fragments(lines(walk, size.columns, size.rows))[:-1]
 
     app: Application[_Fork | None] = Application(
         Layout(Window(FormattedTextControl(screen_text), always_hide_cursor=True)),
@@ -383,7 +392,7 @@ def _candidates(
     token = max(8, columns // 3)
     has_logits = columns >= token + number + 3 * _NUMBER + 5
     logit = f"{'logit':>{_NUMBER}}" if has_logits else ""
-    titles = f"{'#':>{number + 2}} {'token':<{token + 2}}{logit}{'p':>{_NUMBER}}{'sampled':>{_NUMBER}}"
+    titles = f"{'#':>{number + 2}} {'token':<{token + 2}}{logit}{'p, T=1':>{_NUMBER}}{'sampled':>{_NUMBER}}"
     table = [Text(titles, _DIM)]
     for rank in ranks:
         is_kept, is_sampled = step.keeps(rank), rank == step.sampled
@@ -393,7 +402,7 @@ def _candidates(
         line.append(" ◀" if is_sampled else "  ")
         if has_logits:
             line.append(f"{step.logits[rank]:>{_NUMBER}.2f}")
-        line.append(f"{step.p_hot[rank]:>{_NUMBER}.2%}")
+        line.append(f"{step.p[rank]:>{_NUMBER}.2%}")
         line.append(f"{f'{step.p_sampled[rank]:.2%}' if is_kept else 'cut':>{_NUMBER}}")
         table.append(line)
         if rank + 1 == step.cliff:

@@ -8,7 +8,7 @@ _TOKENS_IN_A_LINE = 48  # or so many, if the phrase has no line break, and
 _TIMES = 3  # copies of the phrase after the first
 _TIMES_A_WORD = 9  # copies after the first make a loop of a single word,
 _LETTERS = 4  # with at least so many letters: laughter is none
-_PATIENCE = 8  # times as long for code, and for what has no letters: rows of zeros, rules, drawings
+_PATIENCE = 8  # times as long for code, but not its fences, and for what has no letters: zeros, drawings
 _LEAST = np.minimum(_TOKENS_IN_A_LINE, _TIMES_A_WORD * np.arange(1, _LONGEST + 1))  # for each period
 
 
@@ -54,7 +54,8 @@ class LoopGuard:
             period = int(i) + 1
             phrase = text[self._starts[-period - 1] :]
             is_prose = any(map(str.isalpha, phrase)) and text.count("```") % 2 == 0
-            if self._run[i] >= (1 if is_prose else _PATIENCE) * _needed(phrase, period):
+            is_fences = "`" in phrase and not phrase.strip("` \n")
+            if self._run[i] >= (1 if is_prose or is_fences else _PATIENCE) * _needed(phrase, period):
                 return int(self._run[i])
         return 0
 
