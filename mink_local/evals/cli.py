@@ -477,14 +477,20 @@ class AgainstType(SamplerType):
     help="Sampler, model or temperature to compare the others with; all: every pair of samplers. The report "
     "is then in DIR/report-against-….  [default: min-k, and the first of several models]",
 )
-def report_command(folder: Path, against: tuple[str, Any] | None) -> None:
+@click.option(
+    "--scorer",
+    default="",
+    metavar="NAME",
+    help="Score the responses to your own questions by this, as for mink-eval run. Without it, what a Python "
+    "function said during the run is shown: a report runs no code that a folder names.",
+)
+def report_command(folder: Path, against: tuple[str, Any] | None, scorer: str) -> None:
     """Report on the results in DIR; a measurement may still be running.
 
     DIR is the --out folder of another command. Prints tables, and writes NAME.html with tables and figures,
     NAME.md, the numbers as CSV and JSON, and the figures as SVG and PDF with their data; for a run, to
-    DIR/report, and report.html has a browser for all responses, too. Responses that an earlier version has
-    scored, or whose verdicts were edited, are scored again, and verdicts that differ are counted; the records
-    stay unchanged. Judgements on a run, in a folder of it, are reported on as well.
+    DIR/report, and report.html has a browser for all responses, too. Judgements on a run, in a folder of it,
+    are reported on as well.
     """
     from mink_local.evals.measurement import Results, report_on
     from mink_local.evals.run.records import QUESTIONS
@@ -494,9 +500,11 @@ def report_command(folder: Path, against: tuple[str, Any] | None) -> None:
     if measures is None:
         damaged = "is damaged" if (folder / MANIFEST).exists() else "is missing"
         raise ReportError(f"{folder / MANIFEST} {damaged}: give the --out folder of a mink-eval command")
-    if against and measures != "run":
-        raise click.UsageError(f"--against is for a run: {folder} contains results of mink-eval {measures}.")
-    report_on(Results(folder, _measurement(measures), against))
+    if (against or scorer) and measures != "run":
+        raise click.UsageError(
+            f"--against and --scorer are for a run: {folder} contains results of mink-eval {measures}."
+        )
+    report_on(Results(folder, _measurement(measures), against, scorer))
     for name in ("judge", "judge-noise"):
         try:
             if (folder / name).is_dir():

@@ -74,11 +74,13 @@ class Results:
 
     Attributes:
         against: What the user wants compared with, if anything: a kind and a name; see `Baseline`.
+        scorer: The user's function for a run's responses, if it is to score them again.
     """
 
     folder: Path
     kind: "type[Measurement[Any]]"
     against: tuple[str, Any] | None = None
+    scorer: str = ""
 
     @cached_property
     def manifest(self) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def _record(
         response += f"\n\n{_ending(question, rng)}"
     asked = Question(*(question[name] for name in ("question_id", "prompt", "gold", "choices")))
     task = TASKS.get(question["task"])  # one without a name is open-ended
-    verdicts = [asdict(v) for v in score(task, asked, response, finish_reason)] if task else [None, None]
+    verdicts = [asdict(v) for v in score(task, asked, response, finish_reason) if v] if task else [None, None]
     sizes = [1, 1, 2, rng.randint(3, 49152)] if sampler != "greedy" else [1]
     k = rng.choices(sizes, k=rng.randint(20, 80))
     return {

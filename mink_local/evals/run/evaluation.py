@@ -26,13 +26,12 @@ from mink_local.evals.run.records import (
     Response,
     ResponseKey,
     Wanted,
-    mark_of,
     methods,
     prompt_sha256,
     read_questions,
     read_responses,
     read_run,
-    rescore,
+    scored,
     seed_of,
     with_verdicts,
 )
@@ -200,7 +199,7 @@ class Run(Measurement[Response]):
     def _responses(self, model: Answerer, wanted: Sequence[Wanted]) -> Iterator[Response | ModelSession]:
         """Yield a model's responses in order of completion, and every new session before its responses.
 
-        Generation continues while a response is scored and written. Responses wanted to a question are
+        Generation continues while a response is written. Responses wanted to a question are
         consecutive, so that its prompt is evaluated once.
         """
         for task, group in groupby(wanted, lambda one: one.key.task):
@@ -236,7 +235,10 @@ class Run(Measurement[Response]):
         return seed_of(self._seed, *wanted.question.key, wanted.key.repeat)
 
     def _response(self, wanted: Wanted, answer: Answered) -> Response:
-        """Return the scored response. Raises GenerationError without an answer, and ScorerError."""
+        """Return the response, with the verdict of a user's function.
+
+        Raises GenerationError without an answer, and ScorerError if the function fails.
+        """
         question = wanted.question
         if answer.finish_reason == "error":
             where = f"question {question.id} of {wanted.key.task} with {wanted.key.model}"
@@ -253,13 +255,9 @@ class Run(Measurement[Response]):
             k=list(answer.k),
             thoughts_cut=answer.reasoning_cut,
             seconds=round(answer.seconds, 3),
-            strict=None,
-            flexible=None,
         )
         task = self._tasks[wanted.key.task].task
-        response = with_verdicts(response, question, task)
-        is_users = task.scorer_of(question).is_own  # a report shows its verdicts as they are
-        return response if is_users else replace(response, scored=mark_of(question, response))
+        return with_verdicts(response, question, task) if task.scorer_of(question).is_own else response
 
     def rehearse(self, folder: Path) -> Iterator[str]:
         """Yield what is missing in a folder, the first prompt, and how long the responses would take."""
@@ -343,7 +341,7 @@ class Run(Measurement[Response]):
     def report(results: Results) -> "Report":
         from mink_local.evals.run.report import run_report  # a run need not wait for its libraries
 
-        return run_report(rescore(read_run(results.folder)), results.against)
+        return run_report(scored(read_run(results.folder), results.scorer), results.against)
 
 
 def _task_settings(asked: AskedTask, file: Path) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from mink_local.errors import ReportError
-from mink_local.evals.store import MANIFEST, Rows, public, read_manifest, to_line
+from mink_local.evals.store import MANIFEST, Rows, public, read_manifest
 from mink_local.evals.tables import listed
-from mink_local.evals.tasks import recorded_scorer, recorded_task
-from mink_local.evals.tasks.base import SCORER, Name, Question, Task, Verdict, score
+from mink_local.evals.tasks import TASKS, recorded_scorer, recorded_task
+from mink_local.evals.tasks.base import Name, Question, Task, Verdict, score
 from mink_local.evals.tasks.scoring import is_code
 from mink_local.llama.constants import MAX_SEED
 from mink_local.samplers import Greedy, Sampler
@@ -59,18 +59,16 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True)
 class Response(ResponseKey):
-    """A response to a question, its verdicts, and how it was generated: one line of `records.jsonl`.
-
-    A response to an open-ended question has no verdicts: `strict` and `flexible` are None, and null in the
-    line. It is neither right nor wrong, and does not count towards any accuracy.
+    """A response to a question, and how it was generated: one line of `records.jsonl`.
 
     Attributes:
         order: When temperature is applied; None if the cut does not depend on temperature.
         n_tokens: Length of the response in tokens, without the token that ends it.
         finish_reason: "stop", "length" (truncated) or "overflow" (the prompt did not fit into the context).
         k: Number of candidates at every step; 0 where a token was forced.
+        strict, flexible, last: The verdicts, which are computed for a report; see `scored`. Only those by a
+            user's function are recorded. None, too, if the question is open-ended.
         thoughts_cut: Whether the reasoning was ended by its budget.
-        scored: What the verdicts are of; see `mark_of`. Empty if version 0.2.0 or another program wrote them.
         prompt_sha256: SHA-256 of the user's message, as UTF-8.
         seconds: Seconds from when generation started (not queued) to the end.
     """
@@ -80,18 +78,14 @@ class Response(ResponseKey):
     n_tokens: Count
     finish_reason: str
     k: list[Count]
-    strict: Verdict | None
-    flexible: Verdict | None
+    strict: Verdict | None = None
+    flexible: Verdict | None = None
+    last: Verdict | None = None
     seed: Count = 0
     prompt_sha256: str = ""
     prompt_tokens: Count = 0
     seconds: Amount = 0.0
     thoughts_cut: bool = False
-    scored: str = ""
-
-    def __post_init__(self) -> None:
-        if (self.strict is None) != (self.flexible is None):
-            raise ValueError('"strict" and "flexible" must both be null or both be set')
 
     @property
     def question(self) -> tuple[str, str]:
@@ -176,9 +170,6 @@ def record_files(folder: Path) -> list[Path]:
     return sorted(set(folder.glob("*.jsonl")) - {folder / QUESTIONS})
 
 
-SCORINGS = ("flexible", "strict")
-
-
 @dataclass
 class RecordedRun:
     """The questions and responses of a run.
@@ -202,13 +193,15 @@ def read_questions(folder: Path) -> Rows[Question]:
     return questions
 
 
-def read_responses(folder: Path, manifest: Mapping[str, Any]) -> Rows[Response]:
+def read_responses(
+    folder: Path, manifest: Mapping[str, Any], questions: Rows[Question] | None = None
+) -> Rows[Response]:
     """Return the responses in a folder, without lines that are unusable.
 
     A line is unusable if it cannot be parsed, or if its prompt or seed shows that it belongs to another run.
     If two responses have the same key, the first counts. Raises RunError if a file cannot be read.
     """
-    questions = read_questions(folder)
+    questions = questions or read_questions(folder)
     found = Rows[Response](problems=questions.problems)
     prompts = {question.key: prompt_sha256(question.prompt) for question in questions.by_key.values()}
     known = known_parts(manifest)
@@ -222,14 +215,14 @@ def read_run(folder: Path) -> RecordedRun:
     path, manifest = folder / QUESTIONS, read_manifest(folder)
     if not path.exists():
         raise ReportError(f"{folder} contains no {QUESTIONS}: give the --out folder of a mink-eval run")
-    found = read_responses(folder, manifest)
+    questions = read_questions(folder)
+    found = read_responses(folder, manifest, questions)
     if not found.by_key:
         why = found.problems[0] if found.problems else "repeat the mink-eval run command"
         raise ReportError(f"{folder} contains no responses: {why}")
     is_known = known_parts(manifest) is not None
     unchecked = f"{MANIFEST} is missing or damaged: the run's settings are unknown, and responses unchecked."
     notes = list(filter(None, [found.left_out, "" if is_known else unchecked]))
-    questions: Mapping[Any, Question] = read_questions(folder).by_key
     described = public(manifest) if is_known else {}
     served = [name for name, model in described.get("models", {}).items() if not model.get("sha256", True)]
     if served:
@@ -237,74 +230,43 @@ def read_run(folder: Path) -> RecordedRun:
             f"Answered by a server: {listed(served)}. Its file and k are not recorded, nor, unless it is "
             "mink-serve, whether top-p cuts before or after temperature."
         )
-    return RecordedRun(dict(questions), list(found.by_key.values()), described, notes)
+    by_key = {question.key: question for question in questions.by_key.values()}
+    return RecordedRun(by_key, list(found.by_key.values()), described, notes)
 
 
-def mark_of(question: Question, response: Response) -> str:
-    """Return a hash of all that verdicts are made of, the scorers' version, and the verdicts.
+def scored(run: RecordedRun, scorer: str = "") -> RecordedRun:
+    """Return the run with the verdicts on its responses; only those by a user's function are on disk.
 
-    It changes with any of these, so that only what a response has not been scored by is scored again, and
-    verdicts that were edited are found.
-    """
-    parts = (response.response, response.finish_reason, response.strict, response.flexible)
-    return hashlib.sha256(to_line([SCORER, question, *parts])).hexdigest()[:16]
-
-
-def rescore(run: RecordedRun) -> RecordedRun:
-    """Return the run with all responses scored by this version's tasks, with notes on changed verdicts.
-
-    What has been is not scored again. Responses to tasks unknown to this version keep their verdicts, and so
-    do those that a user's function has scored: a report imports nothing that a folder names. The records on
-    disk do not change.
+    These stay, unless `scorer` names the function again: a report imports nothing that a folder names.
+    Responses to tasks unknown to this version keep what verdicts they have.
     """
     rules = {name: settings.get("rule") for name, settings in run.manifest.get("tasks", {}).items()}
-    stale = {
-        i: response
-        for i, response in enumerate(run.responses)
-        if response.flexible is not None
-        and response.scored != mark_of(run.questions[response.question], response)
-    }
-    names = sorted({response.task for response in stale.values()})
-    tasks = {name: recorded_task(name, rules.get(name)) for name in names}
-    again = [
+    names = sorted({response.task for response in run.responses})
+    again = {name: f"scorer={scorer}" for name in names if scorer and name not in TASKS}
+    tasks = {name: recorded_task(name, again.get(name, rules.get(name)), scorer) for name in names}
+    responses = [
         with_verdicts(one, run.questions[one.question], task) if (task := tasks[one.task]) else one
-        for one in stale.values()
+        for one in run.responses
     ]
-    by_code = {name: scorer for name in names if is_code(scorer := recorded_scorer(rules.get(name)))}
-    notes = [*run.notes, *_notes(tasks, by_code, list(stale.values()), again, len(run.responses))]
-    responses = list((dict(enumerate(run.responses)) | dict(zip(stale, again, strict=True))).values())
-    return replace(run, responses=responses, notes=notes)
+    return replace(run, responses=responses, notes=[*run.notes, *_kept(tasks, rules)])
+
+
+def _kept(tasks: Mapping[str, Task | None], rules: Mapping[str, Any]) -> Iterator[str]:
+    """Yield sentences about tasks whose recorded verdicts are kept."""
+    for name in (name for name, task in tasks.items() if task is None):
+        function = recorded_scorer(rules.get(name))
+        yield (
+            f"{name}: {function} scored the responses when they were generated; --scorer scores them again."
+            if is_code(function)
+            else f"Task unknown to this version: {name}; its responses have the verdicts that are recorded."
+        )
 
 
 def with_verdicts(response: Response, question: Question, task: Task) -> Response:
-    """Return a response with this version's verdicts, unless its task is open-ended.
+    """Return a response with its verdicts, unless its task is open-ended.
 
     Raises ScorerError if a user's scorer fails.
     """
     if task.open_ended:
         return response
-    strict, flexible = score(task, question, response.response, response.finish_reason)
-    return replace(response, strict=strict, flexible=flexible)
-
-
-def _notes(
-    tasks: Mapping[str, Task | None],
-    by_code: Mapping[str, str],
-    recorded: list[Response],
-    again: list[Response],
-    total: int,
-) -> Iterator[str]:
-    """Yield which tasks are not scored here, and how many verdicts of the total have changed."""
-    for name, scorer in by_code.items():
-        yield f"{name}: {scorer} scored the responses when they were generated; its verdicts are shown."
-    unknown = [name for name, task in tasks.items() if task is None and name not in by_code]
-    if unknown:
-        yield f"Task unknown to this version: {listed(unknown)}; the recorded verdicts are shown."
-    pairs = list(zip(recorded, again, strict=True))
-    changed = {name: sum(getattr(a, name) != getattr(b, name) for a, b in pairs) for name in SCORINGS}
-    if any(changed.values()):
-        numbers = listed(f"{n} {scoring}" for scoring, n in changed.items())
-        yield (
-            f"{numbers} of {total} recorded verdicts differ from this version's, which are shown: they come "
-            "from another version of mink-eval, or were edited."
-        )
+    return replace(response, **score(task, question, response.response, response.finish_reason)._asdict())

@@ -41,9 +41,11 @@ from mink_local.evals.tasks.base import Verdict
 from mink_local.samplers import label
 
 HOW_TO_READ = (
-    "Accuracy counts answers that a person would accept as stated; strict accuracy, given beside it, those "
-    "that the paper's regular expression finds. Responses cut off by the token limit count as wrong, as do "
-    "prompts that did not fit into the context.",
+    "Accuracy counts the answer that a response states last: in a box, or after words such as “the answer "
+    "is”. Strict accuracy counts what the paper's regular expression finds. The last number (or option) is "
+    "what the lm-evaluation-harness calls flexible-extract: it reads prose without a statement, too, and is "
+    "sometimes right by luck. Responses cut off by the token limit count as wrong, as do prompts that did "
+    "not fit into the context.",
     "Accuracies are means over questions, with 95% intervals over questions: Clopper and Pearson's, with an "
     "effective number of questions if a question has several responses. Their coverage is at least 95%. ±: "
     "the standard deviation of the repeats' accuracies. Greedy decoding is run once, and its row repeats "
@@ -120,6 +122,14 @@ def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str
     names += categories["sampler"].map(label)
     parts = [
         _accuracies(of, part),
+        _grid(
+            f"{of} the same by strict scoring, by the last number or option, and no answer found, %",
+            cells if not is_open else cells[:0],
+            lambda row: Cell(
+                f"{percent(row.strict_accuracy)} · {_percent_or_dash(row.last_accuracy)}",
+                f"no answer {percent(row.no_answer)}",
+            ),
+        ),
         *_compared(of, part.comparisons),
         _grid(
             f"{of} accuracy by category, %",
@@ -143,11 +153,6 @@ def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str
     ]
     more = [
         _grid(
-            f"{of} strict accuracy, %; no answer found, %",
-            cells if not is_open else cells[:0],
-            lambda row: Cell(percent(row.strict_accuracy), f"no answer {percent(row.no_answer)}"),
-        ),
-        _grid(
             f"{of} steps with one candidate, %, and the k of 95%, 99% and all steps",
             cells.dropna(subset="k_is_1") if "k_is_1" in cells else cells[:0],
             lambda row: Cell(percent(row.k_is_1), f"≤ {row.k_95:,.0f} {row.k_99:,.0f} {row.k_max:,.0f}"),
@@ -170,6 +175,10 @@ def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str
         _accuracy_picture(part, number, title),
         [table for table in more if table],
     )
+
+
+def _percent_or_dash(share: float) -> str:
+    return "–" if pd.isna(share) else percent(share)
 
 
 def _accuracy_picture(part: Summary, number: int, title: str) -> Picture | None:

@@ -122,7 +122,7 @@ def summarise(run: RecordedRun, against: tuple[str, Any] | None = None) -> Summa
 def _responses(run: RecordedRun) -> pd.DataFrame:
     found = frame(run.responses).rename(columns={"response": "text"})
     found["category"] = [run.questions[response.question].category for response in run.responses]
-    for scoring, name in (("flexible", "correct"), ("strict", "strictly_correct")):
+    for scoring, name in (("flexible", "correct"), ("strict", "strictly_correct"), ("last", "last_correct")):
         found[name] = pd.Series([verdict and verdict.correct for verdict in found[scoring]], dtype=float)
     found["answered"] = [verdict is not None and verdict.answer is not None for verdict in found["flexible"]]
     order = {
@@ -197,12 +197,13 @@ def once(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _accuracy(cell: pd.DataFrame) -> dict[str, Any]:
-    """Return a cell's accuracy by flexible scoring, and by strict; None without verdicts."""
+    """Return a cell's accuracy by each scoring; None without verdicts."""
     is_judged = len(cell) > 0
     repeats = cell.groupby("repeat")["correct"].mean()
     return {
         **columns_of(_mean(cell, "correct"), "accuracy"),
         **columns_of(_mean(cell, "strictly_correct"), "strict_accuracy"),
+        **columns_of(_mean(cell.dropna(subset="last_correct"), "last_correct"), "last_accuracy"),
         "spread": None if len(repeats) < 2 or cell["copied"].iloc[0] else repeats.std(),
         "no_answer": 1 - cell["answered"].mean() if is_judged else None,
     }

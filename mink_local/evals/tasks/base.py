@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
 
 from mink_local.cli import NO_TEXT
 from mink_local.errors import DataError, MinkError
-from mink_local.evals.tasks.statements import Statement, statements
+from mink_local.evals.tasks.stated import statements
 from mink_local.files import regular
 
 Row = TypeVar("Row")
@@ -24,9 +24,6 @@ Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 """A field with non-blank text."""
 Name = Annotated[str, msgspec.Meta(pattern=rf"\A[^{NO_TEXT}]*\Z")]
 """A field that is printed to terminals and in tables."""
-
-SCORER = 6
-"""The scorers' version, raised with every change of a verdict: 1 is that of mink-local 0.1.0 and 0.2.0."""
 
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _PATTERN = re.compile(" matching regex '.*'")
@@ -130,14 +127,18 @@ class Scorer:
         return Verdict(found[-1], self.is_same(found[-1], question.gold)) if found else NO_ANSWER
 
     def flexible(self, response: str, question: Question) -> Verdict:
-        """Score the stated answer as a person would read it."""
+        """Score the last statement of an answer that is readable."""
         for statement in statements(response):
             answer = self.read(statement, question)
             if answer:
                 return Verdict(answer, self.is_right(answer, question))
         return NO_ANSWER
 
-    def read(self, statement: Statement, question: Question) -> str | None:
+    def last(self, response: str, question: Question) -> Verdict | None:  # noqa: ARG002
+        """Score the last number or option, stated or not; None for other kinds of answers."""
+        return None
+
+    def read(self, statement: str, question: Question) -> str | None:
         """Return the answer in a statement; None or "" if it is uncertain."""
         raise NotImplementedError
 
@@ -339,26 +340,37 @@ def in_words(error: Exception) -> str:
     )
 
 
-def score(task: Task, question: Question, response: str, finish_reason: str) -> tuple[Verdict, Verdict]:
-    """Return the strict and flexible verdicts on a response: the best by any of the accepted answers.
+class Verdicts(NamedTuple):
+    """The verdicts on a response; `last` is None for answers that are neither numbers nor options."""
+
+    strict: Verdict
+    flexible: Verdict
+    last: Verdict | None
+
+
+def score(task: Task, question: Question, response: str, finish_reason: str) -> Verdicts:
+    """Return the verdicts on a response: each the best by any of the accepted answers.
 
     A response cut off by the token limit ("length") is wrong, even if it has the right answer.
     """
     text = without_reasoning(response)
     columns = zip(*(_verdicts(task, question, gold, text) for gold in question.golds), strict=True)
-    strict, flexible = (
-        max(one, key=lambda verdict: (verdict.correct, bool(verdict.answer))) for one in columns
-    )
-    if finish_reason == "length":
-        return replace(strict, correct=False), replace(flexible, correct=False)
-    return strict, flexible
+    return Verdicts(*(_best(one, is_cut=finish_reason == "length") for one in columns))
 
 
-def _verdicts(task: Task, question: Question, gold: str, text: str) -> tuple[Verdict, Verdict]:
+def _best(verdicts: Sequence[Verdict | None], *, is_cut: bool) -> Any:
+    given = [one for one in verdicts if one is not None]
+    best = max(given, key=lambda one: (one.correct, bool(one.answer)), default=None)
+    return replace(best, correct=False) if best and is_cut else best
+
+
+def _verdicts(task: Task, question: Question, gold: str, text: str) -> Verdicts:
     question = msgspec.structs.replace(question, gold=gold, others=())
     scorer = task.scorer_of(question)
     strict = scorer.strict(text, question)
-    return strict, strict if scorer.is_own else scorer.flexible(text, question)
+    if scorer.is_own:
+        return Verdicts(strict, strict, None)
+    return Verdicts(strict, scorer.flexible(text, question), scorer.last(text, question))
 
 
 def without_reasoning(response: str) -> str:

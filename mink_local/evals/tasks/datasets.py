@@ -176,16 +176,16 @@ def recorded_scorer(rule: object) -> str:
     return str(rule).removeprefix("scorer=") if str(rule).startswith("scorer=") else ""
 
 
-def recorded_task(name: str, rule: object) -> Task | None:
+def recorded_task(name: str, rule: object, trusted: str = "") -> Task | None:
     """Return the task of a recorded run, or None if this version does not know it.
 
-    `rule` comes from the run's manifest, which may be a stranger's: nothing that it names is imported. It is
-    None unless the task is the user's own.
+    `rule` comes from the run's manifest, which may be a stranger's: nothing that it names is imported, but
+    for the scorer `trusted`, which is the user's. It is None unless the task is the user's own.
     """
     if rule is None:
         return TASKS.get(name)
     scorer = recorded_scorer(rule)
-    if is_code(scorer):
+    if is_code(scorer) and scorer != trusted:
         return None
     if scorer:
         try:

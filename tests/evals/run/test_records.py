@@ -12,10 +12,9 @@ import pytest
 from mink_local.evals.run.records import (
     RECORDS,
     Response,
-    mark_of,
     methods,
     read_run,
-    rescore,
+    scored,
     seed_of,
 )
 from mink_local.evals.store import Rows, to_line
@@ -43,7 +42,7 @@ def read(path: Path, *lines: bytes) -> Rows[Response]:
 
 
 def test_stored_runs_are_read_and_continued_in_their_format(tmp_path: Path) -> None:
-    assert json.loads(to_line(RESPONSE)) == {**json.loads(OLD_LINE), "thoughts_cut": False, "scored": ""}
+    assert json.loads(to_line(RESPONSE)) == {**json.loads(OLD_LINE), "thoughts_cut": False, "last": None}
     assert read(tmp_path / RECORDS, OLD_LINE).by_key == {RESPONSE.key: RESPONSE}
 
 
@@ -60,7 +59,6 @@ def test_stored_runs_are_read_and_continued_in_their_format(tmp_path: Path) -> N
         ({"k": [1, "2"]}, "k"),
         ({"strict": {"answer": None}}, "correct"),
         ({"seed": None}, "seed"),
-        ({"strict": None}, "strict"),
     ],
 )
 def test_damage_names_the_field(tmp_path: Path, changes: dict[str, Any], field: str) -> None:
@@ -85,7 +83,7 @@ def test_an_open_ended_response_has_no_verdicts(tmp_path: Path) -> None:
     line = json.loads(OLD_LINE) | {"strict": None, "flexible": None}
     (found,) = read(tmp_path / RECORDS, json.dumps(line).encode()).by_key.values()
     assert found.flexible is None
-    assert json.loads(to_line(found)) == line
+    assert found.strict is None
 
 
 MANIFEST: dict[str, Any] = {
@@ -200,8 +198,8 @@ def test_an_unknown_task_keeps_its_verdicts(tmp_path: Path) -> None:
     unknown = replace(known, task="gsm9k", strict=Verdict("nonsense", correct=True))
     run.questions["gsm9k", known.question_id] = run.questions["gsm8k", known.question_id]
     run.responses = [known, unknown]
-    again = rescore(run)
-    assert again.responses == [known, unknown]
+    again = scored(run)
+    assert again.responses[1] == unknown
     assert any("gsm9k" in note for note in again.notes)
 
 
@@ -227,16 +225,14 @@ def test_a_report_imports_nothing_that_a_folder_names(
     assert "100.0" in shown
 
 
-def test_only_what_these_scorers_have_not_scored_is_scored_again(tmp_path: Path) -> None:
-    """And what was edited since: a verdict, a text, or the answer of a question."""
+def test_a_report_scores_whatever_verdicts_are_recorded(tmp_path: Path) -> None:
+    """By the answer of the question as it is now; those of earlier versions are only read."""
     run = read_run(write_run(tmp_path, tasks=("gsm8k",), n_questions=1))
-    plain, question = rescore(run).responses[0], run.questions["gsm8k", "0"]
-    marked = replace(plain, flexible=Verdict("nonsense", correct=True))  # what these scorers would not say
-    marked = replace(marked, scored=mark_of(question, marked))
-    run.responses = [marked, replace(marked, strict=marked.flexible), replace(marked, scored="")]
-    again = rescore(run)
-    assert again.responses[0] == marked
-    assert [one.flexible for one in again.responses[1:]] == [plain.flexible] * 2
-    assert again.notes[-1].startswith("2 flexible and 1 strict of 3 ")
-    run.questions[question.key] = msgspec.structs.replace(question, gold="9")
-    assert rescore(run).responses[0].flexible != marked.flexible
+    (first, *_), question = scored(run).responses, run.questions["gsm8k", "0"]
+    nonsense = Verdict("nonsense", correct=True)
+    run.responses = [replace(first, flexible=one, strict=one) for one in (nonsense, None)]
+    assert scored(run).responses == [first, first]
+    run.questions[question.key] = msgspec.structs.replace(question, gold="-7.5")
+    right = replace(first, response="The final answer is -7.5", finish_reason="stop")
+    run.responses = [first, right]
+    assert [one.flexible and one.flexible.correct for one in scored(run).responses] == [False, True]

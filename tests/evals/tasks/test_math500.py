@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mink_local.errors import DataError
 from mink_local.evals.tasks import TASKS, Verdict, equivalence, score
-from mink_local.evals.tasks.equivalence import equivalent, quantity, same_maths
+from mink_local.evals.tasks.equivalence import equivalent, number_of, same_maths
 from mink_local.evals.tasks.scoring import normalized
 from mink_local.sandbox import Child, ChildStartError
 from tests.conftest import shared
@@ -38,8 +38,6 @@ ANSWERS = [
     ("the final answer is \\(\\boxed{9}\\)", "9", None, False, True),
     ("The final answer is \\[\\boxed{9}.\\]", "9", "\\[\\boxed{9}", True, True),
     ("**Answer:** $x = 9$", "9", None, False, True),
-    ("### Final Answer\n\\[\n\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}\n\\]",
-     "\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", None, False, True),
     ("So it is \\boxed{\\frac{28}{6}}.", "\\frac{14}{3}", None, False, True),
     ("The final answer is 0.5", "\\frac{1}{2}", "0", False, True),
     ("The final answer is 90 degrees.", "90^\\circ", "90 degrees", False, True),
@@ -162,17 +160,11 @@ EQUAL = r"""
 100! = 99!\cdot 100
 \frac{100!}{98!} = 9900
 6\times10^{23} = 6.0\cdot10^{23}
-1e-7 = 10^{-7}
 50\% = 0.5
 50\% = 50
-\$5 = 500\text{ cents}
-5.4 \text{ cents} = \$0.054
-5\text{ feet} = 60\text{ inches}
 12\text{ cm}^2 = 12\text{ square centimeters}
-5\text{ million} = 5000000
 90^\circ = 90
 \frac{270}7\text{ degrees} = \frac{270}{7}^\circ
-14,50,000 = 1450000
 \sqrt{52} = 2\sqrt{13}
 2^{1/2} = \sqrt2
 \lfloor 2.5\rfloor = 2
@@ -230,13 +222,8 @@ y=2x+3 = y=2x+3.00000001
 (0,10^{-9})\cup(9,36) = (0,10^{-10})\cup(9,36)
 \{10^{-9},1\} = \{1,10^{-10}\}
 \begin{pmatrix}10^{-9}\\2\end{pmatrix} = \begin{pmatrix}10^{-8}\\2\end{pmatrix}
-5\text{ cm} = 5\text{ m}
-12\text{ cm}^2 = 12\text{ cm}
-10\text{ a.m.} = 10\text{ p.m.}
-5\text{ million} = 5
 x=5 = y=5
 1, 200 = 1200
-\$5 = 5\text{ cents}
 \text{even} = \text{odd}
 7!! = 7!
 -5 = 5
@@ -294,9 +281,7 @@ values = st.fractions(max_denominator=10**12) | st.integers(-(10**40), 10**40).m
 @given(st.data(), values)
 def test_every_way_to_write_a_number_has_its_value(data: st.DataObject, value: Fraction) -> None:
     text = data.draw(ways(value))
-    found = quantity(text)
-    assert found
-    assert found.value == value
+    assert number_of(text) == value
     assert same_maths(data.draw(ways(value)), text)
 
 
@@ -312,4 +297,4 @@ def test_sums_and_products_are_compared_exactly(data: st.DataObject, value: Frac
 
 @given(st.text(alphabet="0123456789.,+-*/^!(){}%_ \\frac×·−", max_size=40))
 def test_no_text_is_an_error(text: str) -> None:
-    assert quantity(text) in (None, quantity(text))
+    assert same_maths(text, text) or number_of(text) is None

