@@ -168,13 +168,14 @@ class Engine:
         waiting = list(self._waiting)  # another thread may ask
         return sum(isinstance(each, Decoding) for each in waiting)
 
-    def prepare(self, request: Request, answer: Answer | None = None) -> Decoding:
+    def prepare(self, request: Request, answer: Answer | None = None, client: str = "") -> Decoding:
         """Tokenize a request and compile its constraints; pass the result to `enqueue`.
 
         May be called from any thread, even during a step.
 
         Args:
             answer: The object to fill in; None creates one.
+            client: Who asks for it.
 
         Returns:
             The request with its answer, which grows with every step. If the prompt does not fit into the
@@ -211,10 +212,11 @@ class Engine:
             template.stop(request.prompt),
             template.texts | (template.call_texts if request.tools else {}),
         )
+        decoding.client = client
         if not self._fits(decoding):
             answer.finish_reason = "overflow"
         elif self.kept is not None:
-            decoding.kept = self.kept.find(answer.prompt, self._n_cached(answer.prompt))
+            decoding.kept = self.kept.find(answer.prompt, self._n_cached(answer.prompt), client)
         return decoding
 
     def enqueue(self, *decodings: Decoding) -> None:
@@ -418,11 +420,11 @@ class Engine:
         """Have the caches of free slots kept. The engine must be idle."""
         for slot in self.slots:
             if self.kept is not None and slot.last_used:
-                self.kept.keep(slot.tokens, slot.seq_id, waits=True)
+                self.kept.keep(slot.tokens, slot.seq_id, slot.client, waits=True)
 
     def _keep(self, slot: Slot[Group]) -> None:
         if self.kept is not None and self._may_copy(self.context.state_size(slot.seq_id)):
-            self.kept.keep(slot.tokens, slot.seq_id)
+            self.kept.keep(slot.tokens, slot.seq_id, slot.client)
 
     def _may_copy(self, n_bytes: int) -> bool:
         """Return whether so much of a cache may be copied, for which all that are being answered wait."""
@@ -517,7 +519,7 @@ class Engine:
         if free is None:
             return False
         decoding.begin(len(free.pending), self.context.n_ctx)
-        free.job = [decoding]
+        free.job, free.client = [decoding], decoding.client
         return True
 
     def _read_kept(self, decoding: Decoding) -> None:
@@ -526,7 +528,9 @@ class Engine:
         if decoding.kept is not None and slot is not None:
             (path, n_tokens, n_bytes), decoding.kept = decoding.kept, None
             if self._n_cached(decoding.answer.prompt) < n_tokens and self._may_copy(n_bytes):
-                slot.read(path)
+                snapshot = self.kept.read(path, decoding.client) if self.kept is not None else None
+                if snapshot is not None:
+                    slot.read(snapshot)
 
     def _compact(self) -> list[Slot[Group]]:
         """Move busy slots together unless they are adjacent; return them.

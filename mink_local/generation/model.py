@@ -4,6 +4,7 @@ import logging
 import secrets
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -19,6 +20,7 @@ from mink_local.generation.answer import Answer
 from mink_local.generation.decoding import log_probabilities
 from mink_local.generation.engine import Engine
 from mink_local.generation.engine_thread import EngineThread
+from mink_local.generation.kept import user_files
 from mink_local.generation.replies import Answers, Reply, Unique
 from mink_local.generation.request import (
     Message,
@@ -463,7 +465,7 @@ class Model(Unique):
             slot = max(copied, key=lambda slot: len(slot.tokens), default=None)
             if slot is None or not slot.tokens or context.state_size(slot.seq_id) > most_bytes:
                 return False
-            context.save(Path(path), context.snapshot(slot.tokens, slot.seq_id))
+            user_files(context).write(Path(path), context.snapshot(slot.tokens, slot.seq_id))
             return True
 
         most_bytes = Range(0, whole=True).check("most_bytes", most_bytes)
@@ -473,8 +475,8 @@ class Model(Unique):
     def load_cache(self, path: str | PathLike[str]) -> int:
         """Load the KV cache from a file written by `save_cache`, for a prompt with the same beginning.
 
-        A file that is missing, damaged, or from another model file, `kv_type` or llama.cpp build leaves the
-        cache empty.
+        A file that is missing, damaged, another user's, or from another model file, `kv_type`, `n_parallel`
+        or llama.cpp build leaves the cache empty.
 
         Returns:
             Number of tokens in the cache.
@@ -483,8 +485,9 @@ class Model(Unique):
         def load() -> int:
             slot = self.core.engine.slots[0]
             slot.truncate(0)
-            if self.core.engine.context.is_sealed(Path(path)):
-                slot.read(Path(path))
+            with suppress(OSError):
+                if (snapshot := user_files(self.core.engine.context).read(Path(path))) is not None:
+                    slot.read(snapshot)
             return len(slot.tokens)
 
         self._require_open()

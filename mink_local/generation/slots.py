@@ -2,10 +2,10 @@
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mink_local.llama.context import Context, Segment
 
@@ -29,6 +29,7 @@ class Slot(Generic[Job]):
             the context will have evaluated if it evaluates only this prompt from now on: a short prompt
             overtakes a long one that has just arrived, but not one that has been waiting.
         job: What the slot is used for; None if it is free.
+        client: Whose conversation is in the cache.
         last_used: Number of tokens that the context had evaluated when the slot was released; 0 if it was
             never used, or if its tokens are in another slot too.
 
@@ -45,6 +46,7 @@ class Slot(Generic[Job]):
         self.n_outputs = 1
         self.deadline = 0
         self.job: Job | None = None
+        self.client = ""
         self.last_used = 0
         self._context = context
         self._keep = keep
@@ -90,13 +92,14 @@ class Slot(Generic[Job]):
         self._lose_all_but(other.tokens)
         self._context.clear(self.seq_id)
         self._context.copy(other.seq_id, self.seq_id)
-        self.tokens, self.last_used = other.tokens[:], 0
+        self.tokens, self.client, self.last_used = other.tokens[:], other.client, 0
 
-    def read(self, path: Path) -> None:
-        """Read the cache from a sealed file."""
-        self._lose_all_but(())
-        self.tokens = array("i", self._context.restore(path, self.seq_id))
-        self.last_used = 0
+    def read(self, snapshot: NDArray[np.uint8]) -> None:
+        """Replace the cache by a snapshot; one that does not fit changes nothing."""
+        if self._context.may_restore(snapshot, self.seq_id):
+            self._lose_all_but(())
+            self.tokens = array("i", self._context.restore(snapshot, self.seq_id))
+            self.last_used = 0
 
     def _lose_all_but(self, tokens: Sequence[int]) -> None:
         """Have the cache kept elsewhere if most of it is about to be lost, and is in no other slot."""

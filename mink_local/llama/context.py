@@ -1,20 +1,15 @@
 """Contexts: the KV caches over a model's weights, and the batches that llama.cpp evaluates in them."""
 
 import ctypes
-import hashlib
-import mmap
 import weakref
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError, ModelError
-from mink_local.files import replaced
 from mink_local.llama.constants import LIBC, N_BATCH, kv_type_number
 from mink_local.llama.library import C
 from mink_local.llama.log import allocated, logged, reason
@@ -23,7 +18,6 @@ from mink_local.llama.weights import Weights, closed
 # A C function that reads a flag, as bool (*)(void *): the length of a string of at most one character.
 _FLAG_IS_SET = LIBC.strlen
 _PAD = 256  # llama.cpp rounds the length of a sequence up to a multiple
-_SEAL = 32  # bytes of the checksum at the end of a saved sequence
 _PAUSE = getattr(C._lib, "omp_pause_resource_all", None)  # llama.cpp may be built without OpenMP
 _SOFTLY = 1  # omp_pause_soft
 
@@ -107,8 +101,8 @@ class Context:
         self.n_batch: int = C.llama_n_batch(self.handle)  # maximum batch size
         self.n_seq, self.n_threads, self.n_outputs = n_seq, n_threads, params.n_outputs_max
         self.kv_type, self.n_vocab, self._verbose = kv_type, weights.n_vocab, weights.verbose
-        fits = f"{weights.file} {kv_type} {C.llama_version()!r} snapshot"
-        self._fits = hashlib.blake2b(fits.encode(errors="replace"), digest_size=_SEAL).digest()
+        # What a snapshot belongs to: the state has a part for each sequence.
+        self.settings = f"{weights.file} {kv_type} {n_seq} {C.llama_version()!r}".encode(errors="replace")
         self.n_evaluated = 0  # tokens so far
         self._n_rows = 0  # of the last batch
         self._rows_at = 0, 0  # address and number of `_rows`
@@ -225,49 +219,29 @@ class Context:
         C.llama_state_seq_get_data(self.handle, copied, size, seq_id)
         return data
 
-    def restore(self, path: Path, seq_id: int = 0) -> list[int]:
-        """Replace a sequence by a snapshot in a file that `is_sealed`; return its token ids.
+    def may_restore(self, snapshot: NDArray[np.uint8], seq_id: int = 0) -> bool:
+        """Return whether a snapshot fits, and no copy from or to a sequence is waiting for the next batch."""
+        return _length_of(snapshot) <= self.n_ctx and seq_id not in {*self._copies, *self._copies.values()}
 
-        There are none, and the sequence is empty, if it is too long for this context, the file is gone, or
-        the next batch copies it, or to it.
+    def restore(self, snapshot: NDArray[np.uint8], seq_id: int = 0) -> list[int]:
+        """Replace a sequence by a snapshot that `may_restore`; return its token ids.
+
+        There are none, and the sequence is empty, if llama.cpp refuses it, or finds another number of tokens.
         """
-        is_free = seq_id not in {*self._copies, *self._copies.values()}
-        with suppress(OSError):
-            data = np.fromfile(path, np.uint8)[:-_SEAL]
-            end = 4 + 4 * int(data[:4].view(np.int32)[0])
-            values = _pointer(data[end:], ctypes.c_uint8)
-            if is_free and C.llama_state_seq_set_data(self.handle, values, len(data) - end, seq_id):
-                ids: list[int] = data[4:end].view(np.int32).tolist()
-                return ids
+        n_tokens = _length_of(snapshot)
+        ids, state = snapshot[4 : 4 + 4 * n_tokens], snapshot[4 + 4 * n_tokens :]
+        values = _pointer(state, ctypes.c_uint8)
+        if C.llama_state_seq_set_data(self.handle, values, len(state), seq_id) and (
+            C.llama_memory_seq_pos_max(self._memory, seq_id) == n_tokens - 1
+        ):
+            return list(ids.view(np.int32).tolist())
         self.clear(seq_id)
         return []
 
-    def save(self, path: Path, snapshot: bytearray) -> None:
-        """Write a snapshot with its seal, whole or not at all, to a file that its owner alone can read.
 
-        Raises:
-            OSError: The file cannot be written; it is unchanged.
-        """
-        with replaced(path) as unfinished, unfinished.open("xb") as file:
-            unfinished.chmod(0o600)
-            file.write(snapshot)
-            file.write(self.seal(snapshot))
-
-    def is_sealed(self, path: Path) -> bool:
-        """Return whether a file is as `save` wrote it and matches this model, KV cache type and build."""
-        with (
-            suppress(OSError, ValueError),  # ValueError: the file is empty
-            path.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-            memoryview(data) as view,
-            view[:-_SEAL] as content,
-        ):
-            return self.seal(content) == view[-_SEAL:]
-        return False
-
-    def seal(self, data: Any) -> bytes:
-        """Return a checksum of keys and values, together with what they belong to."""
-        return hashlib.blake2b(data, digest_size=_SEAL, key=self._fits).digest()
+def _length_of(snapshot: NDArray[np.uint8]) -> int:
+    """Return the number of tokens in a snapshot."""
+    return int(snapshot[:4].view(np.int32)[0])
 
 
 class _TokenBatch:

@@ -290,12 +290,10 @@ class Service:
         with self.admitted(client, n):
             with api_errors():
                 requests = await self.off_loop(client, make)
-            decodings = [await self.off_loop(client, self._prepare, request) for request in requests]
+            decodings = [await self.off_loop(client, self._prepare, request, client) for request in requests]
         if self._over is not None:
             raise self._over
         stream = EventStream([decoding.answer for decoding in decodings], client)
-        for decoding in decodings:
-            decoding.client = client.identity
         try:
             self.model.core.thread.generate(decodings, stream.put)
         except MinkError as error:  # `_watch_engine` is about to notice
@@ -326,11 +324,11 @@ class Service:
                 request.prompt, request.enable_thinking, request.tools, request.template_kwargs
             )
 
-    def _prepare(self, request: Request) -> Decoding:
+    def _prepare(self, request: Request, client: Client) -> Decoding:
         """Render, tokenize, and make the constraints of a request."""
         self._refuse_giant(request.prompt)
         with api_errors(default=_name(request.prompt)):
-            decoding = self.model.core.engine.prepare(request)
+            decoding = self.model.core.engine.prepare(request, client=client.identity)
         if decoding.answer.finish_reason == "overflow":
             raise _overflow(request.prompt, decoding.answer.prompt_tokens, self.model.n_ctx)
         return decoding

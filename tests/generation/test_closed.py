@@ -41,9 +41,10 @@ PLAIN: dict[str, Any] = {  # by the name of a parameter
     "source": 0,
     "target": 0,
     "user": "an object",
+    "snapshot": np.ones(8, np.uint8),
 }
 # These do not reach llama.cpp.
-HARMLESS = {"close", "ids", "interrupt", "is_copied", "is_sealed", "save", "seal"}
+HARMLESS = {"close", "ids", "interrupt", "is_copied", "may_restore"}
 
 
 def public_methods(thing: object) -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -70,7 +71,7 @@ def use(name: str, method: Callable[..., Any]) -> None:
 
 def test_every_method_of_what_is_closed_raises_one_error(tiny: Callable[..., Path], tmp_path: Path) -> None:
     model = load_model(tiny(), n_ctx=256, trust=True)
-    path, weights, context = tmp_path / "cache", Weights(tiny()), model.core.engine.context
+    path, weights, context = tmp_path / "kv", Weights(tiny()), model.core.engine.context
     model.chat("Hi", max_tokens=1).read()
     assert model.save_cache(path, 10**9)
     model.close()
