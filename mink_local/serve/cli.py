@@ -44,7 +44,7 @@ The model ids are the model's name and NAME:PRESET for each preset, so that clie
 can still select a sampler and temperature.
 
 Every option can be set by the environment: MINK_SERVE_CTX for --ctx; several values are separated by spaces.
-SIGHUP has --api-key-file read again, without a restart.
+When --api-key-file changes, it is read again, without a restart.
 
 Exit status: 0 success, 1 failure, 2 wrong usage or unknown model.
 """
@@ -107,7 +107,7 @@ Exit status: 0 success, 1 failure, 2 wrong usage or unknown model.
     "--cache",
     type=click.Path(file_okay=False, writable=True, path_type=Path),
     metavar="DIR",
-    help="Keep the KV caches of ended conversations in this folder, also over a restart.",
+    help="Keep ended conversations' KV caches in this folder, over a restart too, each for its key alone.",
 )
 @click.option(
     "--cache-size",
@@ -116,6 +116,14 @@ Exit status: 0 success, 1 failure, 2 wrong usage or unknown model.
     show_default=True,
     metavar="GB",
     help="Size of these caches; the oldest are deleted.",
+)
+@click.option(
+    "--cache-days",
+    type=FiniteFloat(min=0),
+    default=30.0,
+    show_default=True,
+    metavar="DAYS",
+    help="How long caches are kept that nobody uses.",
 )
 @chat_template_option.replace("chat_template")
 @template_kwargs_option
@@ -165,7 +173,7 @@ Exit status: 0 success, 1 failure, 2 wrong usage or unknown model.
 @click.option(
     "--no-history",
     is_flag=True,
-    help="Don't keep the last 100 requests in memory (the playground can show them by id).",
+    help="Don't keep the last 100 requests in memory (the playground can show them by id); see --cache.",
 )
 @click.option(
     "--log-format",
@@ -199,12 +207,13 @@ def cli(
         raise click.UsageError(
             'the server needs more packages: type  python -m pip install "mink-local[serve]"'
         )
+    from mink_local.generation.kept import own_folder
     from mink_local.models.catalog import resolve
     from mink_local.models.recommended import recommended_by
     from mink_local.serve import request_log
-    from mink_local.serve.app import listen, serve
     from mink_local.serve.guard import check_start
     from mink_local.serve.keys import Keys
+    from mink_local.serve.process import Options, listen, serve
     from mink_local.serve.request.presets import BUILT_IN, Preset
 
     presets = {} if no_presets else dict(BUILT_IN)
@@ -218,6 +227,12 @@ def cli(
             presets[named[1]] = Preset.parse(named[2])
         except ValueError as error:
             raise click.UsageError(f"--preset {text}: {error}.") from None
+    if options["cache"] is not None:
+        try:
+            own_folder(options["cache"])
+        except (MinkError, OSError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise click.UsageError(f"--cache {options['cache']}: {reason}") from None
     try:
         path = resolve(model).path
         default = Preset.default(path, sampler, temp, is_fixed=ignore_client_sampling)
@@ -227,8 +242,11 @@ def cli(
         host = host.strip("[]")
         check_start(host, has_keys=bool(api_keys))
         # Before the model is loaded: a port in use is reported at once.
-        with api_keys.on_hang_up(), listen(host, port) as socket:
-            serve(socket, model=model, host=host, keys=api_keys, default=default, presets=presets, **options)
+        with listen(host, port) as socket:
+            serve(
+                socket,
+                Options(model=model, host=host, keys=api_keys, default=default, presets=presets, **options),
+            )
     except MinkError as error:
         if options["log_format"] != "json":
             raise

@@ -1,30 +1,30 @@
-"""API keys, and who has them: lines `NAME:KEY` or `KEY`, which are read again while the server runs."""
+"""API keys, and who has them: lines `NAME:KEY` or `KEY`, which are read again when their file changes."""
 
 import hashlib
+import os
 import re
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from mink_local.files import regular
-from mink_local.interrupts import handled
 from mink_local.serve.request_log import log
 
 _LINE = re.compile(r"(?![\w.-]+:$)(?:([\w.-]{1,64}):)?([!-~]+)", re.ASCII)
+_OTHERS_READ = 0o004
 
 
 class Keys:
     """The API keys with the names of those who have them; a key without a name is called by its hash.
 
-    SIGHUP has the file read again; on Windows, which has none, a change does. Without a file, or if the
-    terminal is gone, SIGHUP ends the program.
-
     Args:
         given: Keys from the command line, each perhaps after `NAME:`.
         path: A file of more, one a line; `#` begins a comment.
+
+    Attributes:
+        is_asked: Whether to look at the file again even if it has not changed.
 
     Raises:
         click.UsageError: The file cannot be read, or a key cannot be used.
@@ -34,17 +34,23 @@ class Keys:
         self._given = given
         self._path = path
         self._names: dict[bytes, str] = {}
-        self._had_terminal = _has_terminal()
-        self._is_asked = False
+        self.is_asked = False
         self._changed = self._file_time()
         self.reload()
+        if path is not None and os.name == "posix" and path.stat().st_mode & _OTHERS_READ:
+            log.warning("all users of this machine can read the API keys in %s: chmod 600", path)
 
     def __len__(self) -> int:
         return len(self._names)
 
+    @property
+    def names(self) -> list[str]:
+        """The names of those who have keys, sorted."""
+        return sorted({*self._names.values()})
+
     def reload(self) -> None:
         """Read the file again; if it cannot be used, nothing changes. Raises click.UsageError."""
-        names = {}
+        names: dict[bytes, str] = {}
         for place, text in [*(("--api-key", text) for text in self._given), *self._lines()]:
             match = _LINE.fullmatch(text)
             if match is None:
@@ -52,8 +58,15 @@ class Keys:
                     f"{place}: an API key is empty, or has spaces or characters outside ASCII: "
                     "write KEY or NAME:KEY with another key"
                 )
+            if match[1] and ":" in match[2]:
+                raise click.UsageError(
+                    f"{place}: with two colons it is unclear what is the name: write NAME:KEY, with a key "
+                    "without colons"
+                )
             digest = _digest(match[2])
-            names[digest] = match[1] or f"key-{digest.hex()[:6]}"
+            name = match[1] or f"key-{digest.hex()[:6]}"
+            if names.setdefault(digest, name) != name:
+                raise click.UsageError(f"{place}: {names[digest]} and {name} have the same key: change one")
         if self._path is not None and not names:
             raise click.UsageError(f"{self._path} has no API key: write one a line")
         self._names = names
@@ -74,29 +87,22 @@ class Keys:
         """Return the name of who has a key; None if nobody has it."""
         return self._names.get(_digest(key))
 
-    @contextmanager
-    def on_hang_up(self) -> Iterator[None]:
-        """Hear SIGHUP in this block, unless it is ignored, as by nohup, and there is no file."""
-        signals = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
-        if self._path is None and signals and signal.getsignal(signals[0]) == signal.SIG_IGN:
-            signals = []
-        with handled(signals, lambda *_: setattr(self, "_is_asked", True)):
-            yield
+    def look(self) -> bool:
+        """Read the file again if it has changed or this is asked for; return whether that was done.
 
-    def look(self, end: Callable[[], object]) -> None:
-        """Do what was asked for, which may be to call `end`; called now and then."""
-        if not hasattr(signal, "SIGHUP"):
-            before, self._changed = self._changed, self._file_time()
-            self._is_asked = self._changed not in (before, 0)
-        is_asked, self._is_asked = self._is_asked, False
-        if is_asked and (self._path is None or (self._had_terminal and not _has_terminal())):
-            end()
-        elif is_asked:
-            try:
-                self.reload()
-                log.info("read the API keys again: %d", len(self))
-            except click.UsageError as error:
-                log.error("the API keys stay as they are: %s", error)
+        A file that cannot be used changes nothing. Called now and then.
+        """
+        before, self._changed = self._changed, self._file_time()
+        is_asked, self.is_asked = self.is_asked, False
+        if not is_asked and self._changed == before:
+            return False
+        try:
+            self.reload()
+        except click.UsageError as error:
+            log.error("the API keys stay as they are: %s", error)
+            return False
+        log.info("read the API keys again: %d", len(self))
+        return True
 
     def _file_time(self) -> int:
         """Return when the file was changed; 0 if there is none."""
@@ -108,10 +114,3 @@ class Keys:
 def _digest(key: str) -> bytes:
     """Return a hash, so that the time of a comparison reveals nothing of a key."""
     return hashlib.sha256(key.encode()).digest()
-
-
-def _has_terminal() -> bool:
-    """Return whether the program is controlled by a terminal."""
-    with suppress(OSError), open("/dev/tty", encoding="utf-8"):
-        return True
-    return False

@@ -7,7 +7,6 @@ import socket
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from configparser import RawConfigParser
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,13 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from mink_local.serve.app import listen, refuse, refusing
+from mink_local.serve.app import App
 from mink_local.serve.cli import cli
 from mink_local.serve.guard import Guard, allowed_hosts
 from mink_local.serve.keys import Keys
 from mink_local.serve.metrics import Metrics
-from tests.support.http import until
+from mink_local.serve.process import listen
+from tests.support.http import serving, until
 from tests.support.server import running_server
 
 MESSAGES = [{"role": "user", "content": "Tell me a long story."}]
@@ -48,6 +48,7 @@ MESSAGES = [{"role": "user", "content": "Tell me a long story."}]
         *((("--api-key", key), "--api-key") for key in ("", " ", "two words", "line\n", "schl\u00fcssel")),
         (("--api-key-file", "keys"), "utf-8"),
         (("--model", "parrot", "--port", "0"), "parrot"),
+        *((("--cache", folder), f"--cache {folder}") for folder in ("keys/sub", "/proc/x")),
         (("--chat-template-file", "none.jinja"), "--chat-template-file"),
         (("--chat-template-file", "keys"), "not UTF-8"),
         *(
@@ -55,7 +56,7 @@ MESSAGES = [{"role": "user", "content": "Tell me a long story."}]
             for text in ("[1]", "{", "[" * 99_999, '{"bos_token": ""}')
         ),
     ],
-    ids=range(35),
+    ids=range(37),
 )
 def test_what_cannot_be_served_is_one_sentence(
     options: tuple[str, ...], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -100,22 +101,18 @@ def test_a_response_does_not_wait_for_an_acknowledgement() -> None:
 
 
 def test_requests_are_refused_while_the_model_loads() -> None:
-    with listen("127.0.0.1", 0) as bound:
-        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
-        with refusing(
-            bound, Guard(partial(refuse, Metrics()), hosts=allowed_hosts("127.0.0.1"), keys=Keys(["secret"]))
-        ):
-            loading = httpx.get(f"{url}/ready")
-            assert httpx.get(f"{url}/v1/models").status_code == 401
-            assert httpx.get(f"{url}/metrics").status_code == 401
-            numbers = httpx.get(f"{url}/metrics", headers={"x-api-key": "secret"})
-            assert "mink_ready 0.0" in numbers.text
-            message = httpx.post(f"{url}/v1/messages", headers={"x-api-key": "secret"}).json()
-        assert (message["type"], message["error"]["type"]) == ("error", "overloaded_error")
-        assert (loading.status_code, loading.json()["error"]["code"]) == (503, "loading")
-        assert loading.headers["retry-after"]
-        with socket.create_connection(bound.getsockname()):  # the socket goes on to listen
-            bound.accept()[0].close()
+    app = Guard(App(Metrics()), hosts=allowed_hosts("127.0.0.1"), keys=Keys(["secret"]))
+    with serving(app) as port:
+        url = f"http://127.0.0.1:{port}"
+        loading = httpx.get(f"{url}/ready")
+        assert httpx.get(f"{url}/v1/models").status_code == 401
+        assert httpx.get(f"{url}/metrics").status_code == 401
+        numbers = httpx.get(f"{url}/metrics", headers={"x-api-key": "secret"})
+        assert "mink_ready 0.0" in numbers.text
+        message = httpx.post(f"{url}/v1/messages", headers={"x-api-key": "secret"}).json()
+    assert (message["type"], message["error"]["type"]) == ("error", "overloaded_error")
+    assert (loading.status_code, loading.json()["error"]["code"]) == (503, "loading")
+    assert loading.headers["retry-after"]
 
 
 # As on Windows: the first default event loop that serves a socket, or a duplicate of it, keeps it for good.
@@ -140,6 +137,9 @@ uvicorn.Config.get_loop_factory = lambda self: Proactor
 def test_no_socket_is_served_by_two_of_windows_event_loops() -> None:
     with running_server(before=COMPLETION_PORTS) as server:
         assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
+
+
+SAID = ["loading", "ready:", "stopping:", "stopped"]
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_keys_presets_and_a_drain() -> None:
         assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
         assert server.process.wait(60) == 0
     log = list(map(json.loads, server.said))
-    assert [record["message"].split()[0] for record in log if "path" not in record] == ["loading", "ready:"]
+    assert [record["message"].split()[0] for record in log if "path" not in record] == SAID
     assert all(record["client"] == "alice" for record in log if record.get("status") == 200)
     denied, *_, answered = [record for record in log if "path" in record and record["path"] != "/ready"]
     assert (denied["path"], denied["status"], "API key" in denied["error"]) == ("/v1/models", 401, True)

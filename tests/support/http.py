@@ -13,8 +13,8 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from mink_local.serve.app import listen
 from mink_local.serve.connections import UVICORN
+from mink_local.serve.process import listen
 
 BROKEN_OFF = {"content-length": "1000000000"}  # uvicorn closes the connection after a shorter body
 
