@@ -20,7 +20,7 @@ from mink_local.llama.devices import gpu_missing, gpu_pointers, gpus_in_words, n
 from mink_local.llama.weights import Cancel, Weights
 from mink_local.models import trust as trust_in
 from mink_local.models.catalog import ModelFile, resolve
-from mink_local.models.gguf import read_metadata
+from mink_local.models.gguf import DamagedFileError, read_metadata
 from mink_local.models.memory import (
     USUAL_CONTEXT,
     MemoryNeed,
@@ -113,7 +113,7 @@ def load_model(
     shares = _gpu_shares(asked)
     plan = _choose(file, n_ctx, asked, shares, n_parallel, kv_type)
     if not trust:
-        trust_in.check(file)
+        trust_in.check(file, n_parallel)
     threads, cancel = asked.n_threads or n_cores(), Cancel()
     allocate = partial(
         make_context,
@@ -121,6 +121,7 @@ def load_model(
         n_threads=threads,
         kv_type=kv_type,
         flash_attn=flash_attn,
+        vet=None if trust else partial(trust_in.check, file),
     )
 
     def load(layers: int, n_cpu_moe: int) -> tuple[Weights, Context]:
@@ -172,6 +173,7 @@ def make_context(
     kv_per_token: int = 0,
     kv_type: str = "f16",
     flash_attn: bool | None = None,
+    vet: Callable[[int], object] | None = None,
 ) -> Context:
     """Allocate KV caches for several answers at a time, no longer than the model was trained on.
 
@@ -179,6 +181,7 @@ def make_context(
         n_parallel: Number of answers; see `Model.reserve`.
         n_outputs: Maximum number of logits rows in a batch, at least one per answer.
         kv_per_token: Bytes of a KV cache per token; 0 if they are unknown.
+        vet: Is called with the number of answers before llama.cpp is asked for so many; may raise ModelError.
 
     Other arguments as for `load_model`, errors as for `Model.reserve`.
     """
@@ -194,6 +197,8 @@ def make_context(
         possible = max(1, min(wanted, fitting))
     if possible < wanted:
         log.warning("low memory: generating %d answers at a time instead of %d", possible, wanted)
+    if vet and possible > 1:
+        vet(possible)
     return Context(weights, n_ctx, n_threads, possible, n_outputs, kv_type=kv_type, flash_attn=flash_attn)
 
 
@@ -226,6 +231,8 @@ def _choose(
     budget = memory_budget(with_gpus=layers != 0, shares=shares)
     try:
         metadata = read_metadata(file.path)
+    except DamagedFileError:
+        raise
     except ModelError as error:  # llama.cpp may know formats and types unknown here
         log.info("%s", error)
         if layers == "auto":
@@ -236,6 +243,12 @@ def _choose(
             n_ctx or USUAL_CONTEXT, layers, min(experts or 0, _EVERY_LAYER), need, n_mixed=ALL_LAYERS
         )
     metadata.require_model()
+    if metadata.text("tokenizer.ggml.model") == "gpt2" and not metadata.text("tokenizer.ggml.pre"):
+        log.warning(
+            "%s does not say how to split text (tokenizer.ggml.pre): llama.cpp guesses, and answers may be "
+            "worse; a file that was converted later says it",
+            file.name,
+        )
     plan = choose_placement(
         metadata,
         budget,

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import re
 import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -15,7 +16,7 @@ from mink_local.errors import GenerationError, ModelError, OptionError
 from mink_local.llama import ggml
 from mink_local.llama.constants import ALL_LAYERS, EXPERTS, LIBC
 from mink_local.llama.devices import gpu_pointers
-from mink_local.llama.library import C
+from mink_local.llama.library import C, binding
 from mink_local.llama.log import allocated, logged, reason
 
 _CONTROL = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN
@@ -40,6 +41,16 @@ def _experts_on_cpu(n_layers: int) -> Any:
     layers = "" if n_layers == ALL_LAYERS else rf"blk\.({'|'.join(map(str, range(n_layers)))})"
     override = _BufferOverride((layers + EXPERTS).encode(), ggml.backend_cpu_buffer_type())
     return (_BufferOverride * 2)(override)
+
+
+def _advice(complaint: str) -> str:
+    """Return what to do about what llama.cpp says of a file; "" where only the file is to blame."""
+    if not re.search("unknown (model architecture|pre-tokenizer type)", complaint):
+        return ""
+    return (
+        f": it needs a newer llama-cpp-python (installed: {binding.__version__}): "
+        "pip install --upgrade llama-cpp-python"
+    )
 
 
 class Cancel:
@@ -135,7 +146,7 @@ class Weights:
             params.tensor_split = (ctypes.c_float * C.llama_max_devices())(*used.values())
         handle = allocated(partial(C.llama_model_load_from_file, bytes(path), params), verbose)
         if not handle:
-            raise ModelError(f"llama.cpp cannot load {path}: {reason()}")
+            raise ModelError(f"llama.cpp cannot load {path}: {reason()}{_advice(reason())}")
         self._open = [_Loaded(handle)]
         # At the end of the program too; a thread that still compiles a constraint keeps the memory.
         self._close = weakref.finalize(self, self._open.clear)

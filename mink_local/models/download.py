@@ -23,7 +23,7 @@ from mink_local.files import locked, sha256_of, size_in_words, write_atomic
 from mink_local.models import trust
 from mink_local.models.catalog import CatalogEntry
 from mink_local.models.gguf import MAGIC, shards
-from mink_local.models.stores import commit_of, hub_cache, hub_folder, in_hub_cache, select
+from mink_local.models.stores import commit_of, hub_cache, hub_folder, in_hub_cache, is_model, select
 
 _ATTEMPTS = 5  # that bring nothing, before giving up
 _PASSING = (408, 429, 500, 502, 503, 504)  # HTTP statuses of trouble that may pass
@@ -39,7 +39,7 @@ class RemoteFile:
     commit: str
     name: str
     size: int
-    sha256: str
+    sha256: str  # empty if the Hub has none
 
     @property
     def blob(self) -> Path:
@@ -127,12 +127,12 @@ def listing(repository: str, revision: str) -> dict[str, RemoteFile]:
     files = {}
     for sibling in info.siblings or ():
         name, size = sibling.rfilename, sibling.size
-        if not isinstance(name, str) or not name.lower().endswith(".gguf"):
+        if not isinstance(name, str) or not is_model(name):
             continue
-        sha256 = str(sibling.lfs.sha256 if sibling.lfs else None)
+        sha256 = str(sibling.lfs.sha256) if sibling.lfs else ""
         if (
             not re.fullmatch("[0-9a-f]{40}", str(info.sha))
-            or not re.fullmatch("[0-9a-f]{64}", sha256)
+            or not re.fullmatch("[0-9a-f]{64}|", sha256)
             or not isinstance(size, int)
             or not name.isprintable()
             or _leads_out(name)
@@ -160,6 +160,11 @@ def files_of(entry: CatalogEntry, listing: dict[str, RemoteFile]) -> list[Remote
     except ValueError as error:
         raise DownloadError(f"{entry.name} in {repository}: {error}") from None
     names = [path.as_posix() for path in shards(Path(first))]
+    if unhashed := [name for name in names if name in listing and not listing[name].sha256]:
+        raise DownloadError(
+            f"{unhashed[0]} in {repository} has no SHA-256 (it is not stored with LFS): download it in a "
+            f"browser ({constants.ENDPOINT}/{repository}), and name the file"
+        )
     if missing := [name for name in names if name not in listing]:
         raise DownloadError(f"{repository} lacks {missing[0]}, a part of {entry.name}")
     if entry.sha256 not in (None, listing[first].sha256) and len(names) == 1:

@@ -18,12 +18,23 @@ from typing import Any, NamedTuple
 from mink_local.errors import ModelError
 
 MAGIC = b"GGUF"
+_BEGINNING = 64  # bytes that tell what another file is
 _LONGEST = 64 << 20  # bytes of metadata and tensor infos; today's largest vocabularies take 12 MiB
 _ARRAY_KEPT = 4096  # longest array whose values are kept: enough for one per layer, not for the vocabulary
 _MOST_DIMENSIONS = 4
 _MOST_LAYERS = 1024  # llama.cpp allows 512
 _U32, _STRING, _ARRAY, _U64 = 4, 8, 9, 10
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_TYPES = {  # by general.type
+    "adapter": "a LoRA adapter, which changes a model",
+    "imatrix": "an importance matrix, with which models are quantized",
+    "mmproj": "a projector, with which a model sees or hears",
+}
+_NO_GENERATORS = {  # by architecture
+    "clip": _TYPES["mmproj"],
+    **dict.fromkeys(("gemma4-assistant", "eagle3", "dflash"), "a drafter, which drafts for a larger model"),
+}
+_RANK = 4  # of llama.cpp's pooling types; 1 to 3 are of embeddings
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)
 
 
@@ -106,10 +117,23 @@ class Metadata:
         tokens = self.values.get("tokenizer.ggml.tokens")
         return tokens.length if isinstance(tokens, Array) else self.number("vocab_size")
 
-    def require_model(self) -> None:
-        """Raise ModelError if the file says that it is something else, such as an adapter or a projector."""
+    @property
+    def kind(self) -> str | None:
+        """What the file is if no text can be generated with it, such as `an embedding model`, or None."""
         if (kind := self.text("general.type")) not in (None, "model"):
-            raise ModelError(f"{self.path.name} is not a model but of type {kind}: load a model")
+            return _TYPES.get(kind, f"of type {kind[:40]}, and no model")
+        if self.architecture in _NO_GENERATORS:
+            return _NO_GENERATORS[self.architecture]
+        if pooling := self.number("pooling_type"):
+            return "a reranker" if pooling == _RANK else "an embedding model"
+        if any(tensor.name.startswith("v.") for tensor in self.tensors):
+            return "made for Ollama's own engine, with a projector inside"
+        return None
+
+    def require_model(self) -> None:
+        """Raise ModelError if no text can be generated with the file."""
+        if self.kind:
+            raise ModelError(f"{self.path.name} is {self.kind}: load a model that generates text")
 
     def text(self, key: str) -> str | None:
         """Return the string under a key, or None if there is none."""
@@ -133,6 +157,7 @@ def read_metadata(path: Path) -> Metadata:
 
     Raises:
         ModelError: The file is missing, incomplete or malformed.
+        DamagedFileError: It is of no use to any llama.cpp either: cut off, or no GGUF file.
     """
     files = [_read_file(shard) for shard in shards(path)]
     tensors = tuple(tensor for file in files for tensor in file.tensors)
@@ -168,19 +193,41 @@ def is_later_shard(name: str) -> bool:
 def _read_file(path: Path) -> Metadata:
     try:
         with path.open("rb") as stream:
-            if stream.read(len(MAGIC)) != MAGIC:
-                raise _DamagedError("it does not start with GGUF")
             size = path.stat().st_size
+            if (start := stream.read(_BEGINNING))[: len(MAGIC)] != MAGIC:
+                raise DamagedFileError(f"{path} is not a GGUF file: {_beginning(start)}")
             with mmap.mmap(stream.fileno(), min(size, _LONGEST), access=mmap.ACCESS_READ) as data:
                 return MetadataReader(data, size).read(path)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from None
+    except _CutError as error:
+        raise DamagedFileError(f"{path} is cut off: {error}") from None
     except _DamagedError as error:
         raise ModelError(f"{path} is not a GGUF file, or damaged: {error}") from None
 
 
+def _beginning(start: bytes) -> str:
+    """Return what a file is that does not start as a GGUF file does, and what to do."""
+    text = start.lstrip().lower()
+    if not start:
+        return "it is empty; download it again"
+    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
+        return "it is a web page; download the file itself"
+    if text.startswith(b"version https://git-lfs"):
+        return "it is a Git LFS pointer; git lfs pull fetches the file"
+    return "it does not start with GGUF"
+
+
+class DamagedFileError(ModelError):
+    """A file that is cut off, or no GGUF file."""
+
+
 class _DamagedError(Exception):
     """A violation of the format; the text completes a sentence."""
+
+
+class _CutError(_DamagedError):
+    """The file is cut off."""
 
 
 class MetadataReader:
@@ -213,7 +260,7 @@ class MetadataReader:
         """Advance by `n_bytes` and return where they start."""
         start, self.at = self.at, self.at + n_bytes
         if self.at > self._size:
-            raise _DamagedError("its metadata is cut off; download it again")
+            raise _CutError("its metadata is incomplete; download it again")
         if self.at > len(self._data):
             raise _DamagedError(f"its metadata exceeds {_LONGEST >> 20} MiB")
         return start
@@ -276,4 +323,4 @@ class MetadataReader:
             raise _DamagedError(f"invalid alignment {alignment!r}")
         missing = -(-self.at // alignment) * alignment + ends - self._size
         if count and missing > 0:
-            raise _DamagedError(f"{missing:,} bytes are missing at the end; download it again")
+            raise _CutError(f"{missing:,} bytes are missing at the end; download it again")

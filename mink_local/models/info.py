@@ -60,6 +60,7 @@ def model_info(
         reasoning = "optional"
     return {
         "path": str(metadata.path),
+        "kind": metadata.kind,
         "size": metadata.n_bytes,
         "name": _one_line(metadata.text("general.name")),
         "licence": _one_line(metadata.text("general.license")),
@@ -125,11 +126,11 @@ def model_list(budget: Budget) -> list[dict[str, Any]]:
 
 
 def _row(entry: catalog.CatalogEntry, path: Path | None, budget: Budget) -> dict[str, Any]:
-    size, fits = entry.size, None
+    size, fits, kind = entry.size, None, None
     if path or size:
         try:
             metadata = read_metadata(path) if path else typical_metadata(size or 0)
-            size, fits = metadata.n_bytes, where_it_fits(metadata, budget)
+            size, fits, kind = metadata.n_bytes, where_it_fits(metadata, budget), metadata.kind
         except ModelError:  # `mink-models info` tells why
             size, fits = None, "damaged"
     return {
@@ -139,7 +140,8 @@ def _row(entry: catalog.CatalogEntry, path: Path | None, budget: Budget) -> dict
         "fits": fits,
         "source": entry.source,
         "licence": entry.licence,
-        "note": entry.note,
+        "note": kind or entry.note,
+        "kind": kind,
     }
 
 
@@ -152,18 +154,31 @@ def find_offer() -> dict[str, Any] | None:
     rows = model_list(memory_budget())  # refuses a malformed HF_ENDPOINT, on which the next import would fail
     from huggingface_hub import constants
 
+    from mink_local.models import trust
+
     most = min(total_memory() // _PARTS, _MOST)
     here, to_pull = [], []
     for row in rows:
         if row["fits"] in (None, "no", "damaged") or row["name"] == catalog.EMBEDDED:
             continue
         row["suits"] = row["fits"] == "GPU" or row["size"] <= most
-        if row["path"] and read_metadata(Path(row["path"])).text("tokenizer.chat_template"):
+        if row["path"] and _can_chat(Path(row["path"])):
             here.append(row)
         elif row["name"] in LADDER and row["suits"] and not constants.HF_HUB_OFFLINE:
             to_pull.append(row)
-    found = sorted(here or to_pull, key=lambda row: row["size"])
-    return next((row for row in reversed(found) if row["suits"]), found[0] if found else None)
+    known = (row for row in _best_first(here) if trust.is_known(Path(row["path"])))
+    return next(known, next(iter(_best_first(to_pull)), None))
+
+
+def _can_chat(path: Path) -> bool:
+    metadata = read_metadata(path)
+    return bool(metadata.text("tokenizer.chat_template")) and not metadata.kind
+
+
+def _best_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of models that suit the machine, the largest first, then the others."""
+    rows.sort(key=lambda row: row["size"])
+    return [row for row in reversed(rows) if row["suits"]] + [row for row in rows if not row["suits"]]
 
 
 def take(offer: dict[str, Any], report: Callable[[str], None]) -> None:
@@ -282,6 +297,7 @@ def in_words(facts: dict[str, Any]) -> str:
     layers = f"{counted(facts['layers'], 'layer')} of {facts['width']}"
     lines = [
         ("file", facts["path"]),
+        ("", facts["kind"] and f"is {facts['kind']}: it cannot chat"),
         ("size", f"{facts['size']:,} bytes"),
         ("name", facts["name"]),
         ("licence", facts["licence"]),

@@ -190,7 +190,7 @@ def kv_bytes_per_layer(metadata: Metadata, kv_type: str = "f16") -> list[int]:
         values = 0
     # The last layers may share the caches of others.
     has_own = metadata.n_layers - metadata.number("attention.shared_kv_layers")
-    recurrent = _recurrent_layers(metadata)
+    recurrent = recurrent_layers(metadata)
     kind = tensor_types()[kv_type_number(kv_type)]
     return [
         kind.n_bytes(heads[layer] * keys) + kind.n_bytes(heads[layer] * values)
@@ -200,7 +200,7 @@ def kv_bytes_per_layer(metadata: Metadata, kv_type: str = "f16") -> list[int]:
     ]
 
 
-def _recurrent_layers(metadata: Metadata) -> set[int | None]:
+def recurrent_layers(metadata: Metadata) -> set[int | None]:
     """Return the layers that keep a fixed-size state instead of keys and values."""
 
     def layers_with(*names: str) -> set[int | None]:

@@ -5,7 +5,7 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,6 +14,13 @@ from mink_local.errors import CatalogError, ModelNotFoundError
 from mink_local.files import user_path
 from mink_local.models.gguf import is_later_shard, shard_stem, shards
 
+_BESIDE = re.compile(  # names of projectors and drafters
+    r"mmproj|(^|[-_./])(draft(er)?|eagle\d*|dflash)[-_./]|(^|/)mtp[-_/]|[-_.]mtp\.gguf$", re.IGNORECASE
+)
+_IMATRIX = re.compile(r"(^|[-_./])imatrix[-_./]", re.IGNORECASE)
+_QUANTIZATION = re.compile(r"[-_.](I?Q\d|TQ\d|MXFP4|B?F16|F32)", re.IGNORECASE)
+# An end by which people name the pieces of a file: .part1of2, .part_aa, .001, -split-a
+_PIECE = r"(?:[-._](?:part|split)[-._]?\w{1,9}|[-._]\d{3})"
 PREFIXES = ("hf:", "ollama:", "lmstudio:")
 _USUAL_QUANTIZATION = "Q4_K_M"
 # Under the home folder: where people and programs without a store of their own keep files.
@@ -53,25 +60,57 @@ def select(files: Iterable[str], wanted: str) -> list[str]:
         ValueError: There is no such model.
         AmbiguousError: Several models match.
     """
-    models = sorted(name for name in files if name.lower().endswith(".gguf"))
-    found = [name for name in models if _matches(name, wanted or _USUAL_QUANTIZATION)]
+    names = sorted(files)
+    every = [name for name in names if name.lower().endswith(".gguf")]
+    models = [name for name in every if not is_beside(name)]
+    found = [name for name in every if shard_stem(name).lower() == wanted.lower()]
+    found = found or [name for name in models if _matches(name, wanted or _USUAL_QUANTIZATION)]
+    found = found or [name for name in every if wanted and _is_named(name, wanted)]
     if not (found or wanted):
-        found = [name for name in models if "mmproj" not in name.lower()]
+        found = models
     if len({shard_stem(name) for name in found}) == 1:
         return found
     if not found:
-        listed = ", ".join(models) or "it has no .gguf file"
-        raise ValueError(f"no file matches {wanted!r} ({listed})" if wanted else listed)
-    raise AmbiguousError(f"several files match: name one of {', '.join(found)}")
+        raise ValueError(_nothing_found(names, every, wanted))
+    listed = ", ".join(sorted({shard_stem(name) for name in found}))
+    raise AmbiguousError(f"several files match: name one of {listed}")
+
+
+def is_model(name: str) -> bool:
+    """Return whether a file is a GGUF file by its name, or a piece of one that was cut by hand."""
+    return re.search(rf"\.gguf({_PIECE})?$", name, re.IGNORECASE) is not None
+
+
+def _nothing_found(names: Sequence[str], models: Sequence[str], wanted: str) -> str:
+    """Return what to say if no model matches."""
+    for name in names:
+        whole = re.sub(rf"(\.gguf){_PIECE}$", r"\1", name, flags=re.IGNORECASE)
+        if whole != name and (_matches(whole, wanted) or not (wanted or models)):
+            end = whole.rpartition("/")[2]
+            return f"{end} is in pieces: download all of them, then join them:  cat {end}?* > {end}"
+    listed = ", ".join(models) or "it has no .gguf file"
+    return f"no file matches {wanted!r} ({listed})" if wanted else listed
 
 
 def _matches(name: str, wanted: str) -> bool:
+    """Return whether a file is named by a name or a pattern, or is in a quantization."""
+    return _is_named(name, wanted) or bool(
+        re.search(rf"(^|[-_./]){re.escape(wanted)}(?=[-./])", name, re.IGNORECASE)
+    )
+
+
+def _is_named(name: str, wanted: str) -> bool:
+    """Return whether a file is named by a name or a pattern."""
     name, wanted = name.lower(), wanted.lower()
     file = name.rpartition("/")[2]
-    if wanted.endswith(".gguf") or any(character in wanted for character in "*?["):
-        return any(fnmatch.fnmatchcase(form, wanted) for form in (name, file, shard_stem(file)))
-    # A quantization, which image projectors have as well.
-    return "mmproj" not in name and bool(re.search(rf"(^|[-_./]){re.escape(wanted)}(?=[-./])", name))
+    is_pattern = wanted.endswith(".gguf") or any(character in wanted for character in "*?[")
+    return is_pattern and any(fnmatch.fnmatchcase(form, wanted) for form in (name, file, shard_stem(file)))
+
+
+def is_beside(name: str) -> bool:
+    """Return whether a file's name, perhaps with folders, says that it only belongs to a model beside it."""
+    is_imatrix = _IMATRIX.search(name) and not _QUANTIZATION.search(name)  # M-imatrix-Q4_K_M.gguf is a model
+    return bool(_BESIDE.search(name) or is_imatrix)
 
 
 def in_package(name: str, package: str, file: str) -> Path:
@@ -167,6 +206,11 @@ def in_ollama(name: str) -> Path:
     raise ModelNotFoundError(f"Ollama has no model {name}: type  ollama pull {name}")
 
 
+def is_of_ollama(path: Path) -> bool:
+    """Return whether a file is in Ollama's store, where some are in a dialect of its own engine."""
+    return path.parent.name == "blobs" and path.name.startswith("sha256-")
+
+
 def _ollama_manifests() -> Iterator[tuple[str, Path]]:
     """Yield the name and manifest of each of Ollama's models; manifests are at host/namespace/model/tag."""
     stores = [Path.home() / ".ollama/models", Path("/usr/share/ollama/.ollama/models")]
@@ -241,9 +285,9 @@ def elsewhere() -> Iterator[tuple[str, Path]]:
 
 
 def _first_files(folder: Path, pattern: str) -> list[Path]:
-    """Return the first file of each model in a folder, ignoring projectors and broken links."""
+    """Return the first file of each model in a folder, without broken links and what belongs to a model."""
     return [
         path
         for path in sorted(folder.glob(pattern))
-        if path.is_file() and "mmproj" not in path.name.lower() and not is_later_shard(path.name)
+        if path.is_file() and not is_beside(path.name) and not is_later_shard(path.name)
     ]

@@ -6,6 +6,7 @@ same llama.cpp (same path, size and modification time).
 """
 
 import logging
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from mink_local.files import add_to_record, read_record, sha256_of
 from mink_local.llama.library import C, binding
 from mink_local.llama.weights import Weights
 from mink_local.models.catalog import ModelFile
-from mink_local.models.gguf import shards
+from mink_local.models.gguf import read_metadata, shards
+from mink_local.models.memory import recurrent_layers
+from mink_local.models.stores import is_of_ollama
 from mink_local.sandbox import GIB, SandboxError, ask, serve
 
 _SECONDS = 60.0  # for a file of any size, plus
@@ -27,8 +30,11 @@ _N_TOKENS = 8  # enough for a batch, few enough for a large model on one thread
 log = logging.getLogger("mink_local")
 
 
-def check(file: ModelFile) -> None:
+def check(file: ModelFile, n_seq: int = 1) -> None:
     """Test a model file in a child process unless it is known to be good.
+
+    Args:
+        n_seq: Number of answers at a time, with which llama.cpp crashes for some recurrent models.
 
     Raises:
         ModelError: The file cannot be read, is not a model, or makes llama.cpp crash.
@@ -37,38 +43,76 @@ def check(file: ModelFile) -> None:
     path = file.path.absolute()
     try:
         size, *_ = file_state(path)
-        if read_record(_record_path()).get(str(path)) == file_state(path):
+        n_seq = n_seq if n_seq > 1 and _keeps_states(path) else 1
+        key = _key(path, n_seq)
+        if read_record(_record_path()).get(key) == file_state(path):
             return
-        if file.sha256 is None or sha256_of(path) != file.sha256:
+        if n_seq > 1 or file.sha256 is None or sha256_of(path) != file.sha256:
             if size > GIB:
                 log.warning("testing %s in a child process first (only this once)", path.name)
-            if complaint := _try_in_child(path, size):
+            if complaint := _try_in_child(path, size, n_seq):
                 raise ModelError(complaint)
-        remember(path)
+        remember(path, n_seq)
     except OSError as error:
         raise ModelError(f"cannot read {error.filename}: {error.strerror}") from None
 
 
-def _try_in_child(path: Path, size: int) -> str | None:
-    """Return what is wrong with a model, or None."""
-    seconds = _SECONDS + size / _BYTES_PER_SECOND
-    memory = 2 * size + 4 * GIB  # mapped and repacked weights, libraries, context
+def is_known(path: Path) -> bool:
+    """Return whether the installed llama.cpp knows a model's architecture and vocabulary.
+
+    Its tensors are not read, in a child process.
+    """
+    path = path.absolute()
     try:
-        complaint = ask("mink_local.models.trust", str(path), seconds=seconds, memory=memory)
+        return read_record(_record_path()).get(_key(path)) == file_state(path) or not _ask(path, 0)
+    except (MinkError, OSError, SandboxError):
+        return False
+
+
+@lru_cache(maxsize=16)
+def _keeps_states(path: Path) -> bool:
+    """Return whether a model has recurrent layers, or may have, since only llama.cpp can read the file."""
+    try:
+        return bool(recurrent_layers(read_metadata(path)))
+    except ModelError:
+        return True
+
+
+def _key(path: Path, n_seq: int = 1) -> str:
+    return f"{path}" if n_seq == 1 else f"{path} × {n_seq}"
+
+
+def _try_in_child(path: Path, size: int, n_seq: int) -> str | None:
+    """Return what is wrong with a model, or None."""
+    try:
+        complaint = _ask(path, n_seq, size)
     except SandboxError as error:
-        return (
+        if n_seq > 1 and _try_in_child(path, size, 1) is None:
+            return f"llama.cpp {error} for {n_seq} answers of {path.name} at a time: choose another number"
+        complaint = (
             f"{path} cannot be loaded: llama.cpp {error}: it is damaged, or not for this version; get another"
         )
+    if complaint and is_of_ollama(path):
+        return f"{complaint} (it may be made for Ollama's own engine: get the model from the Hub)"
+    return complaint
+
+
+def _ask(path: Path, n_seq: int, size: int = 0) -> str | None:
+    """Return what a child process finds wrong with a model; without answers, it reads only the vocabulary."""
+    seconds = _SECONDS + size / _BYTES_PER_SECOND
+    memory = 2 * size + 4 * GIB  # mapped and repacked weights, libraries, context
+    complaint = ask("mink_local.models.trust", [str(path), n_seq], seconds=seconds, memory=memory)
     return None if complaint is None else str(complaint)
 
 
-def remember(path: Path) -> None:
-    """Record that a file has passed; if the record cannot be written, the file is tested again next time.
+def remember(path: Path, n_seq: int = 1) -> None:
+    """Record that a file has passed, with so many answers at a time.
 
-    Raises OSError if the file cannot be read.
+    If the record cannot be written, the file is tested again next time. Raises OSError if the file cannot be
+    read.
     """
     path = path.absolute()
-    add_to_record(_record_path(), str(path), file_state(path))
+    add_to_record(_record_path(), _key(path, n_seq), file_state(path))
 
 
 def file_state(path: Path) -> list[Any]:
@@ -82,16 +126,19 @@ def _record_path() -> Path:
     return user_cache_path("mink-local") / "vetted.json"
 
 
-def _complaint(path: str) -> str | None:
+def _complaint(question: tuple[str, int]) -> str | None:
     """Return what is wrong with a model file, or None; in a child, since llama.cpp may abort."""
+    path, n_seq = question
     try:
-        _use(Weights(Path(path)))
+        weights = Weights(Path(path), vocab_only=not n_seq)
+        if n_seq:
+            _use(weights, n_seq)
     except MinkError as error:
         return str(error)
     return None
 
 
-def _use(weights: Weights) -> None:
+def _use(weights: Weights, n_seq: int) -> None:
     """Have llama.cpp do everything with a model that a chat would."""
     for token in range(weights.n_vocab):
         weights.piece(token)
@@ -102,7 +149,8 @@ def _use(weights: Weights) -> None:
     prompt = "".join((weights.bos, "Hello", weights.eos, *weights.control_tokens))
     tokens = weights.tokenize(prompt, add_special=True, parse_special=True)
     params = C.llama_context_default_params()
-    params.n_ctx = min(_N_CTX, weights.n_ctx_train)
+    params.n_ctx = min(_N_CTX, weights.n_ctx_train) * n_seq
+    params.n_seq_max = n_seq
     params.n_threads = params.n_threads_batch = 1  # two would wait for each other on a busy machine
     context = C.llama_init_from_model(weights.handle, params)
     if not context or not C.llama_get_memory(context):

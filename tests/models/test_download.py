@@ -190,6 +190,18 @@ def test_a_model_in_several_files(mink: Mink, hub: Hub, home: Path) -> None:
     refused(mink("pull", model), REPOSITORY, names[1])
 
 
+def test_a_file_without_a_hash_refuses_only_itself(mink: Mink, hub: Hub) -> None:
+    hub.files["stories.gguf"], hub.plain = BIG, ("stories.gguf",)
+    refused(mink("pull", f"hf:{REPOSITORY}:stories.gguf"), "stories.gguf", hub.url)
+    assert pulled(mink).read_bytes() == BIG
+
+
+def test_pieces_of_a_file_are_named(mink: Mink, hub: Hub) -> None:
+    hub.files |= {"M.Q6_K.gguf.part1of2": BIG, "M.Q6_K.gguf.part2of2": BIG}
+    refused(mink("pull", f"hf:{REPOSITORY}:Q6_K"), "> M.Q6_K.gguf")
+    assert pulled(mink, f"hf:{REPOSITORY}").read_bytes() == BIG
+
+
 def test_a_file_is_the_one_that_the_catalogue_means(mink: Mink, home: Path) -> None:
     models = catalog.user_catalog_path()
     models.parent.mkdir(parents=True)

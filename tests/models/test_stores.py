@@ -23,6 +23,16 @@ FILES = [
     "mmproj-m-f16.gguf",
 ]
 ALIKE = ["m-Q6_K.gguf", "m-Q6_K_L.gguf"]
+GEMMA = [  # with drafters, projectors and an importance matrix beside it
+    "MTP/gemma-4-E4B-it-Q8_0-MTP.gguf",
+    "gemma-4-E4B-it-Q4_K_M.gguf",
+    "gemma-4-E4B-it-qat-UD-Q4_K_XL.gguf",
+    "imatrix_unsloth.gguf",
+    "mmproj-BF16.gguf",
+    "mtp-gemma-4-E4B-it.gguf",
+]
+TWICE = ["M-Q4_K_M.gguf", "Q4_K_M/M-Q4_K_M-00001-of-00002.gguf", "Q4_K_M/M-Q4_K_M-00002-of-00002.gguf"]
+PIECES = ["M.Q4_K_M.gguf", "M.Q6_K.gguf.part1of2", "M.Q6_K.gguf.part2of2"]
 DIGEST = "a" * 64
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -42,6 +52,15 @@ pytestmark = pytest.mark.usefixtures("home")
     (["weights.gguf", "mmproj.gguf"], "", ["weights.gguf"]),
     (ALIKE, "m-Q6_K.gguf", ["m-Q6_K.gguf"]),
     (ALIKE, "Q6_K", ["m-Q6_K.gguf"]),
+    (GEMMA, "", ["gemma-4-E4B-it-Q4_K_M.gguf"]),
+    (GEMMA, "Q4_K_XL", ["gemma-4-E4B-it-qat-UD-Q4_K_XL.gguf"]),
+    (GEMMA, "mtp-gemma-4-E4B-it.gguf", ["mtp-gemma-4-E4B-it.gguf"]),
+    (["M-Q8_0.gguf", "M-imatrix.gguf"], "", ["M-Q8_0.gguf"]),
+    (["M-Q8_0-imatrix.gguf", "M.imatrix.gguf"], "", ["M-Q8_0-imatrix.gguf"]),
+    (["M-Q4_K_M.gguf", "M-draft-0.5B-Q4_K_M.gguf"], "", ["M-Q4_K_M.gguf"]),
+    (["GLM-Flash-MTP-Q4_K_M.gguf"], "Q4_K_M", ["GLM-Flash-MTP-Q4_K_M.gguf"]),
+    (TWICE, "M-Q4_K_M.gguf", TWICE[:1]),
+    (TWICE, "Q4_K_M/M-Q4_K_M.gguf", TWICE[1:]),
 ])  # fmt: skip
 def test_select(files: list[str], wanted: str, found: list[str]) -> None:
     assert select(reversed(files), wanted) == found
@@ -55,6 +74,12 @@ def test_select(files: list[str], wanted: str, found: list[str]) -> None:
     ([], "", ValueError, r"\.gguf"),
     (FILES, "m-Q4*", AmbiguousError, "m-Q4_K_M.gguf, m-Q4_K_S.gguf"),
     (["a.gguf", "b.gguf"], "", AmbiguousError, "a.gguf, b.gguf"),
+    (GEMMA, "Q8_0", ValueError, "'Q8_0'"),
+    (TWICE, "Q4_K_M", AmbiguousError, r"name one of M-Q4_K_M.gguf, Q4_K_M/M-Q4_K_M.gguf$"),
+    (PIECES, "Q6_K", ValueError, r"cat M\.Q6_K\.gguf\?\* > M\.Q6_K\.gguf$"),
+    (PIECES[1:], "", ValueError, r"cat M\.Q6_K\.gguf\?\* > M\.Q6_K\.gguf$"),
+    (["M.gguf-split-aa", "M.gguf-split-ab"], "M.gguf", ValueError, r"> M\.gguf$"),
+    (["M.gguf.001", "M.gguf.002"], "", ValueError, r"> M\.gguf$"),
 ])  # fmt: skip
 def test_nothing_or_too_much_to_select(
     files: list[str], wanted: str, error: type[Exception], named: str

@@ -9,6 +9,7 @@ import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import gguf
@@ -17,13 +18,15 @@ import pytest
 
 from mink_local import load_model
 from mink_local.errors import ModelError
+from mink_local.llama.library import C
 from mink_local.models import trust
 from mink_local.models.catalog import ModelFile, resolve
+from mink_local.models.gguf import read_metadata
 from mink_local.sandbox import ChildStartError, SandboxError, ask
 from tests.conftest import shared
 from tests.support.effort import FACTOR
 from tests.support.python import output_of
-from tests.support.tiny import write_embedding_model, write_scripted
+from tests.support.tiny import write_embedding_model, write_recurrent_model, write_scripted
 
 # A process that loads and uses the files it is given, and prints what came of each. It must live to the end.
 PARENT = """
@@ -105,6 +108,65 @@ def test_models_that_generate_no_text(user_folders: Path, tiny: Callable[..., Pa
             load_model(str(path))
 
 
+def test_what_the_installed_llama_cpp_does_not_know(
+    user_folders: Path, tiny: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A newer one may; where a key is missing, it guesses."""
+    split = {"tokenizer.ggml.pre": "brandnew-2027"}
+    for path in (tiny("a.gguf", arch="brandnew"), tiny("b.gguf", more_keys=split)):
+        with pytest.raises(ModelError, match=r"brandnew.*pip install --upgrade llama-cpp-python"):
+            load_model(str(path))
+        assert not trust.is_known(path)
+    store = user_folders / "blobs"
+    store.mkdir()
+    blob = shutil.copy(tiny("c.gguf", arch="gptoss"), store / f"sha256-{64 * 'a'}")
+    with pytest.raises(ModelError, match=r"gptoss.*Ollama"):
+        load_model(str(blob))
+    caplog.clear()
+    guessed = tiny("d.gguf", more_keys={"tokenizer.ggml.pre": ""})
+    assert trust.is_known(guessed)
+    load_model(str(guessed), n_ctx=256).close()
+    assert "tokenizer.ggml.pre" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"more_keys": {"pooling_type": 3}}, "an embedding model"),
+        ({"more_keys": {"pooling_type": 4}}, "a reranker"),
+        ({"more_keys": {"general.type": "imatrix"}}, "an importance matrix"),
+        ({"more_keys": {"general.type": "adapter"}}, "a LoRA adapter"),
+        ({"more_keys": {"general.type": "parrot"}}, "parrot"),
+        ({"arch": "clip"}, "a projector"),
+        ({"arch": "gemma4-assistant"}, "a drafter"),
+    ],
+)
+def test_what_is_no_model_is_named(tiny: Callable[..., Path], options: dict[str, Any], kind: str) -> None:
+    path = tiny("M-Q8_0.gguf", **options)
+    with pytest.raises(ModelError, match=rf"^M-Q8_0\.gguf is .*{kind}"):
+        load_model(str(path), trust=True)
+    assert kind in (read_metadata(path).kind or "")
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (b"", "empty"), (b"\n<!DOCTYPE html><html>", "web page"), (b"PK\3\4", "GGUF"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "git lfs pull"),
+    ],
+)  # fmt: skip
+def test_another_file_is_told_by_its_beginning(
+    tmp_path: Path, smollm2_path: Path, content: bytes, named: str
+) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(content)
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(smollm2_path.read_bytes()[: 4 << 20])
+    for broken, words in ((path, named), (cut, "download it again")):
+        with pytest.raises(ModelError, match=words):
+            load_model(str(broken), trust=True)
+
+
 def token(text: str) -> bytes:
     return struct.pack("<Q", len(text)) + text.encode()
 
@@ -142,8 +204,8 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files that were tried, without a child process: all pass."""
     paths: list[str] = []
 
-    def child(_: str, path: str, **__: object) -> None:
-        paths.append(path)
+    def child(_: str, question: tuple[str, int], **__: object) -> None:
+        paths.append(question[0])
 
     monkeypatch.setattr(trust, "ask", child)
     return paths
@@ -223,3 +285,45 @@ def test_a_child_that_does_not_start_says_nothing_about_the_file(
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(ChildStartError, match="trust"):
         trust.check(file(model))
+
+
+def test_recurrent_models_are_tried_with_as_many_answers_as_are_wanted(
+    tiny: Callable[..., Path], user_folders: Path, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp crashes for some with 3, 5 or 6 answers, and for none with another number."""
+    questions: list[tuple[str, int]] = []
+
+    def child(_: str, question: list[Any], **__: object) -> None:
+        questions.append((Path(question[0]).name, question[1]))
+        if question[1] == 3:
+            raise SandboxError("crashed (signal 6)")
+
+    monkeypatch.setattr(trust, "ask", child)
+    plain, recurrent = (
+        file(tiny("plain.gguf")),
+        file(write_recurrent_model(user_folders / "mamba.gguf", smollm2_path)),
+    )
+    for n_seq in (1, 2, 2, 3):
+        trust.check(plain, n_seq)
+    assert questions == [("plain.gguf", 1)]
+    for n_seq in (2, 1, 2, 4):
+        trust.check(recurrent, n_seq)
+    assert [number for _, number in questions[1:]] == [2, 1, 4]
+    with pytest.raises(ModelError, match="3 answers"):
+        trust.check(recurrent, 3)
+
+
+def test_the_child_uses_as_many_sequences_as_it_is_told(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+    free = C.llama_init_from_model
+
+    def counted(model: Any, params: Any) -> Any:
+        context = free(model, params)
+        found.append(C.llama_n_seq_max(context))
+        return context
+
+    monkeypatch.setattr(C, "llama_init_from_model", counted)
+    assert [trust._complaint((str(tiny_path), n_seq)) for n_seq in (1, 3, 0)] == [None] * 3
+    assert found == [1, 3]

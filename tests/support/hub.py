@@ -33,6 +33,7 @@ class Hub:
         ignores_range: It sends files from their beginning.
         redirect: Where it sends those who want a file.
         garbage: Every request is answered with it.
+        plain: Names of files that are not stored with LFS, so that the listing has no SHA-256.
         requests: Path and Range of each.
     """
 
@@ -48,6 +49,7 @@ class Hub:
     redirect: str = ""
     garbage: bytes | None = None
     url: str = ""
+    plain: tuple[str, ...] = ()
     requests: list[tuple[str, str | None]] = field(default_factory=list)
 
     def listing(self) -> dict[str, object]:
@@ -55,7 +57,8 @@ class Hub:
             size = self.claimed_size or len(content)
             sha256 = hashlib.sha256(content).hexdigest()
             lfs = {"sha256": sha256, "size": size, "pointerSize": 134}
-            return {"rfilename": name, "size": size, "blobId": "f" * 40, "lfs": lfs}
+            stored = {} if name in self.plain else {"lfs": lfs}
+            return {"rfilename": name, "size": size, "blobId": "f" * 40, **stored}
 
         siblings = [sibling(name, content) for name, content in self.files.items()]
         return {"_id": "0", "id": REPOSITORY, "modelId": REPOSITORY, "sha": COMMIT, "siblings": siblings}
