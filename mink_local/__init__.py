@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from mink_local.samplers import (
         AdaptiveP,
         Chain,
-        DiffSampling,
         DynamicTemperature,
         Eta,
         Greedy,
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
         MinP,
         Mirostat,
         PLess,
-        PStep,
         Sampler,
         TopA,
         TopK,
@@ -55,8 +53,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdaptiveP", "Answer", "Answers", "CatalogError", "Chain", "Constraints", "ContextOverflowError",
-    "DiffSampling", "DownloadError", "DynamicTemperature", "Eta", "GenerationError", "Greedy", "LlamaDefault",
-    "MinK", "MinP", "MinkError", "Mirostat", "Model", "ModelError", "ModelNotFoundError", "PLess", "PStep",
+    "DownloadError", "DynamicTemperature", "Eta", "GenerationError", "Greedy", "LlamaDefault",
+    "MinK", "MinP", "MinkError", "Mirostat", "Model", "ModelError", "ModelNotFoundError", "PLess",
     "Piece", "PlacementOptions", "Reply",
     "Request", "Sampler", "SamplingParams", "TopA", "TopK", "TopNSigma", "TopP", "Typical", "Xtc",
     "__version__", "load_model", "native_sampler", "parse",

@@ -5,7 +5,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -23,9 +23,31 @@ from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model, read_rows
 from mink_local.generation.slots import N_OUTPUTS
 from mink_local.models.catalog import ModelFile
-from mink_local.samplers import Sampler, default_samplers
+from mink_local.samplers import Sampler, default_samplers, parse
 
 HOT = 1e6  # the temperature that samplers see for infinity: close to uniform, but still ordered
+
+
+@dataclass(frozen=True)
+class RecordedSampler(Sampler):
+    """A sampler of a recorded run that programs no longer have: its text, with which nothing is sampled."""
+
+    text: str
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.text.partition(":")[0]
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def recorded_sampler(text: str) -> Sampler:
+    """Return the sampler of a recorded text."""
+    try:
+        return parse(text)
+    except ValueError:
+        return RecordedSampler(text)
 
 
 class SamplerSetting(NamedTuple):

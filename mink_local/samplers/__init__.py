@@ -26,7 +26,6 @@ from mink_local.samplers.base import (
 from mink_local.samplers.chain import Chain, LlamaDefault
 from mink_local.samplers.cuts import (
     AdaptiveP,
-    DiffSampling,
     DynamicTemperature,
     Eta,
     Greedy,
@@ -34,7 +33,6 @@ from mink_local.samplers.cuts import (
     MinP,
     Mirostat,
     PLess,
-    PStep,
     TopA,
     TopK,
     TopNSigma,
@@ -44,8 +42,8 @@ from mink_local.samplers.cuts import (
 )
 
 __all__ = [
-    "SAMPLERS", "AdaptiveP", "Chain", "DiffSampling", "DynamicTemperature", "Eta", "Greedy",
-    "LlamaDefault", "LogitsProcessor", "MinK", "MinP", "Mirostat", "Order", "PLess", "PStep", "Sampler",
+    "SAMPLERS", "AdaptiveP", "Chain", "DynamicTemperature", "Eta", "Greedy",
+    "LlamaDefault", "LogitsProcessor", "MinK", "MinP", "Mirostat", "Order", "PLess", "Sampler",
     "Selector", "TopA", "TopK", "TopNSigma", "TopP", "Typical", "Workspace", "Xtc", "choice",
     "default_samplers", "label", "number", "parse",
 ]  # fmt: skip
@@ -61,6 +59,7 @@ def default_samplers() -> list[Sampler]:
     return samplers
 
 
+_IN_THE_LAB = ("diff-sampling", "p-step")  # which recorded runs have
 _KINDS: dict[type, tuple[Callable[[str], Any], str]] = {
     float: (float, "a number"),
     int: (int, "a whole number"),
@@ -96,6 +95,11 @@ def _parse_cut(text: str, order: Order) -> Sampler:
     name, _, rest = text.partition(":")
     if not name:
         raise ValueError("a sampler's name is missing: a chain is written as top-k:k=40+min-k")
+    if name in _IN_THE_LAB and name not in SAMPLERS:
+        raise ValueError(
+            f"{name} is no sampler of the programs any more: in the repository, python -m scripts.lab.rivals "
+            "is mink-eval with it"
+        )
     if name not in SAMPLERS:
         near = "".join(f", perhaps {one}" for one in get_close_matches(name.lower(), SAMPLERS, n=1))
         raise ValueError(f"unknown sampler {name!r}{near}: the samplers are {', '.join(SAMPLERS)}")

@@ -260,52 +260,6 @@ class PLess(Sampler):
     kernel = staticmethod(kernels.p_less)
 
 
-@dataclass(frozen=True)
-class DiffSampling(Sampler):
-    """Keep the tokens before the largest drop of the sorted probabilities (DiffSampling, arXiv 2502.14037).
-
-    The probabilities are those at temperature 1: the paper applies temperature afterwards. With neither
-    option, it is the paper's DiffSampling-cut.
-
-    Args:
-        p: 0 to 1; only drops after tokens whose probability together reaches p count (DiffSampling-lb).
-        min_p: 0 to 1; only drops after all tokens more than min_p times as probable as the top one count
-            (DiffSampling-minp).
-    """
-
-    p: float = number(0.0, low=0, high=1)
-    min_p: float = number(0.0, low=0, high=1, variant=True)
-
-    name = "diff-sampling"
-    keeps = "the tokens before the largest drop of the sorted probabilities, and at least those up to p"
-    sweep = ("p", (0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99))
-    kernel = staticmethod(kernels.diff_sampling)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.p and self.min_p:
-            raise ValueError("p and min_p are two variants of diff-sampling: give one of them")
-
-
-@dataclass(frozen=True)
-class PStep(Sampler):
-    """Keep the tokens before the first one less than `step` times as probable as the one before it (P-Step).
-
-    Proposed for llama.cpp (https://github.com/ggml-org/llama.cpp/pull/5675), where temperature comes last.
-    All tokens are kept if there is no such step.
-
-    Args:
-        step: 0 to 1; 0 keeps every token.
-    """
-
-    step: float = number(0.5, low=0, high=1)
-
-    name = "p-step"
-    keeps = "the tokens before the first that is less than `step` times as probable as the one before"
-    sweep = ("step", (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1))
-    kernel = staticmethod(kernels.p_step)
-
-
 class DelegatedSampler(Sampler):
     """Base class of samplers that keep every token and leave the rest to one of llama.cpp's own samplers."""
 

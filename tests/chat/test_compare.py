@@ -23,8 +23,6 @@ USUAL = [
     "top-p",
     "min-p",
     "eta",
-    "diff-sampling",
-    "p-step",
 ]
 
 

@@ -11,14 +11,12 @@ from numpy.typing import ArrayLike
 
 from mink_local.samplers import (
     SAMPLERS,
-    DiffSampling,
     Eta,
     Greedy,
     MinK,
     MinP,
     Order,
     PLess,
-    PStep,
     Sampler,
     TopK,
     TopNSigma,
@@ -226,17 +224,6 @@ DROPS = [16.0, 13.0, 9.0, 0.0]  # after positions 1 to 3 they are 3, 4, 9, of a 
     (Eta(0.2), QUARTERS, 2),  # H = 1.75 log(2): sqrt(0.2) * 2**-1.75 = 0.133
     (Eta(0.05), QUARTERS, 4),  # 0.05 is below sqrt(0.05) * 2**-1.75 = 0.066
     (Eta(0.2), np.log([0.5, 0.25, 0.15, 0.1]), 3),  # sqrt(0.2) * exp(-1.21) = 0.134
-    (DiffSampling(), QUARTERS, 1),  # drops of 1/4, 1/8, 0 and, after the last, 1/8
-    (DiffSampling(), [0.0, 0.0, 0.0], 3),
-    (DiffSampling(0.6), np.log([0.5, 0.2, 0.18, 0.12]), 4),  # 0.3 no longer counts: 0.02, 0.06, 0.12
-    (DiffSampling(0.6), np.log([0.4, 0.3, 0.2, 0.06, 0.04]), 3),  # 0.1, 0.14, 0.02, 0.04
-    (DiffSampling(min_p=0.4), np.log([0.4, 0.3, 0.2, 0.06, 0.04]), 3),  # above 0.16 are three
-    (DiffSampling(min_p=0.01), QUARTERS, 4),
-    (PStep(0.6), QUARTERS, 1),  # ratios of 1/2, 1/2, 1
-    (PStep(0.4), QUARTERS, 4),
-    (PStep(0.5), [0.0, 0.0, -0.6, -1.2, -2.0, -9.0], 4),  # from a gap of log(2) = 0.69 on
-    (PStep(0.0), [9.0, 0.0, -9.0], 3),
-    (PStep(1.0), [9.0, 9.0, 8.9999, -INF], 2),
     (TopK(3), QUARTERS, 3),
     (TopNSigma(1), [4.0, 2.0, 0.0, 2.0], 1),  # σ = sqrt(2): from 2.59 on
     (TopNSigma(1.5), [4.0, 2.0, 0.0, 2.0], 3),  # from 1.88 on

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from mink_local.samplers import (
     AdaptiveP,
     Chain,
-    DiffSampling,
     DynamicTemperature,
     Eta,
     Greedy,
@@ -24,7 +23,6 @@ from mink_local.samplers import (
     Mirostat,
     Order,
     PLess,
-    PStep,
     Sampler,
     TopA,
     TopK,
@@ -115,12 +113,6 @@ METHODS: dict[type[Sampler], Method] = {
         (Eta(), Eta(order="temperature-last")),
     ),
     PLess: Method(reference.p_less, st.builds(PLess, _orders), (PLess(), PLess("temperature-last"))),
-    DiffSampling: Method(
-        reference.diff_sampling,
-        st.builds(DiffSampling, _unit) | st.builds(DiffSampling, st.just(0.0), _unit),
-        (DiffSampling(), DiffSampling(0.9), DiffSampling(min_p=0.1)),
-    ),
-    PStep: Method(reference.p_step, st.builds(PStep, _unit), (PStep(), PStep(0.1), PStep(0.9999))),
     DynamicTemperature: Method(
         reference.every_finite,
         st.builds(DynamicTemperature, st.floats(0, 9), st.floats(0.1, 9)),
@@ -172,19 +164,23 @@ class Near(Sampler):
     kernel = staticmethod(near)
 
 
-def twin_of(sampler: Sampler, row: Row, temperature: float) -> reference.Kept:
+def twin_of(
+    sampler: Sampler, row: Row, temperature: float, methods: Mapping[type[Sampler], Method] = METHODS
+) -> reference.Kept:
     """What the sampler's twin keeps of a row."""
     options = asdict(sampler)  # type: ignore[call-overload]
     options.pop("order", None)
-    return METHODS[type(sampler)].twin(row, sampler.seen(temperature), **options)
+    return methods[type(sampler)].twin(row, sampler.seen(temperature), **options)
 
 
-def check(sampler: Sampler, row: Row, temperature: float = 1.0) -> None:
+def check(
+    sampler: Sampler, row: Row, temperature: float = 1.0, methods: Mapping[type[Sampler], Method] = METHODS
+) -> None:
     """Check that the candidates are the twin's or those that rounding at its threshold allows.
 
     They come in descending order of their logits, in which they are consecutive.
     """
-    twin = twin_of(sampler, row, temperature)
+    twin = twin_of(sampler, row, temperature, methods)
     before = row.copy()
     ids, logits = sampler.candidates(row, temperature)
     assert set(twin.must) <= set(ids) <= set(twin.may)
@@ -194,7 +190,7 @@ def check(sampler: Sampler, row: Row, temperature: float = 1.0) -> None:
     assert sampler.cutoff(row, temperature) == ids.size
     np.testing.assert_array_equal(row, before)
     np.testing.assert_array_equal(logits, np.minimum(row[ids], np.float32(LARGEST)))
-    if not METHODS[type(sampler)].splits_ties:
+    if not methods[type(sampler)].splits_ties:
         cut = np.delete(descending, slice(first, first + ids.size))
         assert not np.isin(np.minimum(row[cut], np.float32(LARGEST)), logits).any()
 

@@ -20,7 +20,7 @@ from mink_local.evals.figures import Picture, look, panels
 from mink_local.evals.frontier.sums import FIGURES, TAIL_LEVELS
 from mink_local.evals.measurement import Results
 from mink_local.evals.report.report import Report, Section
-from mink_local.evals.settings import SamplerSetting, settings_report, sweep
+from mink_local.evals.settings import SamplerSetting, recorded_sampler, settings_report, sweep
 from mink_local.evals.stats import Interval, few_clusters, resample
 from mink_local.evals.tables import (
     ENDS,
@@ -33,7 +33,7 @@ from mink_local.evals.tables import (
     percent,
     temperature_name,
 )
-from mink_local.samplers import label, parse
+from mink_local.samplers import label
 
 YARDSTICK = "min-p (T last)"
 """The curve that the samplers are compared with."""
@@ -74,7 +74,9 @@ class FrontierResults:
         self.temperatures = sorted({temperature for _, temperature in measured})
         swept = [one for one in sweep(self.temperatures) if one.key in measured]
         others = measured - {one.key for one in swept}
-        more = [SamplerSetting(parse(sampler), temperature) for sampler, temperature in sorted(others)]
+        more = [
+            SamplerSetting(recorded_sampler(sampler), temperature) for sampler, temperature in sorted(others)
+        ]
         self.settings, self._n_swept = swept + more, len(swept)
         positions = texts["positions"].iloc[:, 0].to_numpy(np.int64)
         self.n_positions = int(positions.sum())

@@ -1,0 +1,1 @@
+"""What only the page of results needs, outside the package; see README.md."""
