@@ -289,4 +289,5 @@ def file_facts(metadata: Metadata) -> dict[str, Any]:
         "bytes": metadata.n_bytes,
         "bits_per_weight": 8 * n_bytes / n_parameters if n_parameters else 0.0,
         "nominal_type": next(names, "").removeprefix(_FILE_TYPE),
+        "imatrix": str(metadata.values.get("quantize.imatrix.dataset", "")),
     }

@@ -7,6 +7,7 @@ are dependent; quantiles are over all positions. All files are compared on the s
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from mink_local.evals.tables import (
     Table,
     columns_of,
     count,
+    listed,
     of_interval,
     percent,
     points,
@@ -146,7 +148,7 @@ def report(results: Results) -> Report:
         for kind, part in found.groupby("kind", sort=False)
     )
     size = Picture.of(
-        "quants-size", "Size against the divergence of 99.9% of the positions", lambda: _size_figure(figures)
+        "quants-size", "Size against the mean divergence, with 95% intervals", lambda: _size_figure(figures)
     )
     own = ("base", "files", "facts")  # have tables of their own
     settings = {key: value for key, value in public(manifest).items() if key not in own}
@@ -167,7 +169,7 @@ def report(results: Results) -> Report:
         about={**about, "base": base, "self_noise": noise.where(noise.notna(), None).to_dict()},
         frames={"files": figures[1:], "kinds": kinds},
         csv={"quants": figures, "quants-kinds": kinds},
-        extra={"quants-card.md": _card(manifest, figures, size)},
+        extra={"quants-card.md": _card(manifest, figures, kinds, size)},
     )
 
 
@@ -201,9 +203,13 @@ def _how_to_read(results: Results, figures: pd.DataFrame) -> str:
         f"second half of every {manifest['chunk']} tokens is scored. Divergence: D(base ‖ file), in nats. "
         "In brackets: Student's 95% intervals over chunks. "
         "The base's row is its self-noise: the same file with another batch split, which changes the last "
-        "bits of llama.cpp's sums. Chats and calls of tools are rendered by the base's chat template."
-        + f" The base's distributions take {kept / 1e6:,.0f} MB in base/."
-        * bool(kept)
+        "bits of llama.cpp's sums. "
+        + (
+            "Chats and calls of tools are rendered by the base's chat template."
+            if manifest["text"]["source"] == "bundled"
+            else "Markup in the file, such as <|im_start|>, is read as text."
+        )
+        + f" The base's distributions take {kept / 1e6:,.0f} MB in base/." * bool(kept)
     )
 
 
@@ -215,6 +221,7 @@ def _files(manifest: Mapping[str, Any]) -> Table:
             "file": one["name"],
             "type": manifest["facts"][one["name"]]["nominal_type"],
             "KV cache": one.get("kv_type", "f16"),
+            "imatrix": manifest["facts"][one["name"]].get("imatrix", ""),
             "SHA-256": one["sha256"],
         }
         for one in files
@@ -236,23 +243,25 @@ def _tables(figures: pd.DataFrame, kinds: pd.DataFrame) -> Iterator[Table]:
     yield _of("Predictions and perplexity", figures, _PREDICTIONS)
 
 
-def _card(manifest: Mapping[str, Any], figures: pd.DataFrame, size: Picture) -> str:
+def _card(manifest: Mapping[str, Any], figures: pd.DataFrame, kinds: pd.DataFrame, size: Picture) -> str:
     """Return a block for a model card: a table, the files' hashes, how to repeat it, and one picture."""
     versions = ", ".join(f"{program} {version}" for program, version in manifest["versions"].items())
-    base, files = manifest["base"], manifest["files"].values()
-    names = [base["name"], *(one["name"] for one in files if one["sha256"] != base["sha256"])]
-    kv_types = [one["kv_type"] for one in files if one["sha256"] == base["sha256"]]
+    base, files, text = manifest["base"], manifest["files"].values(), manifest["text"]
+    names = dict.fromkeys(f"./{Path(one['path']).name}" for one in (base, *files))
+    cached = [one for one in files if one["path"] == base["path"]]  # the base with other types of KV cache
     options = ["--chunk", str(manifest["chunk"]), "--positions", str(figures["positions"].iloc[0])]
-    if manifest["text"]["source"] != "bundled":
-        options += ["--text", manifest["text"]["source"]]
-    for kv_type in (base.get("kv_type", "f16"), *kv_types) if kv_types else ():
-        options += ["--kv-type", kv_type]
+    if text["source"] != "bundled":
+        options += ["--text", text["source"]]
+    for one in (base, *cached) if cached else ():
+        options += ["--kv-type", one.get("kv_type", "f16")]
     return "\n\n".join(
         [
             f"## Loss by quantization, against {_base_in_words(manifest)}",
             _of("", figures, _BRIEF).markdown(),
-            "KLD: the divergence of the next-token distributions from the base's, in nats; 99.9%: at one "
-            "position in a thousand it is larger. The base's row is its self-noise.",
+            "KLD: the divergence of the next-token distributions from the base's, in nats, on "
+            f"{count(figures['positions'].iloc[0], 'position')} of {listed(kinds['kind'].unique())} (SHA-256 "
+            f"{text['sha256'][:12]}); 99.9%: at one position in a thousand it is larger. The base's row is "
+            "its self-noise.",
             f"![{size.description}]({size.stem}.svg)",
             _files(manifest).markdown(),
             f"{versions}:",
@@ -272,19 +281,20 @@ def _of(title: str, figures: pd.DataFrame, names: Sequence[str]) -> Table:
 
 
 def _size_figure(figures: pd.DataFrame) -> Figure:
-    """Draw the divergence of 99.9% of the positions over size, and the base's self-noise as a line."""
+    """Draw the mean divergence with its interval over size, and the base's self-noise as a line."""
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axis = figure.subplots()
     noise, *others = figures.itertuples()
     for i, one in enumerate(others):
-        place = (one.bytes / 1e6, one.kld_99_9)
-        axis.plot(*place, FILLED[i % len(FILLED)], color=COLOURS[i % len(COLOURS)])
+        x, y = one.bytes / 1e6, one.kld_mean
+        ends = [[max(0.0, y - one.kld_mean_low)], [max(0.0, one.kld_mean_high - y)]]
+        axis.errorbar(x, y, np.nan_to_num(ends), fmt=FILLED[i % len(FILLED)], color=COLOURS[i % len(COLOURS)])
         above = 5 if i % 2 == 0 else -12  # so that names of files with the same size do not overlap
-        axis.annotate(one.file, place, xytext=(6, above), textcoords="offset points", fontsize="small")
-    if noise.kld_99_9:
-        axis.axhline(noise.kld_99_9, color=GREY, linestyle="--", label="self-noise of the base")
+        axis.annotate(one.file, (x, y), xytext=(6, above), textcoords="offset points", fontsize="small")
+    if noise.kld_mean:
+        axis.axhline(noise.kld_mean, color=GREY, linestyle="--", label="self-noise of the base")
         axis.legend(frameon=False, fontsize="small")
-    axis.set(yscale="log", xlabel="size, MB", ylabel="divergence of 99.9% of the positions, nats")
+    axis.set(yscale="log", xlabel="size, MB", ylabel="mean divergence, nats")
     axis.yaxis.set_major_formatter("{x:g}")
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.margins(x=0.4, y=0.12)  # names are to the right of their points

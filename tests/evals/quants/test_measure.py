@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -103,7 +104,7 @@ def test_more_bits_lose_less(quants: Quants, files: dict[str, Path], tmp_path: P
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     for file in (manifest["base"], *manifest["files"].values()):
         assert file["sha256"] in card
-    assert "mink-eval quants base Q8_0" in card
+    assert "mink-eval quants ./base.gguf ./Q8_0.gguf" in card
 
 
 @pytest.mark.slow
@@ -242,6 +243,19 @@ def test_types_of_the_kv_cache_are_compared(quants: Quants, files: dict[str, Pat
     quants(files["base"], *kv_types("q8_0", "q4_0")).refused(1, "kv_type")
     quants(files["base"], "--kv-type", "q8_0").refused(2, "--kv-type")
     quants(files["base"], "--kv-type", "q9").refused(2, "q9")
+
+
+def test_a_copy_of_the_base_is_a_file_like_any_other(
+    quants: Quants, files: dict[str, Path], tmp_path: Path
+) -> None:
+    """And the card's command runs where the files lie."""
+    for name in ("base", "copy"):
+        (tmp_path / f"{name}.gguf").write_bytes(files["base"].read_bytes())
+    quants(tmp_path / "base.gguf", tmp_path / "copy.gguf", "--kv-type", "f16").succeeded()
+    card = (tmp_path / "out" / "quants-card.md").read_text()
+    command = re.search(r"^mink-eval quants (\./base.gguf \./copy.gguf) ", card, re.MULTILINE)
+    assert command
+    assert all(Path(name).exists() for name in command[1].split())
 
 
 def test_a_limit_that_is_exceeded_is_status_1(quants: Quants, files: dict[str, Path], tmp_path: Path) -> None:
