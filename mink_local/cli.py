@@ -1,5 +1,6 @@
 """Shared by all programs: the main function with its exit statuses, and option types."""
 
+import codecs
 import difflib
 import errno
 import gc
@@ -221,13 +222,40 @@ class FileText(str):
     path: str
 
 
-def file_text(path: str) -> FileText:
-    """Return the text of a UTF-8 file; - is standard input."""
+# How files begin that are no text, what they are, and what to do with them; {} is their name.
+_NO_TEXT_FILES = (
+    (b"%PDF", "a PDF: pdftotext {} - prints its text"),
+    (b"\x89PNG", "a picture, which no model here can see"),
+    (b"\xff\xd8\xff", "a picture, which no model here can see"),
+    (b"GIF8", "a picture, which no model here can see"),
+    (b"PK\x03\x04", "an archive or an office document: save it as text"),
+    (b"\x1f\x8b", "compressed: gzip -dc {} prints what it holds"),
+    (b"GGUF", "a model: --model {} loads it"),
+)
+
+
+def decoded(data: bytes, name: str, file: str = "FILE") -> str:
+    """Return the text of UTF-8, or of UTF-16 that begins with its mark, with the line ends of Unix.
+
+    Raises:
+        click.UsageError: It is neither; the message says what `name` is, and what to do with `file`.
+    """
+    is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
-        with click.open_file("-" if path == "-" else regular(Path(path)), encoding="utf-8") as stream:
-            text = FileText(stream.read())
+        return data.decode("utf-16" if is_wide else "utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError:
-        raise click.BadParameter(f"{path!r} is not UTF-8 text: iconv -t UTF-8 converts it.") from None
+        usual = "not UTF-8 text: iconv -f LATIN1 -t UTF-8 {} converts it, if it is Latin-1"
+        advice = next((words for begin, words in _NO_TEXT_FILES if data.startswith(begin)), usual)
+        raise click.UsageError(f"{name} is {advice.format(file)}.") from None
+
+
+def file_text(path: str) -> FileText:
+    """Return the text of a file; - is standard input."""
+    try:
+        with click.open_file("-" if path == "-" else regular(Path(path)), "rb") as stream:
+            text = FileText(decoded(stream.read(), repr(path), repr(path)))
+    except click.UsageError as error:
+        raise click.BadParameter(error.message) from None
     except OSError as error:
         raise click.BadParameter(f"{path!r}: {error.strerror}.") from None
     text.path = path if path == "-" else os.path.abspath(path)

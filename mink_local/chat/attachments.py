@@ -1,6 +1,7 @@
 """Text files that are sent with a message."""
 
 import os
+import re
 import shlex
 from collections.abc import Iterable
 from glob import glob
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from mink_local.generation.model import Model
 
 
+_BYTES_PER_TOKEN = 4  # usually
 _SLICE = 20_000  # characters that are tokenized at once
 
 
@@ -37,15 +39,18 @@ class Attachment(NamedTuple):
             raise MinkError(f"{path} is a folder: name files in it, such as '{path}/*'")
         most = 4 * model.n_ctx * model.weights.longest_token  # bytes: a character has at most four
         if path.is_file() and path.stat().st_size > most:
-            raise MinkError(
-                f"{path} is far longer than the context of {model.n_ctx} tokens: use a shorter file"
-            )
+            raise MinkError(_too_long(path, path.stat().st_size // _BYTES_PER_TOKEN, model))
         text, tokens = fenced(path), 0
         for start in range(0, len(text), _SLICE):  # Ctrl-C is heard between two
             tokens += len(model.tokenize(text[start : start + _SLICE]))
             if tokens >= model.n_ctx:
-                raise MinkError(f"{path} has more tokens than the context, {model.n_ctx}: use a shorter file")
+                raise MinkError(_too_long(path, tokens * len(text) // (start + _SLICE) or tokens, model))
         return cls(path.name, tokens, text)
+
+
+def _too_long(path: Path, tokens: int, model: "Model") -> str:
+    sizes = f"about {tokens:,} tokens, and the context holds {model.n_ctx:,}"
+    return f"{path} has {sizes}: attach a part of it, or /set ctx N"
 
 
 def fenced(path: Path) -> str:
@@ -78,6 +83,8 @@ def path_of(argument: str) -> Path:
 
 def matching(argument: str) -> list[Path]:
     """Return the files of one path, which may have spaces, or of several paths and patterns."""
+    if re.match("https?://", argument):
+        raise MinkError("a web page cannot be attached: save it as text, such as by  curl URL > FILE")
     if (whole := path_of(argument)).exists():
         return [whole]
     paths: list[Path] = []

@@ -15,7 +15,7 @@ from mink_local.chat.settings import (
     read_config,
     warn_of_variables,
 )
-from mink_local.cli import command_line_text, run
+from mink_local.cli import command_line_text, decoded, run
 from mink_local.errors import MinkError
 from mink_local.models.catalog import is_named, resolve
 from mink_local.version import __version__
@@ -56,7 +56,8 @@ Completion: add one line to the start-up file of your shell.
   zsh:  eval "$(_MINK_CHAT_COMPLETE=zsh_source mink-chat)"
   fish: _MINK_CHAT_COMPLETE=fish_source mink-chat | source
 
-Exit status: 0 success, 1 failure, 2 wrong usage or unknown model, 130 interrupted.
+Exit status: 0 success, 1 failure, also if there is no answer or if --json-schema
+or --grammar cut it off, 2 wrong usage or unknown model, 130 interrupted.
 """
 
 
@@ -65,10 +66,7 @@ def _with_standard_input(prompt: str | None) -> str | None:
     is_piped = sys.stdin is not None and not sys.stdin.isatty()
     if not is_piped and prompt != "-":
         return prompt
-    try:
-        piped = sys.stdin.buffer.read().decode().rstrip("\r\n")
-    except UnicodeDecodeError:
-        raise click.UsageError("standard input is not UTF-8 text.") from None
+    piped = decoded(sys.stdin.buffer.read(), "standard input").rstrip("\r\n")
     return "\n\n".join(part for part in (piped, prompt) if part and part != "-")
 
 

@@ -249,7 +249,7 @@ SETTINGS: tuple[Setting, ...] = (
     _screen(
         "--cache/--no-cache",
         default=True,
-        help="Keep the KV caches of conversations on disk, 2 GB at most, so that long ones continue at once.",
+        help="Keep the KV caches of conversations that take seconds to read on disk, 2 GB at most.",
     ),
     cpu_moe_option.build(_rare, expose_value=True, callback=None),
     n_cpu_moe_option.build(_rare),

@@ -100,7 +100,9 @@ class Startup:
             chat.compiling(self.settings.params.effective_sampler)
             self._begin(session)
             loop.chat(session, self.screen, terminal, self._attached(session), self._unanswered)
+            self.screen.progress("storing the conversation …")  # a large KV cache takes seconds
             session.end()
+            self.screen.progress()
 
     @property
     def _is_toy(self) -> bool:

@@ -108,7 +108,8 @@ def test_settings_change(typist: Begin, lines: list[str], key: str, shown: str) 
         ("/file /no/such", ["/no/such"]),
         ("/file ~nobody-by-name/x", ["~nobody-by-name/x"]),
         ("/file {bytes}", ["UTF-8"]),
-        ("/file {long}", ["1024"]),
+        ("/file https://example.com/x.txt", ["curl"]),
+        ("/file {long}", ["1,024"]),
         ("/save", ["/save"]),
         ("/save 1", ["1 "]),
         ("/save \x1b\x07", ["/save NAME"]),
@@ -127,7 +128,7 @@ def test_a_bad_command_names_what_is_wrong(
     typist: Begin, tmp_path: Path, line: str, words: list[str]
 ) -> None:
     """In one sentence; conversation, settings and model are as before."""
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    (tmp_path / "bytes").write_bytes(b"caf\xe9")
     (tmp_path / "long").write_text("word " * 2000)
     os.mkfifo(tmp_path / "pipe")
     typed = typist("-n", "1")

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from rich.text import Text
 
+from mink_local.chat.terminal import wrapped_rows
 from mink_local.chat.terminal.markdown import MarkdownWriter
 from mink_local.chat.terminal.screen import joined_line_ends
 
@@ -250,3 +252,30 @@ def test_prose_is_not_too_wide_and_lines_end_without_blanks() -> None:
         rows, out = rendered([text], 160)
         assert 80 < max(map(len, rows)) <= 100
         assert not re.search(r"\w +\n", out.rpartition("\x1b[2K")[2])
+
+
+@pytest.mark.parametrize("line", ["word and ", '{"key":[1,2,3],', "https://example.org/a/b?c=d&"])
+def test_the_cost_of_a_long_line(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not all of it is wrapped again at each token; the screen is the same."""
+    text = line * 300
+    whole, _ = rendered([text])
+    wrapped = []
+
+    def counting(text: Text, columns: int) -> list[Text]:
+        wrapped.append(len(text))
+        return wrapped_rows(text, columns)
+
+    monkeypatch.setattr("mink_local.chat.terminal.markdown.wrapped_rows", counting)
+    rows, _ = rendered([text[i : i + 4] for i in range(0, len(text), 4)])
+    assert rows == whole
+    assert max(wrapped) < 60 * 8
+
+
+@pytest.mark.parametrize("indent", ["", "   ", "     "])
+def test_tabs_in_the_code_of_a_list(indent: str) -> None:
+    """They go to columns of the code, whatever stands before it."""
+    code = ["def f(x):", "\tif x:", "\t\treturn 1"]
+    rows, _ = rendered(list("1. Do:\n\n" + "".join(f"{indent}{line}\n" for line in ["```", *code, "```"])))
+    begin = next(i for i, row in enumerate(rows) if row.strip() == "def f(x):")
+    first = len(rows[begin]) - len(rows[begin].lstrip())
+    assert [len(row) - len(row.lstrip()) - first for row in rows[begin : begin + 3]] == [0, 4, 8]

@@ -72,7 +72,53 @@ def test_where_a_prompt_comes_from(
 
 
 def test_binary_input_is_refused(mink_chat: MinkChat) -> None:
-    mink_chat("What is it?", stdin="caf\udce9").refused(2, "UTF-8")
+    mink_chat("What is it?", stdin="caf\udce9").refused(2, "UTF-8", "LATIN1")
+    mink_chat("What is it?", stdin="%PDF-1.7\udce9").refused(2, "PDF", "pdftotext FILE -")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig"])
+def test_what_excel_and_powershell_write_is_read(mink_chat: MinkChat, tmp_path: Path, encoding: str) -> None:
+    mark = "\ufeff" if encoding.endswith("e") else ""
+    (tmp_path / "a.csv").write_bytes(f"{mark}naïve;☃\r\n".encode(encoding))
+    asked = ("Hi", "-t", "0", "-n", "1", "--json")
+    wide = json.loads(mink_chat("--file", str(tmp_path / "a.csv"), *asked).stdout)
+    (tmp_path / "a.csv").write_text("naïve;☃\n", encoding="utf-8")
+    assert (
+        wide["prompt_tokens"]
+        == json.loads(mink_chat("--file", str(tmp_path / "a.csv"), *asked).stdout)["prompt_tokens"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"%PDF-1.7\n\xe2", ["PDF", "pdftotext"]),
+        (b"\x89PNG\r\n", ["picture"]),
+        (b"\xff\xd8\xff\xe0", ["picture"]),
+        (b"PK\x03\x04\xe9", ["office"]),
+        (b"\x1f\x8b\x08", ["gzip -dc"]),
+        (b"caf\xe9", ["iconv -f LATIN1 -t UTF-8"]),
+        (b"\xff\xfe\x00", ["UTF-8"]),
+    ],
+)
+def test_files_that_are_no_text(
+    mink_chat: MinkChat, tmp_path: Path, content: bytes, words: list[str]
+) -> None:
+    path = tmp_path / "a file"
+    path.write_bytes(content)
+    mink_chat("Hi", "--file", str(path)).refused(2, *words)
+
+
+def test_no_answer_is_a_failure(mink_chat: MinkChat, thinker: tuple[str, ...], tmp_path: Path) -> None:
+    """And so is one of a schema that was cut off: scripts would take it for an answer."""
+    (tmp_path / "schema.json").write_text(
+        '{"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}'
+    )
+    schema = ("--json-schema", str(tmp_path / "schema.json"), "Hi", "-t", "0")
+    for options in ((), ("--json",)):
+        assert mink_chat("2 + 2?", *thinker, "-n", "4", *options).status == 1
+        assert mink_chat(*schema, "-n", "3", *options).status == 1
+        assert mink_chat("Hi", "-n", "3", *options).status == 0
 
 
 def test_a_model_is_found_again_from_another_folder(
@@ -277,9 +323,16 @@ def test_an_answer_that_cannot_be_kept(
 
 @pytest.mark.slow
 def test_a_conversation_is_not_evaluated_again(
-    mink_chat: MinkChat, own_files: Path, smollm2: Model, capsys: pytest.CaptureFixture[str]
+    mink_chat: MinkChat,
+    own_files: Path,
+    smollm2: Model,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its KV cache is on disk, unless that is not wanted, and is deleted with it."""
+    """Its KV cache is on disk if reading took long, unless that is not wanted, and is deleted with it."""
+    mink_chat("-t", "0", "-n", "8", typed=["Tell me about the number seven."])
+    assert not (own_files / "kv").exists()
+    monkeypatch.setattr(session, "LEAST_SECONDS", 0.0)
     text = "Tell me about the number seven. " * 50
     mink_chat("-t", "0", "-n", "8", typed=[text])
     [file] = (own_files / "kv").iterdir()
@@ -299,8 +352,8 @@ def test_a_conversation_is_not_evaluated_again(
     file.write_bytes(copy[:-1])  # damaged
     mink_chat("--continue", "--no-cache", typed=["/undo"])
     assert evaluated()[1] == n_prompt
-    session = new_session(smollm2, "--no-cache", store=ConversationStore(default_path()))
-    Typist(session, capsys).say("/delete 1", "y")
+    other = new_session(smollm2, "--no-cache", store=ConversationStore(default_path()))
+    Typist(other, capsys).say("/delete 2", "y")
     assert not file.exists()
     mink_chat("--no-store", "-t", "0", "-n", "8", typed=["Hello " * 400])
     assert [*(own_files / "kv").iterdir()] == []

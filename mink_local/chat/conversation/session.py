@@ -37,10 +37,12 @@ from mink_local.llama.constraints import Constraints
 Messages = list[dict[str, str]]
 Branch = list[StoredMessage]
 
-_STORE_SECONDS = 1.0  # between two states of an answer that are stored
+_STORE_SECONDS = 0.8  # between two states of an answer that are stored: a kill loses at most a second
 _LAST_SECONDS = 5.0  # to wait for a locked file at the end
 MOST_BYTES = 2_000_000_000  # of all KV caches on disk
 _LEAST_TOKENS = 256  # of one: fewer are evaluated as fast as a file is read
+_MEASURED_TOKENS = 32  # of a prompt, for the time that they took to say something
+LEAST_SECONDS = 5.0  # that reading a conversation again would take, for its cache to be kept
 
 log = logging.getLogger("mink_local")
 
@@ -120,6 +122,7 @@ class Session:
         self._unkept: list[Branch] = []  # what is to be stored, oldest first; further messages try again
         self._undone: list[Branch] = []  # the branches that `undo` left, the last one last
         self._start = 0  # index of the first message of the branch that still fits the context
+        self._seconds_per_token = 0.0  # that reading the prompt took
         self._stored = 0.0  # when an answer was stored that is being generated
         self._author = ""  # the model of the conversation, until another one answers
         self._head: int | None = None  # the end of the branch in the store, as it was last known
@@ -285,6 +288,11 @@ class Session:
         told = {turn[0].content: turn for turn in sorted(turns, key=len)}
         return [turn for turn in turns if turn[1:] or told[turn[0].content] is turn]
 
+    def measure(self, answer: StoredMessage) -> None:
+        """Learn from an answer how long reading a prompt takes."""
+        if answer.evaluated_tokens >= _MEASURED_TOKENS:
+            self._seconds_per_token = answer.first_token_s / answer.evaluated_tokens
+
     def last_answer(self) -> StoredMessage:
         """Return the last answer. Raises MinkError if there is none."""
         if not self.branch:
@@ -397,7 +405,8 @@ class Session:
         return cache_path(self.conversation)
 
     def _save_cache(self) -> None:
-        if path := self._cache_path:
+        path = self._cache_path
+        if path and (path.exists() or self.model.n_cached * self._seconds_per_token > LEAST_SECONDS):
             try:
                 self.store.get(self.conversation or 0)
                 write_cache(self.model, path)
@@ -504,6 +513,7 @@ class AnswerStream:
         if guard and guard.since is not None and reply.finish_reason == "interrupted":
             message.finish_reason, message.repeated = "repetition", guard.repeated
             message.repeats_since = n_before + guard.since
+        self._session.measure(message)
         is_kept = self._has_text or message.finish_reason == "stop"
         self._session.go_to(self._branch if is_kept else self._session.branch)
 

@@ -23,6 +23,7 @@ from mink_local.cli import printable
 _FENCE = re.compile(r"\s*(?P<fence>`{3,}|~{3,})\s*(?P<language>[\w+#.-]*)[^`]*$")
 _NEXT_BLOCK = re.compile(r" ?(#{1,6} |[-*+] |\d{1,9}[.)] )|\s*(```|~~~)")  # after any line
 _WIDE_ALONE = re.compile("[\U0001f1e6-\U0001f1ff\U0001f3fb-\U0001f3ff]")  # half a flag, or a skin tone
+_REWRAPPED = 4  # rows of a line at most: of a long one, all would be wrapped at each token
 _BLANKS = re.compile(r"\s+")
 _TEXT = re.compile(r"[^\s!-/:-@\[-`{-~]")  # what is no markup
 _NEXT_PARAGRAPH = re.compile(r" ?\S")  # after a blank line; indented text belongs to the list item above
@@ -180,17 +181,17 @@ class MarkdownWriter:
         self._start = 0  # from here on
         self._width = self._row_width = console.width  # of the window at the first row, and at the last one
         self._fence = ""  # that ends the code block or the formula that is open
+        self._indent = 0  # of the code, which belongs to a list
         self._language = ""  # of the code; "" for a formula
         self._n_stops = 0  # how often the program had been stopped at the first row
 
     def feed(self, text: str) -> None:
         """Show a piece of the text, with CR LF in one piece."""
-        shown = (self._line + printable(text)).expandtabs(4)  # a tab goes to a column of the whole line
-        *lines, rest = shown[len(self._line) :].split("\n")
-        for line in lines:
-            self._extend_line(line)
+        first, *others = printable(text).split("\n")
+        self._extend_line(first)
+        for line in others:
             self._end_line()
-        self._extend_line(rest)
+            self._extend_line(line)
         self._console.file.flush()
 
     def end(self) -> None:
@@ -200,6 +201,9 @@ class MarkdownWriter:
         self._finish_block()
 
     def _extend_line(self, text: str) -> None:
+        """Add a text, in which a tab goes to a column of the line, counted from where its code block is."""
+        shown, n = self._line + text, self._indent
+        text = (shown[:n].expandtabs(4) + shown[n:].expandtabs(4)).removeprefix(self._line)
         self._line += text
         if self._lines and not self._fence:
             is_after_blank = not self._lines[-1].strip()
@@ -214,11 +218,12 @@ class MarkdownWriter:
         line, self._line, self._rows, self._start = self._line, "", [""], 0
         if self._fence and _is_end(line, self._fence, self._language):
             self._finish_block(line, "dim" if self._language else self._style)
-            self._fence = ""
+            self._fence, self._indent = "", 0
             return
         if not self._fence and (opened := _opened(line)):
             self._finish_block(line, "dim" if opened[1] else self._style)
             self._fence, self._language = opened
+            self._indent = len(line) - len(line.lstrip())
             return
         self._lines.append(line)
         if self._fence and len(self._above) > self._console.height // 2:
@@ -253,6 +258,10 @@ class MarkdownWriter:
             shown = ""  # an emoji may have another width than the one that rich counts
         self._print("\n".join([row.removeprefix(shown), *rows[at + 1 :]]))
         self._rows = rows or [""]
+        if len(self._rows) > _REWRAPPED and (last := rows[-1].rstrip()):  # nothing changes the rows before it
+            self._above += self._rows[:-1]
+            self._rows = self._rows[-1:]
+            self._start = self._line.rindex(last)
 
     def _print(self, text: str, style: str | None = None, end: str = "") -> None:
         self._console.print(Text(text, self._style if style is None else style), end=end, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -42,7 +43,11 @@ def print_answer(
         show_answer(screen, answer, is_compiling)
         against_loops = "--temp 2, --dry-multiplier 0.8 or --no-loop-guard"
         note_end(screen, answer.message, settings["max_tokens"], against_loops)
-    return INTERRUPTED if answer.message.finish_reason == "interrupted" else 0
+    message = answer.message
+    if message.finish_reason == "interrupted":
+        return INTERRUPTED
+    is_cut = message.finish_reason == "length" and (settings["json_schema"] or settings["grammar"])
+    return 1 if is_cut or not message.content.strip() else 0
 
 
 def show_answer(
@@ -75,21 +80,24 @@ def show_answer(
         for is_reasoning, run in groupby(texts, itemgetter(0)):
             screen.progress()
             parts = joined_line_ends(text for _, text in run)
+            began = time.perf_counter()
             if is_reasoning and not (screen.shows_reasoning and screen.is_terminal):
                 _count_words(screen, parts, on_reasoning)
                 continue
             writer = screen.writer("dim italic" if is_reasoning else "")
-            if is_reasoning and screen.is_plain:
-                screen.note("reasoning")
-            elif not is_reasoning:
+            if is_reasoning:
+                screen.note("reasoning …")
+            else:
                 writer.feed(continued)
                 continued = ""
             try:
                 for text in parts:
                     writer.feed(text)
             finally:
-                writer.feed("\n\n" if is_reasoning else "")
                 writer.end()
+                if is_reasoning:
+                    screen.note(f"reasoned for {_seconds_since(began)}")
+                    screen.show("")
         if continued:  # and the model had nothing to add
             screen.text(continued)
     finally:
@@ -98,11 +106,15 @@ def show_answer(
 
 def _count_words(screen: Screen, reasoning: Iterable[str], hint: str) -> None:
     """Show how many words reasoning has, which is not written to a file or a pipe."""
-    text = ""
+    text, began = "", time.perf_counter()
     for part in reasoning:
         text += part
         screen.progress(f"reasoning: {counted(len(text.split()), 'word')}")
-    screen.note(f"reasoning: {counted(len(text.split()), 'word')}{hint}")
+    screen.note(f"reasoning: {counted(len(text.split()), 'word')} in {_seconds_since(began)}{hint}")
+
+
+def _seconds_since(began: float) -> str:
+    return f"{time.perf_counter() - began:.0f} s"
 
 
 def note_end(
