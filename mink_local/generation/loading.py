@@ -16,7 +16,7 @@ from mink_local.errors import MinkError, ModelError
 from mink_local.generation.rendering import check_template
 from mink_local.llama.constants import ALL_LAYERS, N_BATCH, N_SEQ_MAX, check_template_kwargs
 from mink_local.llama.context import Context
-from mink_local.llama.devices import gpu_missing, gpu_pointers, gpus_in_words, n_cores
+from mink_local.llama.devices import gpu_missing, gpu_pointers, gpus_in_words, n_cores, nvidia_is_unused
 from mink_local.llama.weights import Cancel, Weights
 from mink_local.models import trust as trust_in
 from mink_local.models.catalog import ModelFile, resolve
@@ -272,6 +272,11 @@ def _load(
     if missing := gpu_missing():
         if asked.wants_gpu:
             log.warning("no layers are on a GPU: %s", missing)
+        elif asked.n_gpu_layers != 0 and nvidia_is_unused():
+            log.warning(
+                "an NVIDIA GPU is here, but this llama-cpp-python was built without CUDA: "
+                "docs/install.md says how to get one with it (or give --gpu-layers 0, n_gpu_layers=0)"
+            )
         weights, context = load(0, 0)
         where = f"on the CPU, {threads} thread{'s' * (threads > 1)} ({missing})"
         return weights, context, Placed(0, 0, context.n_ctx, where)

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from mink_local.llama.log import logged
 CPU, DEDICATED, INTEGRATED = 0, 1, 2  # enum ggml_backend_dev_type
 _METAL = "MTL"  # Apple's GPUs report themselves as dedicated
 _REMOTE = "RPC"
+_WITHOUT_GPUS = "llama-cpp-python was built without GPU support"
 
 servers_in_use: list[str] = []
 """Addresses of RPC servers whose devices this process uses; `rpc.use_servers` adds to them."""
@@ -91,7 +93,15 @@ def gpu_missing() -> str | None:
         return None
     if any(n_devices == 0 and name != _REMOTE for name, n_devices in backends().items()):
         return "no GPU was found"
-    return "llama-cpp-python was built without GPU support"
+    return _WITHOUT_GPUS
+
+
+def nvidia_is_unused(root: Path = Path("/")) -> bool:
+    """Return whether an NVIDIA GPU is here, and llama.cpp was built without support for any."""
+    is_here = any((root / "proc/driver/nvidia/gpus").glob("*")) or (
+        os.name == "nt" and shutil.which("nvidia-smi") is not None
+    )
+    return is_here and gpu_missing() == _WITHOUT_GPUS
 
 
 def _gpu(device: int) -> Gpu:

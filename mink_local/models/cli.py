@@ -149,8 +149,9 @@ def rm(model: str, yes: bool) -> None:
         size = size_in_words(sum(shard.stat().st_size for shard in shards(file.path)))
         if not yes:
             click.confirm(f"Delete {file.name}, {size}?", abort=True, err=True)
-        stores.remove_from_hub_cache(file.path)
-        click.echo(f"freed {size}", err=True)
+        freed = stores.remove_from_hub_cache(file.path)
+        kept = f"removed {file.name}; a file of another name has the same content, so its {size} are kept"
+        click.echo(f"freed {size_in_words(freed)}" if freed else kept, err=True)
     elif file and not own:
         raise click.UsageError(f"{model} was not pulled: its file is {file.path}.")
     if own:

@@ -178,23 +178,31 @@ def in_hub_cache(repository: str, revision: str, wanted: str) -> Path | None:
     return first if all(shard.is_file() for shard in shards(first)) else None
 
 
-def remove_from_hub_cache(path: Path) -> None:
-    """Delete a model, given by its first file in the Hub's cache.
+def remove_from_hub_cache(path: Path) -> int:
+    """Delete a model, given by its first file in the Hub's cache; return how many bytes that has freed.
+
+    At other commits it goes too, but not its content if a file of another name has the same.
 
     Raises:
         CatalogError: A file cannot be deleted: on Windows, while a program has it open.
     """
+    freed = 0
     try:
         for pointer in shards(path):
-            blob = pointer.resolve()
-            snapshots = next(folder for folder in pointer.parents if folder.name == "snapshots")
-            blob.unlink(missing_ok=True)  # first: nothing is changed if it cannot be deleted
-            for other in snapshots.glob("*/**/*"):
-                if other.is_symlink() and other.resolve() == blob:
-                    other.unlink()
-            pointer.unlink(missing_ok=True)  # the file itself, if the file system has no links
+            blob, size = pointer.resolve(), pointer.stat().st_size
+            commit = next(folder for folder in pointer.parents if folder.parent.name == "snapshots")
+            links = [
+                one for one in commit.parent.glob("*/**/*") if one.is_symlink() and one.resolve() == blob
+            ]
+            own = {pointer, *(other / pointer.relative_to(commit) for other in commit.parent.iterdir())}
+            if own.issuperset(links):
+                blob.unlink(missing_ok=True)  # first: nothing is changed if it cannot be deleted
+                freed += size
+            for link in own & {pointer, *links}:
+                link.unlink(missing_ok=True)  # the file itself, if the file system has no links
     except OSError as error:
         raise CatalogError(f"cannot delete {error.filename}: {error.strerror}") from None
+    return freed
 
 
 def in_ollama(name: str) -> Path:

@@ -46,6 +46,14 @@ def test_why_no_layer_goes_to_a_gpu(
 
 
 @pytest.mark.gpu
+def test_a_gpu_that_this_build_cannot_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not devices.nvidia_is_unused(tmp_path)
+    (tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
+    for reason, is_unused in ((devices._WITHOUT_GPUS, True), ("no GPU was found", False), (None, False)):
+        monkeypatch.setattr(devices, "gpu_missing", lambda reason=reason: reason)
+        assert devices.nvidia_is_unused(tmp_path) == is_unused
+
+
 def test_a_gpu_says_what_it_is() -> None:
     assert all(gpu.name and gpu.total > 1 << 28 for gpu in gpus())
 

@@ -196,6 +196,16 @@ def test_rm(mink: Mink, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert catalog.resolve("smollm2-135m").path.exists()
 
 
+def test_rm_keeps_what_another_name_has_too(mink: Mink, home: Path) -> None:
+    snapshot = cached(home, b"GGUF" * 1000, "m-Q8_0.gguf")
+    (snapshot / "n-Q4_K_M.gguf").symlink_to((snapshot / "m-Q8_0.gguf").readlink())
+    assert "4.0 kB" in mink("rm", "hf:me/parrot:Q8_0", "--yes").succeeded().stderr
+    assert [path.name for path in snapshot.iterdir()] == ["n-Q4_K_M.gguf"]
+    assert (snapshot / "n-Q4_K_M.gguf").stat().st_size == 4000
+    mink("rm", "hf:me/parrot:Q4_K_M", "--yes").succeeded()
+    assert not [*snapshot.iterdir(), *snapshot.parents[1].glob("blobs/*")]
+
+
 def test_add(mink: Mink, tiny: Callable[..., Path]) -> None:
     path = tiny("parrot.gguf")
     assert mink("add", "parrot", path, "--licence", "MIT", "--note", "a bird").status == 0
