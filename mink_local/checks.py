@@ -47,8 +47,8 @@ class Range:
             return f"from {self.low:.15g} to {self.high:.15g}"
         return " and ".join(filter(None, (least, most)))
 
-    def check(self, name: str, value: Any) -> Any:
-        """Return a number, NumPy's too, as an int or a float.
+    def check(self, name: str, value: Any, other: str = "") -> Any:
+        """Return a number, NumPy's too, as an int or a float; the message for none begins with `other`.
 
         Raises:
             OptionError: It is not a number, or out of range; the message names the option.
@@ -56,7 +56,7 @@ class Range:
         number = whole(value) if self.whole else _finite(value)
         if number is None or number not in self:
             kind = "a whole number" if self.whole else "a finite number"
-            raise OptionError(name, f"must be {kind} {self}".rstrip() + f", not {shown(value)}")
+            raise OptionError(name, f"must be {other}{kind} {self}".rstrip() + f", not {shown(value)}")
         return number
 
 
@@ -68,8 +68,8 @@ def check_types(**options: tuple[Any, Any]) -> None:
             raise OptionError(name, f"must be {' or '.join(names)}, not {shown(value)}")
 
 
-def spelled_out(kind: type, owner: Callable[[str], str] | None = None) -> Callable[[T], T]:
-    """Return a decorator that shows `**options` as the fields of a dataclass, in help() and to Tab.
+def spelled_out(*kinds: type, owner: Callable[[str], str] | None = None) -> Callable[[T], T]:
+    """Return a decorator that shows `**options` as the keywords of dataclasses, in help() and to Tab.
 
     The function raises TypeError for any other option; see `require_known`.
     """
@@ -77,10 +77,7 @@ def spelled_out(kind: type, owner: Callable[[str], str] | None = None) -> Callab
     def decorated(function: T) -> T:
         shown = inspect.signature(function)  # type: ignore[arg-type]
         own = [one for one in shown.parameters.values() if one.kind != one.VAR_KEYWORD]
-        options = [
-            inspect.Parameter(one.name, one.KEYWORD_ONLY, default=one.default, annotation=one.annotation)
-            for one in inspect.signature(kind).parameters.values()
-        ]
+        options = [one for kind in kinds for one in _keywords(kind)]
         signature = shown.replace(parameters=[*own, *options])
 
         @wraps(function)  # type: ignore[arg-type]
@@ -92,6 +89,13 @@ def spelled_out(kind: type, owner: Callable[[str], str] | None = None) -> Callab
         return checked  # type: ignore[return-value]
 
     return decorated
+
+
+def _keywords(kind: type) -> list[inspect.Parameter]:
+    """Return a dataclass's keyword-only parameters, or all if none is, as such."""
+    known = inspect.signature(kind).parameters.values()
+    keywords = [one for one in known if one.kind == one.KEYWORD_ONLY] or known
+    return [one.replace(kind=one.KEYWORD_ONLY) for one in keywords]
 
 
 def require_known(
@@ -111,13 +115,14 @@ def require_known(
             raise TypeError(f"there is no option {option}{(owner and owner(option)) or near}")
 
 
-def as_texts(name: str, values: Any) -> tuple[str, ...]:
-    """Return several texts; raise OptionError unless there is nothing else among them."""
+def as_texts(name: str, values: Any, wanted: str = "a list of texts") -> tuple[str, ...]:
+    """Return several texts; raise OptionError, with what is wanted, unless there is nothing else."""
     if isinstance(values, Iterable) and not isinstance(values, NO_LISTS):
-        found = tuple(values)
-        if all(isinstance(each, str) for each in found):
-            return found
-    raise OptionError(name, f"must be a list of texts, not {shown(values)}")
+        with suppress(TypeError):  # of an array that has no dimension
+            found = tuple(values)
+            if all(isinstance(each, str) for each in found):
+                return found
+    raise OptionError(name, f"must be {wanted}, not {shown(values)}")
 
 
 def as_ids(name: str, values: Any) -> list[int]:
@@ -128,6 +133,23 @@ def as_ids(name: str, values: Any) -> list[int]:
             if bool not in set(map(type, found)):
                 return list(map(operator.index, found))
     raise OptionError(name, f"must be a list of token ids, not {shown(values)}")
+
+
+def plain(name: str, value: Any) -> Any:
+    """Return a copy of dicts and lists in one another, which nobody else changes; other values as they are.
+
+    Raises OptionError, with the option's name, if they are nested too deeply, or in a circle.
+    """
+    try:
+        return _copied(value)
+    except RecursionError:
+        raise OptionError(name, "is nested too deeply, or Python's stack is nearly full") from None
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copied(each) for key, each in value.items()}
+    return [_copied(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def shown(value: Any) -> str:
@@ -153,3 +175,9 @@ def _finite(value: Any) -> float | None:
     with suppress(OverflowError):  # a large int
         return float(value) if math.isfinite(value) else None
     return None
+
+
+def no_attribute(owner: object, name: str, counterparts: Mapping[str, str]) -> AttributeError:
+    """Return the error for an attribute that does not exist, with what to write for another library's."""
+    instead = f": use {counterparts[name]}" if name in counterparts else ""
+    return AttributeError(f"{type(owner).__name__} has no attribute {name}{instead}", name=name, obj=owner)

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from mink_local.checks import Range, check_types
+from mink_local.checks import Range
 from mink_local.errors import GenerationError
 from mink_local.llama.library import C
 from mink_local.llama.token_data import TOKEN_DATA, write_token_data
 from mink_local.llama.token_sampler import broken
-from mink_local.samplers import Sampler, Workspace
-from mink_local.samplers.base import random_of
+from mink_local.samplers import AnySampler, Sampler, Workspace, as_sampler
+from mink_local.samplers.base import TEMPERATURES, random_of
 
 _SIZES = Range(1, 2**31 - 1, whole=True)
 _UNKNOWN_TOKEN = -3  # in addition to the kernels' errors
@@ -122,7 +122,9 @@ ctypes.pythonapi.Py_IncRef(ctypes.py_object(_CALLBACKS))
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_INTERFACE))
 
 
-def native_sampler(sampler: Sampler, n_vocab: int, temperature: float = 1.0, seed: int | None = None) -> Any:
+def native_sampler(
+    sampler: AnySampler, n_vocab: int, temperature: float = 1.0, seed: int | None = None
+) -> Any:
     """Return a new `llama_sampler_p` that keeps the candidates of `sampler`.
 
     Place it after penalties and grammar, and before llama.cpp's `temp`. It orders the candidates by token id,
@@ -130,17 +132,19 @@ def native_sampler(sampler: Sampler, n_vocab: int, temperature: float = 1.0, see
     owned by the caller, or by the chain it is added to.
 
     Args:
-        sampler: Any sampler or chain, including your own, that does not end with a llama.cpp built-in:
-            mirostat, adaptive-p, dynatemp.
+        sampler: A sampler, its text or a function, as in `SamplingParams`, that does not end with a
+            llama.cpp built-in: mirostat, adaptive-p, dynatemp.
         n_vocab: Number of tokens in the vocabulary.
-        temperature: The temperature of `temp`; only samplers with order "temperature-first" depend on it.
+        temperature: The temperature of `temp`, above 0; only samplers with order "temperature-first" depend
+            on it.
         seed: Seed for samplers that cut at random, such as xtc, at least 0; None picks one at random.
 
     Raises:
         TypeError: The sampler ends with a llama.cpp built-in.
         OptionError: An argument is of another type, or out of range.
     """
-    check_types(sampler=(sampler, Sampler))
+    sampler = as_sampler(sampler)
+    TEMPERATURES.check("temperature", temperature)
     if sampler.comes_last:
         raise TypeError(f"{sampler.members[-1].name} is llama.cpp's own: use its llama_sampler")
     return _init(_Selection(sampler, _SIZES.check("n_vocab", n_vocab), temperature, seed))

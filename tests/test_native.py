@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mink_local.errors import GenerationError, OptionError
 from mink_local.llama.token_sampler import TokenSampler
 from mink_local.native import check, native_sampler
-from mink_local.samplers import MinK, Mirostat, Sampler, Xtc, parse
+from mink_local.samplers import MinK, Mirostat, Sampler, TopK, Xtc, parse
 from tests.support.chain import SamplerChain
 from tests.support.logits import embedded_logits
 from tests.support.memory import grown
@@ -28,7 +28,8 @@ Row = NDArray[np.float32]
 
 WRONG: list[Callable[[], object]] = [
     lambda: parse(None),  # type: ignore[arg-type]
-    lambda: native_sampler("min-k", 5),  # type: ignore[arg-type]
+    lambda: native_sampler(MinK, 5),  # type: ignore[arg-type]
+    *(lambda t=t: native_sampler(MANY, 5, t) for t in (0, -1.0, NAN, INF, "x", None)),
     lambda: native_sampler(MANY, -1),
     lambda: native_sampler(MANY, 5, seed=-1),
     lambda: MANY.at(1.0, seed="x"),  # type: ignore[arg-type]
@@ -38,8 +39,17 @@ WRONG: list[Callable[[], object]] = [
 
 @pytest.mark.parametrize("make", WRONG)
 def test_arguments_of_no_use_are_refused_by_name(make: Callable[[], object]) -> None:
-    with pytest.raises((OptionError, TypeError), match=r"^(text|sampler|n_vocab|seed) must be|^mirostat"):
+    with pytest.raises(
+        (OptionError, TypeError), match=r"^(text|sampler|n_vocab|seed|temperature) must be|^mirostat"
+    ):
         make()
+
+
+def test_texts_and_functions_are_taken_as_everywhere(rows: Row) -> None:
+    row = rows[0]
+    for sampler in ("top-k:k=3", TopK(3), lambda row: row >= np.sort(row)[-3]):
+        records, _ = SamplerChain(native_sampler(sampler, row.size)).apply(np.arange(row.size), row)
+        assert records["id"].tolist() == sorted(TopK(3).candidates(row)[0].tolist())
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,14 @@ import re
 from collections.abc import Callable
 from dataclasses import fields
 from difflib import get_close_matches
+from inspect import iscoroutinefunction
 from typing import Any
 
-from mink_local.checks import check_types
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mink_local.checks import check_types, shown
+from mink_local.errors import OptionError
 from mink_local.samplers.base import (
     SAMPLERS,
     LogitsProcessor,
@@ -40,13 +45,36 @@ from mink_local.samplers.cuts import (
     Typical,
     Xtc,
 )
+from mink_local.samplers.function import FunctionSampler
 
 __all__ = [
-    "SAMPLERS", "AdaptiveP", "Chain", "DynamicTemperature", "Eta", "Greedy",
+    "SAMPLERS", "AdaptiveP", "AnySampler", "Chain", "DynamicTemperature", "Eta", "Greedy",
     "LlamaDefault", "LogitsProcessor", "MinK", "MinP", "Mirostat", "Order", "PLess", "Sampler",
-    "Selector", "TopA", "TopK", "TopNSigma", "TopP", "Typical", "Workspace", "Xtc", "choice",
+    "Selector", "TopA", "TopK", "TopNSigma", "TopP", "Typical", "Workspace", "Xtc", "as_sampler", "choice",
     "default_samplers", "label", "number", "parse",
 ]  # fmt: skip
+
+
+AnySampler = Sampler | str | Callable[[NDArray[np.float32]], ArrayLike]
+"""A sampler, its text, or a function of the logits; see `SamplingParams`."""
+
+
+def as_sampler(given: Any) -> Sampler:
+    """Return a sampler, also from its text, or from a function of the logits.
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    if isinstance(given, Sampler):
+        return given
+    if isinstance(given, str):
+        return parse(given)
+    is_class = isinstance(given, type)
+    if callable(given) and not is_class and not iscoroutinefunction(given):
+        return FunctionSampler(given)
+    is_kind = is_class and issubclass(given, Sampler)
+    instead = f"{given.__name__}(), an object" if is_kind else 'a sampler such as MinK(), or "min-k:tau=3"'
+    raise OptionError("sampler", f"must be {instead}, not {shown(given)}")
 
 
 def default_samplers() -> list[Sampler]:
@@ -92,7 +120,7 @@ def _split(text: str) -> list[str]:
 
 
 def _parse_cut(text: str, order: Order) -> Sampler:
-    name, _, rest = text.partition(":")
+    name, _, rest = text.strip().partition(":")
     if not name:
         raise ValueError("a sampler's name is missing: a chain is written as top-k:k=40+min-k")
     if name in _IN_THE_LAB and name not in SAMPLERS:

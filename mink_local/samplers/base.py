@@ -1,5 +1,6 @@
 """`Sampler`, the base class: selects candidates with a kernel, and registers each sampler by name."""
 
+import logging
 import math
 import threading
 from collections.abc import Callable, Mapping
@@ -14,14 +15,17 @@ from mink_local.checks import Range, shown, whole
 from mink_local.errors import OptionError
 from mink_local.samplers import kernels
 
+log = logging.getLogger("mink_local")
+
 Kernel = Callable[..., int]
 Selector = Callable[[NDArray[np.float32]], int]
 LogitsProcessor = Callable[[Any, NDArray[np.float32]], NDArray[np.float32]]
 Order = Literal["temperature-first", "temperature-last"]
 
-_TEMPERATURES = Range(0, low_open=True)
+TEMPERATURES = Range(0, low_open=True)
 _SEEDS = Range(0, whole=True)
 _LARGEST = np.finfo(np.float32).max
+_WARNED: set[str] = set()  # samplers that have failed as processors
 _CHANCE = Random()  # for processors without a seed
 
 
@@ -69,7 +73,10 @@ def scratch(n_vocab: int) -> Workspace:
 
 
 def _as_row(logits: ArrayLike) -> NDArray[np.float32]:
-    row = np.asarray(logits, np.float32)
+    row = np.asanyarray(logits, np.float32)
+    if hasattr(row, "filled"):  # a masked array, whose masked entries are no tokens
+        row = row.filled(-np.inf)
+    row = np.asarray(row)
     if row.ndim != 1 or row.size == 0:
         raise ValueError(f"logits must be a single non-empty row of shape (V,), not {row.shape}")
     return np.require(row, requirements=["C_CONTIGUOUS", "WRITEABLE"])  # what kernels are compiled for
@@ -110,9 +117,13 @@ SAMPLERS: dict[str, type["Sampler"]] = {}
 class Sampler:
     """Base class of samplers: decides which tokens of a row of logits remain candidates.
 
-    To write your own, compile a kernel (`mink_local.samplers.kernels` documents the arguments) and subclass
-    this as a frozen dataclass of the kernel's options:
+    Wherever one is taken, so is a plain function of the logits: `lambda logits: logits.argsort()[-5:]` keeps
+    the five best. For one as fast as this package's, compile a kernel, whose arguments are documented in
+    `mink_local.samplers.kernels`, and subclass this as a frozen dataclass of the kernel's options:
 
+        from dataclasses import dataclass
+
+        from mink_local.samplers import Sampler, number
         from mink_local.samplers.compile import compiled
         from mink_local.samplers.kernels import keep_from, survey
 
@@ -147,7 +158,7 @@ class Sampler:
             of `logits` ("temperature-last"); None if the candidates do not depend on temperature.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str] = "sampler"
     keeps: ClassVar[str] = ""
     sweep: ClassVar[tuple[str, tuple[float, ...]] | None] = None
     request_fields: ClassVar[Mapping[str, str]] = {}
@@ -246,6 +257,8 @@ class Sampler:
 
     def as_cuts(self, temperature: float) -> tuple[Cut, ...]:
         """Return the cuts that `selector` makes, in order."""
+        if not hasattr(self, "kernel") and self.members == (self,):
+            raise OptionError(type(self).__name__, "needs a kernel or a selector: see help(Sampler)")
         if self.members == (self,):
             return (Cut(self.kernel, self.kernel_options(temperature)),)
         return tuple(cut for member in self.members for cut in member.as_cuts(temperature))
@@ -293,18 +306,18 @@ class Sampler:
         Args:
             scores: Raw logits, float32 (V,); may be a strided view. Not modified.
 
-        Raises:
-            TypeError: As for `at`.
-            ValueError: The order is "temperature-first", but a logits processor is not told the temperature:
-                pass `sampler.at(temperature)` instead. llama.cpp swallows errors raised inside a processor
-                and continues with all tokens, so check the order before generating.
+        llama.cpp swallows what a processor raises, and would go on with all tokens. So where a sampler cannot
+        decide, only the largest logit is left, and a warning says why, once: if its order is
+        "temperature-first", since a processor is not told the temperature (pass `sampler.at(temperature)`);
+        if it is one of llama.cpp's own; or if no logit is finite.
         """
-        if self.order == "temperature-first":
-            raise ValueError(
-                f"{self} needs the temperature, which a logits processor is not told: "
-                "use .at(temperature), or order=temperature-last"
-            )
-        return self.at(1.0)(input_ids, scores)
+        row = _as_row(scores)
+        try:
+            if self.order == "temperature-first":
+                raise ValueError(f"{self} needs the temperature: pass {self}.at(temperature)")
+            return self.at(1.0)(input_ids, row)
+        except (TypeError, ValueError) as error:
+            return self._largest_alone(row, error)
 
     def at(self, temperature: float, seed: int | None = None) -> LogitsProcessor:
         """Return a logits processor for generation at `temperature`, which is applied afterwards.
@@ -322,23 +335,35 @@ class Sampler:
             raise TypeError(
                 f"{self.members[-1].name} is llama.cpp's own: pass its option to llama-cpp-python"
             )
-        _TEMPERATURES.check("temperature", temperature)
+        TEMPERATURES.check("temperature", temperature)
         random = _CHANCE if seed is None else random_of(seed)  # seeding takes longer than a cut
 
         def process(input_ids: Any, scores: NDArray[np.float32]) -> NDArray[np.float32]:  # noqa: ARG001
             row = _as_row(scores)
-            ids = self._select(row, temperature, random)
+            try:
+                ids = self._select(row, temperature, random)
+            except Exception as error:  # also of code of others
+                return self._largest_alone(row, error)
             kept = np.full_like(row, -np.inf)
             kept[ids] = np.minimum(row[ids], _LARGEST)
             return kept
 
         return process
 
+    def _largest_alone(self, row: NDArray[np.float32], error: Exception) -> NDArray[np.float32]:
+        """Return logits from which greedy is sampled, where a processor fails."""
+        if self.name not in _WARNED:
+            _WARNED.add(self.name)
+            log.warning("%s, as a logits processor: %s; the most probable token is taken", self.name, error)
+        kept = np.full_like(row, -np.inf)
+        kept[np.argmax(np.where(np.isnan(row), -np.inf, row))] = 0
+        return kept
+
     def _select(
         self, row: NDArray[np.float32], temperature: float, random: Random | None = None
     ) -> NDArray[np.int32]:
         """Return the candidates' ids, unordered, in an array that the next call overwrites."""
-        _TEMPERATURES.check("temperature", temperature)
+        TEMPERATURES.check("temperature", temperature)
         workspace = scratch(row.size)
         select = self.checked_selector(temperature, workspace, random)
         k = select(row)

@@ -1,13 +1,15 @@
 """Chains of cuts: `Chain(TopK(40), MinK())`, written `top-k:k=40+min-k:tau=3`."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from inspect import isfunction
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.samplers.base import Order, Sampler, number
 from mink_local.samplers.cuts import MinP, TopK, TopP
+from mink_local.samplers.function import FunctionSampler, Select
 
 
 @dataclass(frozen=True, init=False)
@@ -18,14 +20,15 @@ class Chain(Sampler):
     keeps most of the vocabulary. After other cuts, Min-k computes its range R from the remaining candidates.
 
     Args:
-        cuts: At least one. Chains among them are flattened. Mirostat, adaptive-p and dynatemp can only come
-            last.
+        cuts: Samplers or functions, at least one. Chains among them are flattened. Mirostat, adaptive-p and
+            dynatemp can only come last.
     """
 
     cuts: tuple[Sampler, ...]
 
-    def __init__(self, *cuts: Sampler) -> None:
-        flat = tuple(part for cut in cuts for part in (cut.cuts if isinstance(cut, Chain) else (cut,)))
+    def __init__(self, *cuts: Sampler | Select) -> None:
+        made: list[Any] = [FunctionSampler(cut) if isfunction(cut) else cut for cut in cuts]
+        flat = tuple(part for cut in made for part in (cut.cuts if isinstance(cut, Chain) else (cut,)))
         if not flat or not all(isinstance(cut, Sampler) for cut in flat):
             raise ValueError(f"a chain takes cuts: Chain(TopK(40), MinK()), not {cuts!r}")
         for cut in flat[:-1]:

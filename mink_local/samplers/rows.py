@@ -40,11 +40,8 @@ _call_kernel = call_by_address("int64", 5)
 
 @cache
 def address_of(kernel: Any) -> int:
-    """Return the address of a kernel compiled for arrays; 0 if it is not compiled code of this package.
-
-    The errors of a kernel that is called by its address are lost, so others' are called from Python.
-    """
-    if not is_compiling() or not is_own(kernel):
+    """Return the address of a kernel of this package, compiled for arrays; 0 if nothing is compiled."""
+    if not is_compiling():
         return 0
     return int(kernel.address(np.float32, np.float64, np.uint64, np.int32))
 
@@ -188,10 +185,15 @@ class Program(NamedTuple):
 
 
 def program_of(sampler: Sampler, temperature: float) -> Program | None:
-    """Return a sampler's cuts, or None if only its `selector` knows what it does."""
+    """Return a sampler's cuts, or None if they are not all kernels of this package.
+
+    The errors of a kernel that is called by its address are lost, so others' are called from Python.
+    """
     if type(sampler).selector is not Sampler.selector:
         return None
     parts = sampler.as_cuts(temperature)
+    if not all(is_own(part.kernel) for part in parts):
+        return None
     addresses = [address_of(part.kernel) for part in parts]
     if not all(addresses):
         return None

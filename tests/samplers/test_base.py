@@ -26,8 +26,7 @@ NAN = float("nan")
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_no_finite_logit_is_an_error(name: str, row: list[float]) -> None:
     sampler = parse(name)
-    calls: list[Callable[..., Any]] = [sampler.cutoff, sampler.candidates]
-    for call in calls if sampler.comes_last else [*calls, lambda row: sampler.at(1.0)([], row)]:
+    for call in (sampler.cutoff, sampler.candidates):
         with pytest.raises(ValueError, match="finite"):
             call(np.array(row, np.float32))
 
@@ -98,7 +97,7 @@ def test_logits_processor(sampler: Sampler) -> None:
     strided, before = _strided(row), row.copy()
     if sampler.comes_last:
         with pytest.raises(TypeError, match=r"llama\.cpp's own"):
-            sampler([], strided)
+            sampler.at(2.0)
         return
     scores = sampler.at(2.0)([], strided)
     ids, logits = sampler.candidates(row, 2.0)
@@ -113,8 +112,7 @@ def test_logits_processor(sampler: Sampler) -> None:
 @pytest.mark.parametrize("name", ["top-a", "typical", "top-p", "min-p", "eta", "p-less"])
 def test_logits_processor_without_a_temperature(name: str) -> None:
     row = np.linspace(0, 9, 50, dtype=np.float32)
-    with pytest.raises(ValueError, match=r"\.at\("):
-        parse(name)([], row)
+    assert np.flatnonzero(parse(name)([], row) > -np.inf).tolist() == [49]
     last = parse(f"{name}:order=temperature-last")
     np.testing.assert_array_equal(last([], row), last.at(5.0)([], row))
     assert (parse(name).at(5.0)([], row) > -np.inf).sum() > (last([], row) > -np.inf).sum()

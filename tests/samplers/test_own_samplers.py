@@ -5,6 +5,7 @@ All four places that call a kernel refuse the same: `candidates`, the logits pro
 `native_sampler`.
 """
 
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from mink_local.generation.model import Model
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.llama.token_sampler import TokenSampler
 from mink_local.native import check, native_sampler
-from mink_local.samplers import Chain, MinK, Sampler, TopK
+from mink_local.samplers import Chain, MinK, Mirostat, Sampler, TopK, TopP, as_sampler, base
 from mink_local.samplers.compile import compiled
 from tests.support.chain import SamplerChain
 from tests.support.methods import JIT
@@ -80,22 +81,22 @@ def is_right(ids: list[int], result: Any) -> bool:
     return 0 < int(result) == len(kept) and len({*kept}) == len(kept) and {*kept} <= USABLE
 
 
-def places(sampler: Sampler) -> list[tuple[Callable[[], Any], type[Exception] | tuple[type[Exception], ...]]]:
-    """The four places, each with the kind of its error for a kernel that returns what is none."""
+def places(sampler: Sampler) -> list[Callable[[], list[int]]]:
+    """The places that raise for what is none; each returns ids."""
     chain = SamplerChain(native := native_sampler(sampler, ROW.size))
+    engine = TokenSampler(sampler, 1.0, 1, ROW.size)
 
-    def in_chain() -> Any:
-        found = chain.apply(np.arange(ROW.size), ROW)[0]["id"].tolist()
+    def in_chain() -> list[int]:
+        found: list[int] = chain.apply(np.arange(ROW.size), ROW)[0]["id"].tolist()
         check(native, 1)
         return found
 
-    engine = TokenSampler(sampler, 1.0, 1, ROW.size)
-    return [
-        (lambda: sampler.candidates(ROW)[0].tolist(), Exception),
-        (lambda: np.flatnonzero(sampler([], ROW) > -np.inf).tolist(), Exception),
-        (lambda: [engine(ROW.copy(), 1)], Exception),
-        (in_chain, GenerationError),
-    ]
+    return [lambda: sampler.candidates(ROW)[0].tolist(), lambda: [engine(ROW.copy(), 1)], in_chain]
+
+
+def processed(sampler: Sampler) -> list[int]:
+    """What it leaves as a logits processor, whose errors llama.cpp would swallow."""
+    return np.flatnonzero(sampler([], ROW) > -np.inf).tolist()
 
 
 @pytest.mark.parametrize("kind", [Told, ToldBySelector])
@@ -108,19 +109,22 @@ def places(sampler: Sampler) -> list[tuple[Callable[[], Any], type[Exception] | 
 def test_only_candidates_are_taken_for_candidates(kind: type[Told], ids: list[int], result: Any) -> None:
     if type(result) is int and result in (-1, -2):  # a kernel's own errors
         return
-    for call, error in places(kind(ids, result)):
-        if is_right(ids, result):
-            assert {*call()} <= {*ids[: int(result)]}
-        else:
-            with pytest.raises(error):
-                call()
+    sampler = kind(ids, result)
+    if is_right(ids, result):
+        assert sorted(ids[: int(result)]) == processed(sampler)
+        assert all({*call()} <= {*ids[: int(result)]} for call in places(sampler))
+        return
+    assert processed(sampler) == [int(np.nanargmax(ROW))]
+    for call in places(sampler):
+        with pytest.raises(Exception):  # noqa: B017, PT011  (one that it raises itself comes through)
+            call()
 
 
 @pytest.mark.parametrize("error", [-1, -2, np.int64(-1)])
 @pytest.mark.parametrize("kind", [Told, ToldBySelector])
 def test_a_kernels_own_errors_are_kept(kind: type[Told], error: int) -> None:
-    for call, expected in places(kind([], error)):
-        with pytest.raises(expected, match=r"finite|NaN|no token"):
+    for call in places(kind([], error)):
+        with pytest.raises((ValueError, GenerationError), match=r"finite|NaN|no token"):
             call()
 
 
@@ -179,22 +183,22 @@ WRONG = [too_many, a_float, zero, strangers, outside, raising]
 @pytest.mark.parametrize("number", range(len(WRONG)), ids=[each.__name__ for each in WRONG])
 def test_a_compiled_kernel_that_is_wrong_ends_its_answer_alone(smollm2: Model, number: int) -> None:
     for sampler in (Own(number), Chain(Own(number), MinK()), Chain(TopK(5), Own(number))):
-        for call, error in places(sampler):
-            with pytest.raises(error):
+        for call in places(sampler):
+            with pytest.raises((ValueError, IndexError, GenerationError)):
                 call()
         wrong, right = (SamplingParams(sampler=each, max_tokens=2, seed=1) for each in (sampler, MinK()))
         answers = [*smollm2.answer_all([Request("Hi", wrong), Request("Hi", right)], ordered=True)]
         assert answers[0].finish_reason == "error"
         assert str(answers[0].error)
         assert answers[1].finish_reason == "length"
-        with pytest.raises(GenerationError):
+        with pytest.raises((GenerationError, OptionError)):
             smollm2.chat("Hi", wrong).read()
 
 
 def test_the_sentence_names_the_sampler_and_what_it_returned(smollm2: Model) -> None:
     with pytest.raises(OptionError, match=r"told .*1\.5"):
         Told([0], 1.5).cutoff(ROW)
-    with pytest.raises(GenerationError, match=r"told .*1\.5"):
+    with pytest.raises(OptionError, match=r"told .*1\.5"):
         smollm2.chat("Hi", sampler=Told([0], 1.5), max_tokens=1).read()
 
 
@@ -207,3 +211,96 @@ def test_a_clone_of_a_failed_sampler_has_failed_too() -> None:
     C.llama_sampler_reset(clone)
     assert check(clone, 1) == 0
     C.llama_sampler_free(clone)
+
+
+# Plain functions
+
+returned = (
+    results
+    | st.lists(numbers, max_size=6)
+    | st.lists(st.booleans(), min_size=6, max_size=6).map(np.array)
+    | written
+    | st.sampled_from([[[0]], [[0], [1, 2]], {0}, "0", b"0", np.ma.array([0, 1]), np.zeros((6, 6), bool)])
+)
+
+
+def named(found: Any) -> set[int] | None:
+    """The ids that a function's result names, or None if it names none; the oracle."""
+    if isinstance(found, np.ndarray) and found.dtype == bool:
+        return {*np.flatnonzero(found).tolist()} if found.shape == (6,) else None
+    flat = found.tolist() if isinstance(found, np.ndarray) else found
+    ids = [*flat] if isinstance(flat, list | tuple) else [flat]
+    if ids and all(type(each) is bool for each in ids):
+        return {i for i, each in enumerate(ids) if each} if len(ids) == 6 else None
+    whole = {int(each) for each in ids if type(each) is int or type(each) in INTS}
+    return whole if len(ids) and all(type(i) is int or type(i) in INTS for i in ids) else None
+
+
+@given(returned)
+def test_a_function_names_tokens_or_is_refused(found: Any) -> None:
+    """Tokens with logit -inf are none; what is none of this row is refused."""
+    row = np.nan_to_num(ROW, nan=2.0, neginf=-np.inf)
+    try:
+        ids = as_sampler(lambda _: found).candidates(row)[0].tolist()
+    except (ValueError, TypeError):
+        ids = []
+    wanted = named(found)
+    is_row = wanted is not None and all(0 <= each < row.size for each in wanted)
+    assert {*ids} == ({each for each in wanted if row[each] > -np.inf} if wanted and is_row else set())
+
+
+def test_a_function_is_a_sampler_everywhere(smollm2: Model) -> None:
+    def best(logits: Any) -> Any:
+        return logits.argmax()
+
+    def changing(logits: Any) -> Any:
+        logits[0] = 0
+
+    options: dict[str, Any] = {"temperature": 5.0, "max_tokens": 5, "seed": 1}
+    greedy = smollm2.chat("Hi", temperature=0, max_tokens=5).read()
+    assert smollm2.chat("Hi", sampler=best, **options).read() == greedy
+    assert smollm2.chat("Hi", sampler=Chain(TopK(5), best), **options).read() == greedy
+    assert str(Chain(TopK(5), best)) == "top-k:k=5+best"
+    with pytest.raises(GenerationError, match="read-only"):
+        smollm2.chat("Hi", sampler=changing, **options).read()
+    answer = smollm2.chat("Hi", sampler=lambda row: row.argmax(), **options).answer
+    assert pickle.loads(pickle.dumps(answer)).request.params.sampler.name == "<lambda>"
+
+
+@pytest.mark.parametrize("wrong", [MinK, 5, 0.5, None, [MinK()], b"min-k", {"top_p": 1}])
+def test_what_is_no_sampler_is_refused(wrong: Any) -> None:
+    with pytest.raises(OptionError, match="sampler must"):
+        as_sampler(wrong)
+
+
+def test_a_sampler_without_a_kernel_says_what_it_needs() -> None:
+    class Mine(Sampler):
+        def candidates(self, logits: Any, temperature: float = 1.0) -> Any:  # noqa: ARG002
+            return np.array([5]), logits[[5]]
+
+    with pytest.raises(OptionError, match="kernel or a selector"):
+        Mine().cutoff(ROW)
+
+
+# As logits processors: llama.cpp swallows what they raise
+
+
+@pytest.mark.parametrize(
+    ("sampler", "why"), [(TopP(0.5), "at(temperature)"), (Mirostat(), "llama.cpp"), (Told([], 0), "told")]
+)
+def test_what_cannot_decide_leaves_the_largest_logit_and_says_why_once(
+    sampler: Sampler, why: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "_WARNED", set())
+    for _ in range(3):
+        assert processed(sampler) == [1]
+    [record] = caplog.records
+    assert why in record.getMessage()
+    if isinstance(sampler, Mirostat):
+        with pytest.raises(TypeError, match=r"llama\.cpp"):
+            sampler.at(1.0)
+
+
+def test_masked_logits_are_no_candidates() -> None:
+    row = np.ma.array([5.0, 1, 2], mask=[True, False, False])
+    assert MinK(tau=1e6).candidates(row)[0].tolist() == [2, 1]
