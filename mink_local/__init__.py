@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from mink_local.errors import (
     CatalogError,
+    ConstraintError,
     ContextOverflowError,
     DownloadError,
     GenerationError,
     MinkError,
     ModelError,
     ModelNotFoundError,
+    OptionError,
 )
 from mink_local.version import __version__
 
@@ -52,12 +54,12 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "AdaptiveP", "Answer", "Answers", "CatalogError", "Chain", "Constraints", "ContextOverflowError",
-    "DownloadError", "DynamicTemperature", "Eta", "GenerationError", "Greedy", "LlamaDefault",
-    "MinK", "MinP", "MinkError", "Mirostat", "Model", "ModelError", "ModelNotFoundError", "PLess",
-    "Piece", "PlacementOptions", "Reply",
-    "Request", "Sampler", "SamplingParams", "TopA", "TopK", "TopNSigma", "TopP", "Typical", "Xtc",
-    "__version__", "load_model", "native_sampler", "parse",
+    "AdaptiveP", "Answer", "Answers", "CatalogError", "Chain", "ConstraintError", "Constraints",
+    "ContextOverflowError", "DownloadError", "DynamicTemperature", "Eta",
+    "GenerationError", "Greedy", "LlamaDefault", "MinK", "MinP", "MinkError", "Mirostat", "Model",
+    "ModelError", "ModelNotFoundError", "OptionError", "PLess", "Piece", "PlacementOptions",
+    "Reply", "Request", "Sampler", "SamplingParams", "TopA", "TopK", "TopNSigma", "TopP", "Typical",
+    "Xtc", "__version__", "load_model", "native_sampler", "parse",
 ]  # fmt: skip
 
 _HOMES = {

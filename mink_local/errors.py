@@ -55,7 +55,7 @@ class NoTokenLeftError(GenerationError):
     """The request's constraints exclude every token, or could not be evaluated in time."""
 
 
-class OptionError(_Travels, ValueError):
+class OptionError(MinkError, ValueError):
     """An option is out of range; `place` is its name."""
 
     def __init__(self, option: str, reason: str) -> None:

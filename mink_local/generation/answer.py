@@ -5,15 +5,25 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from io import StringIO
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from mink_local.errors import NoTokenLeftError
+from mink_local.checks import no_attribute
+from mink_local.errors import GenerationError, NoTokenLeftError
 from mink_local.generation.request import Request
 from mink_local.generation.text import ReasoningSplitter, StopStrings
 from mink_local.generation.tool_calls import Event, ToolCallDelta, ToolParser, merged
+from mink_local.llama.json_types import object_of
 
 FinishReason = Literal["stop", "length", "interrupted", "overflow", "error"]
 TopLogprobs = tuple[tuple[int, float], ...]
+
+_COUNTERPARTS = {  # of other libraries' attributes
+    "outputs": "text; one answer is one output",
+    "choices": "text or message, or as_dict()",
+    "token_ids": "tokens",
+    "cumulative_logprob": "sum(answer.logprobs)",
+}
+_LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's number for it
 
 
 class Piece(str):
@@ -52,6 +62,8 @@ class Answer:
     Attributes:
         request: The request.
         index: Index of the request among those submitted together.
+        prompt_index: Index of the prompt in `generate`; elsewhere the same as `index`.
+        sample: Index of the answer among the n to one prompt.
         model: Name of the model.
         seed: Seed used for sampling.
         prompt: Token ids of the prompt and of what the answer begins with (`Request.prefix`).
@@ -67,6 +79,7 @@ class Answer:
         reasoning_cut: Whether `SamplingParams.reasoning_budget` ended the reasoning.
         logprobs: Log-probability of each of `tokens` in nats, if requested (`SamplingParams.logprobs`).
         top_logprobs: For each of `tokens`, the most probable ones as (token id, log-probability) pairs.
+        token_bytes: For every token in these two, what it writes: UTF-8, perhaps a part of a character.
         prompt_logprobs: Log-probability of each prompt token, None for the first, if requested
             (`SamplingParams.prompt_logprobs`).
         prompt_top_logprobs: For each prompt token, the most probable ones; none for the first.
@@ -79,9 +92,10 @@ class Answer:
         seconds: Seconds from then to the end.
     """
 
-    def __init__(self, request: Request, index: int = 0) -> None:
+    def __init__(self, request: Request, index: int = 0, n: int = 1) -> None:
         self.request = request
         self.index = index
+        self.prompt_index, self.sample = divmod(index, n)
         self.model = ""
         self.seed = 0
         self.prompt: Sequence[int] = ()
@@ -97,6 +111,7 @@ class Answer:
         self.reasoning_cut = False
         self.logprobs: list[float] = []
         self.top_logprobs: list[TopLogprobs] = []
+        self.token_bytes: dict[int, bytes] = {}
         self.prompt_logprobs: list[float | None] = []
         self.prompt_top_logprobs: list[TopLogprobs] = []
         self.finish_reason: FinishReason | None = None
@@ -155,6 +170,32 @@ class Answer:
             message["tool_calls"] = self.tool_calls
         return message
 
+    @property
+    def parsed(self) -> Any:
+        """The content as what its JSON says: an object of the type, if the request's `json_schema` is one.
+
+        Raises:
+            GenerationError: The request has no `json_schema`; the answer is not whole, or is a call; or the
+                type refuses what its schema allows.
+        """
+        constraints = self.request.params.constraints
+        if constraints is None or constraints.json_schema is None:
+            raise GenerationError("there is no json_schema: pass constraints=Constraints(json_schema=…)")
+        if self.finish_reason != "stop":
+            cuts = {
+                None: "is not finished",
+                "length": f"was cut off after {self.n_tokens} tokens (max_tokens)",
+            }
+            raise GenerationError(
+                f"the answer {cuts.get(self.finish_reason, 'has failed')}: there is no whole JSON"
+            )
+        if self.tool_calls:
+            raise GenerationError("the answer is a call: see tool_calls")
+        try:
+            return object_of(constraints.json_schema, self.prefix.content + self.content)
+        except ValueError as error:
+            raise GenerationError(f"the answer is not as its type wants: {error}") from error
+
     def as_dict(self) -> dict[str, Any]:
         """Return the answer in the form of OpenAI's chat completions.
 
@@ -168,9 +209,28 @@ class Answer:
             "object": "chat.completion",
             "created": int(time.time()),
             "model": self.model,
-            "choices": [{"index": 0, "message": self.message, "finish_reason": reason, "logprobs": None}],
+            "choices": [
+                {
+                    "index": self.sample,
+                    "message": self.message,
+                    "finish_reason": reason,
+                    "logprobs": {"content": self._described_logprobs()} if self.logprobs else None,
+                }
+            ],
             "usage": self.usage,
         }
+
+    def _described_logprobs(self) -> list[dict[str, Any]]:
+        def described(token: int, logprob: float) -> dict[str, Any]:
+            written = self.token_bytes[token]
+            text = written.decode(errors="replace")
+            return {"token": text, "logprob": max(logprob, _LEAST_LOGPROB), "bytes": [*written]}
+
+        steps = zip(self.tokens, self.logprobs, self.top_logprobs, strict=True)
+        return [
+            {**described(token, logprob), "top_logprobs": [described(*each) for each in top]}
+            for token, logprob, top in steps
+        ]
 
     def add(self, piece: Piece) -> None:
         """Append a piece of text."""
@@ -182,8 +242,16 @@ class Answer:
             self.tool_calls.append({"id": call.id, "type": "function", "function": function})
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: all but a function, which often cannot be."""
-        return {**vars(self), "request": replace(self.request, watch=None)}
+        """Return what is pickled: all but functions, which often cannot be."""
+        return {**vars(self), "request": replace(self.request, watch=None, edit=None)}
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute(self, name, _COUNTERPARTS)
+
+    def __str__(self) -> str:
+        return self.text
 
     def __repr__(self) -> str:
         return (

@@ -126,7 +126,7 @@ def with_call_grammar(request: Request, style: CallStyle | None) -> Request:
         ConstraintError: The schema of a tool's parameters cannot be enforced.
     """
     choice, constraints = request.tool_choice, request.params.constraints or Constraints()
-    answer: Any = constraints.json_schema if choice == "auto" else None
+    answer: Any = constraints.schema if choice == "auto" else None
     if not request.tools or (choice == "auto" and answer is None):
         return request
     parameters = {}
@@ -137,8 +137,8 @@ def with_call_grammar(request: Request, style: CallStyle | None) -> Request:
             check("json_schema", schema, f"tools[{i}].function.parameters")
     is_parallel = request.parallel_tool_calls is True and isinstance(choice, str)
     grammar = calls_grammar(style or HERMES, parameters, is_parallel=is_parallel, answer=answer)
-    constraints = replace(constraints, grammar=grammar, json_schema=None, regex=None, choice=None)
-    return replace(request, params=replace(request.params, constraints=constraints))
+    constraints = replace(constraints, grammar=grammar, json_schema=None)
+    return replace(request, params=replace(request.params, constraints=constraints), tool_choice="auto")
 
 
 def calls_grammar(

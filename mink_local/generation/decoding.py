@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.errors import GenerationError
+from mink_local.checks import shown
+from mink_local.errors import GenerationError, OptionError
 from mink_local.generation.answer import Answer, FinishReason, Piece, Splitter, TopLogprobs
 from mink_local.generation.reasoning_budget import ReasoningBudget, before_answer
+from mink_local.generation.request import Edit
 from mink_local.generation.text import ReasoningSplitter, text_decoder
 from mink_local.generation.tool_calls import ToolParser
 from mink_local.llama.constants import RANDOM_SEED
@@ -108,7 +110,8 @@ class Decoding:
         self._must_follow: deque[int] = deque()
         # Whether no token has to come next: known from the last step, or always, if text forces none.
         self._is_free = self.is_plain = self._constrainer.guide is None and self._budget is None
-        self._needs_row = request.watch is not None or params.logprobs is not None
+        looks_on = request.watch is not None or params.logprobs is not None
+        self._needs_row = looks_on or request.edit is not None
         self._bans: tuple[
             NDArray[np.int32], ...
         ] = ()  # until the answer has its least length, and from then on
@@ -161,9 +164,10 @@ class Decoding:
         """
         params = self._params
         self._show(logits)
+        row = edited(logits, self.answer.request.edit)
         token, k = None if self._is_free else self._forced(), 0
         if token is None:
-            token, k = self.sampler(logits, self.answer.n_tokens + 1), self._sampler.k
+            token, k = self.sampler(row, self.answer.n_tokens + 1), self._sampler.k
         if params.logprobs is not None:
             self._logprob, self._top_logprobs = log_probabilities(logits, token, params.logprobs)
         yield self.append(token, k)
@@ -241,6 +245,8 @@ class Decoding:
         if self._logprob is not None:
             answer.logprobs.append(self._logprob)
             answer.top_logprobs.append(self._top_logprobs)
+            for each in (token, *(each for each, _ in self._top_logprobs)):
+                answer.token_bytes[each] = self._weights.piece(each)
         text = self._decoder.decode(self._texts.get(token) or self._weights.piece(token))
         reason: FinishReason | None = "length" if len(answer.tokens) == self._max_tokens else None
         if self._constrainer.is_over:
@@ -278,6 +284,23 @@ class Decoding:
             piece.logprob, piece.top_logprobs = self._logprob, self._top_logprobs
         answer.add(piece)
         return piece
+
+
+def edited(logits: NDArray[np.float32], edit: Edit | None) -> NDArray[np.float32]:
+    """Return what a request's `edit` makes of raw logits (V,). Raises OptionError if that is no row."""
+    if edit is None:
+        return logits
+    row = logits.copy()
+    found = edit(row)
+    row = np.asarray(row if found is None else found)
+    if row.shape != logits.shape or row.dtype.kind not in "fiu":
+        raise OptionError(
+            "edit", f"must change its array, or return logits {logits.shape}, not {shown(found)}"
+        )
+    row = np.ascontiguousarray(row, np.float32)
+    if np.isnan(row).any() > np.isnan(logits).any() or (row > -np.inf).any() < (logits > -np.inf).any():
+        raise OptionError("edit", "must make no logit NaN, and leave one that is not -inf")
+    return row
 
 
 def log_probabilities(logits: NDArray[np.float32], token: int, count: int) -> tuple[float, TopLogprobs]:

@@ -189,7 +189,8 @@ class Engine:
         request = replace(
             request, prompt=read_prompt(request.prompt), prefix=self._weights.ids("prefix", request.prefix)
         )
-        request = answer.request = with_call_grammar(request, template.style)
+        asked, request = request, with_call_grammar(request, template.style)
+        answer.request = request
         parser = ToolParser(
             request.tools, template.call_marks, is_parallel=request.parallel_tool_calls is not False
         )
@@ -213,6 +214,7 @@ class Engine:
             template.texts | (template.call_texts if request.tools else {}),
         )
         decoding.client = client
+        answer.request = asked
         if not self._fits(decoding):
             answer.finish_reason = "overflow"
         elif self.kept is not None:

@@ -95,6 +95,7 @@ def load_model(
     n_ctx = n_ctx if n_ctx is None else _N_CTX.check("n_ctx", n_ctx)
     n_parallel = _N_PARALLEL.check("n_parallel", n_parallel)
     check_types(
+        model=(model, str | bytes | PathLike),
         placement=(placement, PlacementOptions | None),
         flash_attn=(flash_attn, bool | None),
         date=(date, Date | None),

@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import starmap
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.checks import Range, as_texts, shown, spelled_out
+from mink_local.checks import Range, check_types, no_attribute, shown, spelled_out
 from mink_local.errors import ContextOverflowError, GenerationError, OptionError
+from mink_local.files import regular
 from mink_local.generation.answer import Answer
 from mink_local.generation.decoding import log_probabilities
 from mink_local.generation.engine import Engine
@@ -26,13 +28,14 @@ from mink_local.generation.request import (
     Message,
     Prompt,
     Request,
-    SamplingOptions,
+    RequestOptions,
     SamplingParams,
     TokenIds,
     Tool,
-    merged,
+    is_raw,
     owner_of,
     read_prompt,
+    requested,
 )
 from mink_local.generation.template import ChatTemplate
 from mink_local.generation.text import text_decoder
@@ -53,6 +56,17 @@ class Core(NamedTuple):
 
     engine: Engine
     thread: EngineThread
+
+
+_COUNTERPARTS = {  # of other libraries' methods
+    "create_chat_completion": "chat(messages).as_dict() after reading it",
+    **dict.fromkeys(("create_completion", "invoke"), "complete(prompt)"),
+    **dict.fromkeys(("create_embedding", "embed", "encode"), "another program: there are no embeddings here"),
+    **dict.fromkeys(("save_state", "load_state"), "save_cache(path, most_bytes) and load_cache(path)"),
+    "load_lora": "a model file into which the adapter is merged",
+    **dict.fromkeys(("batch", "generate_batch"), "generate(prompts)"),
+    "n_vocab": "weights.n_vocab",
+}
 
 
 class Model(Unique):
@@ -121,7 +135,12 @@ class Model(Unique):
         return self.core.engine.context.n_seq
 
     def __repr__(self) -> str:
-        return f"<Model {self.name}, {self.placement}>"
+        return f"<Model {self.name}, {self.placement if self._end.alive else 'closed'}>"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute(self, name, _COUNTERPARTS)
 
     def __enter__(self) -> "Model":
         self._require_open()
@@ -190,7 +209,8 @@ class Model(Unique):
 
         For those of control tokens, such as `<think>` in a prefix, use `prompt_tokens`.
         """
-        (text,) = as_texts("text", [text])
+        check_types(text=(text, str))
+        self._require_open()
         return self.weights.tokenize(text, add_special=False, parse_special=False)
 
     def detokenize(self, tokens: Iterable[int]) -> str:
@@ -218,19 +238,35 @@ class Model(Unique):
         ((_, (row,)),) = read_rows(self, [(tokens, 1)])
         return np.asarray(row)
 
-    @spelled_out(SamplingParams, owner_of)
+    @overload
     def chat(
         self,
         messages: str | Sequence[Message],
         params: SamplingParams | None = None,
         *,
-        tools: Sequence[Tool] = (),
-        enable_thinking: bool | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-        prefix: TokenIds = (),
-        watch: Callable[[NDArray[np.float32]], None] | None = None,
-        **options: Unpack[SamplingOptions],
-    ) -> Reply:
+        n: None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Reply: ...
+
+    @overload
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        n: int,
+        **options: Unpack[RequestOptions],
+    ) -> Answers: ...
+
+    @spelled_out(Request, SamplingParams, owner=owner_of)
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        n: int | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Reply | Answers:
         """Answer a conversation. The reply is an iterator over pieces of text.
 
         Generation runs whether or not you read the reply, until it is closed or garbage-collected.
@@ -242,35 +278,26 @@ class Model(Unique):
             messages: The user's message, or a conversation: dicts with "role" and "content". If the last one
                 is the assistant's, the answer continues it.
             params: How to sample the answer.
-            tools: Tools that the model may call; see `Answer.tool_calls`.
-            enable_thinking, template_kwargs: See `Request`.
-            prefix: Token ids that the answer begins with; it continues from there.
-            watch: See `Request`.
-            **options: Fields of `SamplingParams`, overriding those of `params`.
+            n: The number of answers, for several: then the result is `generate`'s.
+            **options: Fields of `Request`, such as `tools`, and of `SamplingParams`, which override those of
+                `params`.
 
         Raises:
-            ValueError: An option is out of range, or the messages are malformed.
+            OptionError: An option is out of range, or the messages are malformed.
             ContextOverflowError: The prompt leaves no room for an answer.
             ModelError: The model is closed.
             MinkError: The chat template refuses the messages.
         """
-        request = Request(
-            _conversation(messages),
-            merged(params, options),
-            enable_thinking=enable_thinking,
-            prefix=prefix,
-            tools=tools,
-            watch=watch,
-            template_kwargs=template_kwargs or {},
-        )
-        return self.reply(request)
+        if n is not None:
+            return self.generate([messages], params, n=n, **options)
+        return self.reply(requested(_conversation(messages), params, options))
 
-    @spelled_out(SamplingParams, owner_of)
+    @spelled_out(Request, SamplingParams, owner=owner_of)
     def complete(
         self,
         prompt: str | TokenIds,
         params: SamplingParams | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[RequestOptions],
     ) -> Reply:
         """Continue a text or token ids as they are, without the chat template.
 
@@ -280,30 +307,27 @@ class Model(Unique):
 
         Other arguments and errors as for `chat`.
         """
-        return self.reply(Request(prompt, merged(params, options)))
+        request = requested(prompt, params, options)
+        if not is_raw(request.prompt):
+            raise OptionError("prompt", "must be a text or token ids, at least one: chat takes messages")
+        return self.reply(request)
 
     def reply(self, request: Request) -> Reply:
         """Answer a request. Errors as for `chat`."""
         self._require_open()
         if not isinstance(request, Request):
             raise TypeError(f"reply takes a Request: chat takes messages, not {shown(request)}")
-        decoding = self.core.engine.prepare(request)
-        if decoding.answer.finish_reason == "overflow":
-            raise ContextOverflowError(decoding.answer.prompt_tokens, self.n_ctx)
-        return Reply(decoding, self.core.thread, self)
+        return Reply(request, *self.core, self)
 
-    @spelled_out(SamplingParams, owner_of)
+    @spelled_out(Request, SamplingParams, owner=owner_of)
     def generate(
         self,
         prompts: Iterable[Prompt],
         params: SamplingParams | None = None,
         *,
         n: int = 1,
-        ordered: bool = False,
-        tools: Sequence[Tool] = (),
-        enable_thinking: bool | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[SamplingOptions],
+        ordered: bool = True,
+        **options: Unpack[RequestOptions],
     ) -> Answers:
         """Answer many independent prompts, `n_parallel` at a time.
 
@@ -311,9 +335,9 @@ class Model(Unique):
             prompts: User messages (str), conversations, or lists of token ids to continue; taken as they are
                 needed, see `answer_all`.
             params: How to sample the answers; answer i gets the seed `params.seed + i`, modulo 2^32 - 1.
-            n: Number of answers per prompt; those to prompt i have the indices (`Answer.index`) i * n to
-                i * n + n - 1.
-            ordered: Yield the answers in the order of the prompts instead of the order of completion.
+            n: Number of answers per prompt: `Answer.prompt_index` says to which one an answer is, and
+                `Answer.sample`, from 0 to n - 1, which of its answers.
+            ordered: Yield the answers in the order of the prompts. Otherwise, each comes when it is complete.
 
         Other arguments as for `chat`, errors as for `answer_all`.
         """
@@ -323,20 +347,19 @@ class Model(Unique):
         if isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], Mapping | int):
             raise TypeError("generate takes a list of prompts: put the conversation or token ids in a list")
         n = Range(1, whole=True).check("n", n)
-        params = merged(params, options)
-        first = secrets.randbelow(RANDOM_SEED) if params.seed is None else params.seed
-        repeated = (prompt for prompt in map(_conversation, prompts) for _ in range(n))
-        requests = (
-            Request(
-                prompt,
-                replace(params, seed=(first + i) % RANDOM_SEED),
-                enable_thinking=enable_thinking,
-                tools=tools,
-                template_kwargs=template_kwargs or {},
-            )
-            for i, prompt in enumerate(repeated)
-        )
-        return self._answers(requests, ordered, is_finite=isinstance(prompts, Sized))
+        one = requested(_conversation(""), params, options)
+        first = secrets.randbelow(RANDOM_SEED) if one.params.seed is None else one.params.seed
+
+        def request(i: int, prompt: Prompt) -> Request | ValueError:
+            params = replace(one.params, seed=(first + i) % RANDOM_SEED)
+            try:
+                return replace(one, prompt=_conversation(prompt), params=params)
+            except ValueError as error:
+                return error
+
+        repeated = (prompt for prompt in prompts for _ in range(n))
+        length = len(prompts) * n if isinstance(prompts, Sized) else None
+        return self._answers(starmap(request, enumerate(repeated)), ordered, length, n)
 
     def answer_all(
         self,
@@ -369,18 +392,22 @@ class Model(Unique):
         """
         if not isinstance(requests, Iterable):
             raise TypeError("answer_all takes several requests: put a single one in a list")
-        return self._answers(requests, ordered, isinstance(requests, Sized))
+        length = len(requests) if isinstance(requests, Sized) else None
+        return self._answers(requests, ordered, length)
 
-    def _answers(self, requests: Iterable[Request], ordered: bool, is_finite: bool) -> Answers:
+    def _answers(
+        self, requests: Iterable[Request | ValueError], ordered: bool, length: int | None, n: int = 1
+    ) -> Answers:
         self._require_open()
-        return Answers(*self.core, self, requests, ordered=ordered, is_finite=is_finite)
+        return Answers(*self.core, self, requests, ordered=ordered, length=length, n=n)
 
-    def logprobs(self, pairs: Sequence[tuple[TokenIds, TokenIds]]) -> list[list[float]]:
+    def logprobs(self, pairs: Sequence[tuple[str | TokenIds, str | TokenIds]]) -> list[list[float]]:
         """Return the log-probabilities of continuations, each after its context.
 
         Args:
-            pairs: Token ids of a context and of its continuation, at least one each. Common prefixes of
-                successive contexts are evaluated once.
+            pairs: A context and its continuation, of at least one token each: token ids, or texts. A context
+                is tokenized by `prompt_tokens`, a continuation by `tokenize`. Common prefixes of successive
+                contexts are evaluated once.
 
         Returns:
             For each pair, the log-probability of each token of the continuation, in nats, at temperature 1.
@@ -404,8 +431,10 @@ class Model(Unique):
 
     def _pair(self, index: int, pair: Any) -> tuple[list[int], list[int]]:
         """Return the context and the continuation of a pair for `logprobs`. Raises ValueError."""
-        parts = pair if isinstance(pair, Sequence) else ()
-        found = [self.weights.ids(f"pairs[{index}][{at}]", part) for at, part in enumerate(parts)]
+        parts = pair if isinstance(pair, Sequence) and not isinstance(pair, str) else ()
+        read: tuple[Callable[[str], list[int]], ...] = (self.prompt_tokens, self.tokenize)
+        given = [use(part) if isinstance(part, str) else part for use, part in zip(read, parts, strict=False)]
+        found = [self.weights.ids(f"pairs[{index}][{at}]", part) for at, part in enumerate(given)]
         if len(found) != 2 or not all(found):
             raise OptionError(
                 f"pairs[{index}]", f"must have tokens of a context and of its continuation, not {shown(pair)}"
@@ -449,15 +478,17 @@ class Model(Unique):
         """Write the KV cache of the last prompt and its answer to a file, for `load_cache`.
 
         Args:
-            path: The file, which is replaced atomically.
+            path: The file, which is replaced atomically; or a link to it.
             most_bytes: Nothing is written if the file would be larger.
 
         Returns:
             Whether the file was written.
 
         Raises:
-            OSError: The file cannot be written; it is unchanged.
+            OSError: The file cannot be written, or is a pipe or a device; it is unchanged.
         """
+        check_types(path=(path, str | PathLike))
+        file = regular(Path(path).resolve())
 
         def save() -> bool:
             context = self.core.engine.context
@@ -465,7 +496,7 @@ class Model(Unique):
             slot = max(copied, key=lambda slot: len(slot.tokens), default=None)
             if slot is None or not slot.tokens or context.state_size(slot.seq_id) > most_bytes:
                 return False
-            user_files(context).write(Path(path), context.snapshot(slot.tokens, slot.seq_id))
+            user_files(context).write(file, context.snapshot(slot.tokens, slot.seq_id))
             return True
 
         most_bytes = Range(0, whole=True).check("most_bytes", most_bytes)
@@ -481,6 +512,8 @@ class Model(Unique):
         Returns:
             Number of tokens in the cache.
         """
+
+        check_types(path=(path, str | PathLike))
 
         def load() -> int:
             slot = self.core.engine.slots[0]

@@ -7,13 +7,14 @@ from inspect import iscoroutinefunction
 from typing import Any, TypedDict, TypeGuard, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from mink_local.checks import NO_LISTS, Range, as_ids, as_texts, check_types, shown
+from mink_local.checks import NO_LISTS, Range, as_ids, as_texts, check_types, plain, shown
 from mink_local.errors import OptionError
+from mink_local.generation.function_tools import tool_of
 from mink_local.llama.constants import MAX_SEED
 from mink_local.llama.constraints import Constraints
-from mink_local.samplers import SAMPLERS, Greedy, MinK, Sampler, parse
+from mink_local.samplers import SAMPLERS, AnySampler, Greedy, MinK, Sampler, as_sampler
 
 Message = Mapping[str, Any]
 """A dict with "role" (str) and "content": a str, or a list of `{"type": "text", "text": str}` parts.
@@ -24,11 +25,17 @@ The assistant's may have "tool_calls" and no content; a message with role "tool"
 Tool = Mapping[str, Any]
 """A tool that the model may call: {"type": "function", "function": {"name", "description", "parameters"}}."""
 
+AnyTool = Tool | Callable[..., Any]
+"""A tool, or a function of whose signature and docstring one is made."""
+
 _MOST_LOGPROBS = 2**31 - 1  # at a step
 
 TokenIds = Sequence[int] | NDArray[np.integer[Any]]
 
 Prompt = str | Sequence[Message] | TokenIds
+
+Edit = Callable[[NDArray[np.float32]], ArrayLike | None]
+"""A function that changes a row of logits, or returns another one."""
 
 _RANGES = {
     "temperature": Range(0),
@@ -42,18 +49,17 @@ _RANGES = {
 
 
 def read_prompt(prompt: Any) -> Prompt:
-    """Return a prompt, with token ids as ints, NumPy's too. Raises ValueError if it is none."""
+    """Return a copy of a prompt, with token ids as ints, NumPy's too. Raises OptionError if it is none."""
     if isinstance(prompt, str):
         return prompt
     found = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
     if isinstance(found, Sequence) and not isinstance(found, NO_LISTS):
         if all(isinstance(message, Mapping) for message in found):
-            return found
+            return cast(Prompt, plain("prompt", [*found]))
         with suppress(OptionError):
             return as_ids("prompt", found)
-    raise ValueError(
-        f"a prompt is a text, a list of messages (dicts), or a list of token ids, not {shown(prompt)}"
-    )
+    wanted = "must be a text, a list of messages (dicts), or a list of token ids"
+    raise OptionError("prompt", f"{wanted}, not {shown(prompt)}")
 
 
 def is_token_ids(prompt: Any) -> TypeGuard[Sequence[int]]:
@@ -73,14 +79,16 @@ class SamplingParams:
     A sampler's options are part of the sampler: `sampler=TopP(p=0.9)` instead of `top_p=0.9`.
 
     Args:
-        sampler: Selects the candidates: an object or its text, such as "top-p:p=0.9"; None means `MinK()`.
+        sampler: Selects the candidates: an object, or its text, such as "top-p:p=0.9"; or a function of the
+            logits, a read-only float32 array (V,), that returns the candidates' ids, in any order, or a mask
+            (V,). Of these, tokens with logit -inf are none. None means `MinK()`.
         temperature: Divides the candidates' logits; 0 takes the largest logit.
         max_tokens: Maximum length of the answer in tokens; None for as many as the context holds; 0 only
             evaluates the prompt.
         min_tokens: Minimum number of tokens before an end token (the model's own or one of
             `stop_token_ids`) can be sampled.
         seed: 0 to 2^32 - 2; None picks one at random.
-        stop: Text, or several, that end the answer's content and are not part of it. They do not
+        stop: Text, or several, or None, that end the answer's content and are not part of it. They do not
             count in reasoning and tool calls, before `min_tokens`, or where constraints let nothing end.
         stop_token_ids: Tokens that end the answer and are not part of it, in addition to the model's own.
         ignore_eos: Never sample the model's end tokens.
@@ -97,7 +105,7 @@ class SamplingParams:
         ValueError: An option is out of range.
     """
 
-    sampler: Sampler | str | None = None
+    sampler: AnySampler | None = None
     temperature: float = 1.0
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -114,11 +122,13 @@ class SamplingParams:
         for name, limits in _RANGES.items():
             value = getattr(self, name)
             if value is not None or getattr(SamplingParams, name) is not None:
-                self._set(name, limits.check(name, value))
+                self._set(name, limits.check(name, value, "None for a random one, or " * (name == "seed")))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise OptionError("min_tokens", f"must be at most max_tokens, {self.max_tokens}")
-        self._set("sampler", _sampler(self.sampler))
-        self._set("stop", as_texts("stop", [self.stop] if isinstance(self.stop, str) else self.stop))
+        if self.sampler is not None:
+            self._set("sampler", as_sampler(self.sampler))
+        stop: Any = [self.stop] if isinstance(self.stop, str) else self.stop
+        self._set("stop", () if stop is None else as_texts("stop", stop, "a text or a list of texts"))
         self._set("stop_token_ids", tuple(as_ids("stop_token_ids", self.stop_token_ids)))
         if not all(self.stop):
             raise OptionError("stop", "must not contain an empty text, which ends every answer")
@@ -138,26 +148,15 @@ class SamplingParams:
         return self.reasoning_budget not in (None, -1)
 
 
-def _sampler(given: Any) -> Sampler | None:
-    """Return a sampler, also from its text."""
-    if isinstance(given, str):
-        return parse(given)
-    if given is None or isinstance(given, Sampler):
-        return given
-    is_class = isinstance(given, type) and issubclass(given, Sampler)
-    instead = f"{given.__name__}(), an object" if is_class else 'a sampler such as MinK(), or "min-k:tau=3"'
-    raise OptionError("sampler", f"must be {instead}, not {shown(given)}")
-
-
 class SamplingOptions(TypedDict, total=False):
     """The fields of `SamplingParams` as keyword arguments."""
 
-    sampler: Sampler | str | None
+    sampler: AnySampler | None
     temperature: float
     max_tokens: int | None
     min_tokens: int
     seed: int | None
-    stop: Sequence[str]
+    stop: Sequence[str] | None
     stop_token_ids: TokenIds
     ignore_eos: bool
     logprobs: int | None
@@ -166,21 +165,12 @@ class SamplingOptions(TypedDict, total=False):
     constraints: Constraints | None
 
 
-def merged(params: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:
-    """Return parameters, None for the default ones, with some options replaced.
-
-    Raises ValueError if an option is out of range.
-    """
-    if not isinstance(params, SamplingParams | None):
-        raise TypeError(f"params must be SamplingParams(…), not {shown(params)}: options have names")
-    return replace(params or SamplingParams(), **options)
-
-
 _COUNTERPARTS = {  # of other libraries' options
     "temp": "temperature=…",
     **dict.fromkeys(("max_new_tokens", "max_completion_tokens", "n_predict", "num_predict"), "max_tokens=…"),
-    **dict.fromkeys(("repetition_penalty", "repeat_last_n"), "constraints=Constraints(repeat_penalty=…)"),
-    **dict.fromkeys(("n", "num_return_sequences", "best_of"), "generate([prompt], n=…)"),
+    "repetition_penalty": "constraints=Constraints(repeat_penalty=…)",
+    "repeat_last_n": "constraints=Constraints(penalty_last_n=…)",
+    **dict.fromkeys(("num_return_sequences", "best_of"), "n=…"),
     **dict.fromkeys(("stream", "streamer"), "nothing: iterate over the reply"),
     **dict.fromkeys(
         ("response_format", "format", "guided_json", "structured_outputs"),
@@ -191,7 +181,9 @@ _COUNTERPARTS = {  # of other libraries' options
     **dict.fromkeys(("stop_strings", "stop_sequences", "stop_words"), "stop=…"),
     "eos_token_id": "stop_token_ids=…",
     "top_logprobs": "logprobs=…",
-    **dict.fromkeys(("logits_processor", "logits_processors"), "sampler=…, or watch=… to look on"),
+    **dict.fromkeys(("logits_processor", "logits_processors"), "edit=…, a function that changes the logits"),
+    **dict.fromkeys(("use_tqdm", "progress"), "nothing: tqdm(model.generate(…)) shows the progress"),
+    "batch_size": "n_parallel=… to load_model",
     **dict.fromkeys(("random_seed", "generator"), "seed=…"),
 }
 
@@ -210,7 +202,7 @@ def owner_of(option: str) -> str:
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and how to answer it.
+    """A prompt and how to answer it; lists and dicts are copied.
 
     Args:
         prompt: Messages, which the chat template turns into a prompt; or a raw text, in which control tokens
@@ -220,18 +212,25 @@ class Request:
             None leaves it to the template.
         prefix: Token ids that the answer begins with; they are not part of `Answer.tokens`.
         tools: Tools that the model may call, described to it by the chat template, or by a system message if
-            the template has no tools.
+            the template has no tools: dicts as in OpenAI's API, or functions, of whose signature and
+            docstring such a dict is made.
         tool_choice: "required" if the answer must be a call; or which one, as in OpenAI's API:
-            `{"type": "function", "function": {"name": …}}`.
+            `{"type": "function", "function": {"name": …}}`. Not with a regex, choice, schema or grammar: with
+            "auto", an answer is a call or what the schema describes.
         parallel_tool_calls: Whether an answer may have several calls; None if it may unless one is forced: a
             small model does not find the end.
         watch: Called in the model's thread with a copy of the raw logits (V,) of every step, before its token
             is sampled. It must call nothing that waits for the model. If it raises, the answer ends with this
             error.
+        edit: Called like `watch` and after it, to change the logits that this answer's token is sampled from:
+            it changes its array, or returns another one (V,). Log-probabilities stay the model's own.
         n_rows: Number of tokens at the end of the prompt whose logits `watch` gets, in order: 1 for those of
             the first step alone. These tokens are evaluated even if they are in the KV cache.
         template_kwargs: Further variables of the chat template, JSON values, such as `reasoning_effort`.
         split_reasoning: Whether reasoning is separated from `Answer.content`, if the model reasons.
+
+    Raises:
+        OptionError: One of them is of another kind, or contradicts another.
     """
 
     prompt: Prompt
@@ -239,8 +238,9 @@ class Request:
     _: KW_ONLY
     enable_thinking: bool | None = None
     prefix: TokenIds = ()
-    tools: Sequence[Tool] = ()
+    tools: Sequence[Any] = ()
     watch: Callable[[NDArray[np.float32]], None] | None = None
+    edit: Edit | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     split_reasoning: bool = True
     n_rows: int = 1
@@ -249,22 +249,49 @@ class Request:
 
     def __post_init__(self) -> None:
         check_types(
+            params=(self.params, SamplingParams),
+            enable_thinking=(self.enable_thinking, bool | None),
             tools=(self.tools, list | tuple),
+            template_kwargs=(self.template_kwargs, Mapping | None),
             split_reasoning=(self.split_reasoning, bool),
             parallel_tool_calls=(self.parallel_tool_calls, bool | None),
         )
+        self._set("prompt", read_prompt(self.prompt))
+        self._set("prefix", as_ids("prefix", self.prefix))
+        self._set("template_kwargs", plain("template_kwargs", self.template_kwargs or {}))
+        self._set("n_rows", Range(1, whole=True).check("n_rows", self.n_rows))
+        self._set("tools", [tool_of(each) if callable(each) else plain("tools", each) for each in self.tools])
+        for name in ("watch", "edit"):
+            function = getattr(self, name)
+            if function is not None and (not callable(function) or iscoroutinefunction(function)):
+                raise OptionError(name, f"must be a function, not {shown(function)}")
         names = [_name_of(tool) for tool in self.tools]
         if not all(isinstance(name, str) for name in names):
-            raise OptionError("tools", "must be dicts with type and function, as in OpenAI's API")
-        if self.watch is not None and (not callable(self.watch) or iscoroutinefunction(self.watch)):
-            raise OptionError("watch", f"must be a function, not {shown(self.watch)}")
-        if self.tool_choice not in ("auto", "required") and not isinstance(self.tool_choice, Mapping):
-            raise OptionError("tool_choice", "must be auto, required or a function")
-        if isinstance(self.tool_choice, Mapping) and _name_of(self.tool_choice) not in names:
-            raise OptionError("tool_choice", "names a function that is not in tools")
-        if self.tool_choice == "required" and not names:
+            raise OptionError(
+                "tools", "must be functions, or dicts with type and function as in OpenAI's API"
+            )
+        if names and is_raw(self.prompt):
+            raise OptionError("tools", "are described by the chat template: give messages, not a raw prompt")
+        self._check_choice(names)
+
+    def _check_choice(self, names: Sequence[Any]) -> None:
+        """Raise OptionError unless there are such calls as `tool_choice` wants, and nothing else is asked."""
+        choice, constraints = self.tool_choice, self.params.constraints
+        if isinstance(choice, Mapping):
+            if _name_of(choice) not in names:
+                raise OptionError("tool_choice", "names a function that is not in tools")
+        elif not isinstance(choice, str) or choice not in ("auto", "required"):
+            raise OptionError("tool_choice", "must be auto, required or a function; for none, pass no tools")
+        elif choice == "required" and not names:
             raise OptionError("tool_choice", "is required, but there are no tools")
-        object.__setattr__(self, "n_rows", Range(1, whole=True).check("n_rows", self.n_rows))
+        if choice != "auto" and constraints is not None and constraints.form is not None:
+            other = constraints.form[0]
+            raise OptionError(
+                "tool_choice", f"and {other} exclude each other: an answer that is a call has no {other}"
+            )
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
 
 def _name_of(tool: Any) -> Any:
@@ -273,3 +300,30 @@ def _name_of(tool: Any) -> Any:
     if not isinstance(function, Mapping) or not isinstance(function.get("parameters"), Mapping | None):
         return None
     return function.get("name")
+
+
+class RequestOptions(SamplingOptions, total=False):
+    """The fields of `Request` and `SamplingParams` as keyword arguments."""
+
+    enable_thinking: bool | None
+    prefix: TokenIds
+    tools: Sequence[AnyTool]
+    watch: Callable[[NDArray[np.float32]], None] | None
+    edit: Edit | None
+    template_kwargs: Mapping[str, Any] | None
+    split_reasoning: bool
+    n_rows: int
+    tool_choice: str | Mapping[str, Any]
+    parallel_tool_calls: bool | None
+
+
+def requested(prompt: Prompt, params: SamplingParams | None, options: Mapping[str, Any]) -> Request:
+    """Return a request with some options: its own, and those that replace ones of `params`.
+
+    Raises OptionError if an option is out of range.
+    """
+    if not isinstance(params, SamplingParams | None):
+        raise TypeError(f"params must be SamplingParams(…), not {shown(params)}: options have names")
+    own = {name: value for name, value in options.items() if name in Request.__dataclass_fields__}
+    of_sampling = {name: value for name, value in options.items() if name not in own}
+    return Request(prompt, replace(params or SamplingParams(), **of_sampling), **own)

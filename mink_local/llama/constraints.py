@@ -2,19 +2,22 @@
 
 import ctypes
 import math
+import pickle
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.checks import Range, as_ids, as_texts, shown
+from mink_local.checks import Range, as_texts, plain, shown, whole
 from mink_local.errors import OptionError
 from mink_local.llama.guide import Guide
+from mink_local.llama.json_types import schema_of
 from mink_local.llama.library import C
 from mink_local.llama.token_data import APPLY, NO_MASK, SamplingBuffers, edited
 from mink_local.llama.weights import Weights
@@ -57,7 +60,8 @@ class Constraints:
         dry_allowed_length: Longest repetition that goes unpenalized.
         dry_penalty_last_n: Number of tokens to search for repetitions, -1 for all.
         dry_sequence_breakers: Texts that end a repetition.
-        json_schema: A JSON schema that the answer conforms to: a dict, its JSON text, or a Pydantic class.
+        json_schema: A JSON schema that the answer conforms to: a dict, or its JSON text; or, with Pydantic
+            installed, a type: a model, a dataclass, `list[City]`, `Literal["a", "b"]`. See `Answer.parsed`.
         regex: A regular expression that the whole answer matches.
         choice: The possible answers.
         grammar: GBNF with the start rule `root`, or Lark with the start rule `start`. Use only Lark
@@ -82,7 +86,7 @@ class Constraints:
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = 64
     dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
-    json_schema: str | Mapping[str, Any] | type | None = None
+    json_schema: Any = None
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None
@@ -91,13 +95,13 @@ class Constraints:
         for name, limits in _RANGES.items():
             if getattr(self, name) is not None or name != "penalty_last_n":
                 self._set(name, limits.check(name, getattr(self, name)))
-        if not isinstance(self.logit_bias, Mapping):
-            raise OptionError("logit_bias", f"must be a dict of token ids, not {shown(self.logit_bias)}")
-        biases = (
-            bias if bias == -math.inf else _BIASES.check("logit_bias", bias)
-            for bias in self.logit_bias.values()
-        )
-        self._set("logit_bias", dict(zip(as_ids("logit_bias", [*self.logit_bias]), biases, strict=True)))
+        biases = self.logit_bias
+        if not isinstance(biases, Mapping) or None in map(whole, biases):
+            raise OptionError("logit_bias", f"must be a dict from token ids to biases, not {shown(biases)}")
+        for bias in biases.values():
+            if bias != -math.inf:
+                _BIASES.check("logit_bias", bias, "-inf, or ")
+        self._set("logit_bias", {whole(token): float(bias) for token, bias in biases.items()})
         self._set("dry_sequence_breakers", as_texts("dry_sequence_breakers", self.dry_sequence_breakers))
         if not all(self.dry_sequence_breakers):
             raise OptionError("dry_sequence_breakers", "must not contain an empty text")
@@ -113,15 +117,31 @@ class Constraints:
         for name in ("regex", "grammar"):
             if not isinstance(getattr(self, name), str | None):
                 raise OptionError(name, f"must be a text, not {shown(getattr(self, name))}")
-        if (schema_of := getattr(self.json_schema, "model_json_schema", None)) is not None:  # Pydantic's
-            self._set("json_schema", schema_of())
+        if self.json_schema is not None:
+            self._set("json_schema", plain("json_schema", self.json_schema))
+            self.schema  # noqa: B018  (a type without one is refused here)
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
+    @cached_property
+    def schema(self) -> Any:
+        """The JSON schema, also of a type; None if there is none."""
+        return None if self.json_schema is None else schema_of(self.json_schema, "json_schema")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: in place of a type that another process cannot import, its schema."""
+        try:
+            pickle.dumps(self.json_schema)
+        except Exception:
+            return {**vars(self), "json_schema": self.schema}
+        return vars(self)
+
     @property
     def form(self) -> tuple[str, Any] | None:
-        """What the answer conforms to: the option's name and its value."""
+        """What the answer conforms to: the option's name and its value; of a type, its JSON schema."""
+        if self.json_schema is not None:
+            return "json_schema", self.schema
         return next(((name, value) for name in _FORMS if (value := getattr(self, name)) is not None), None)
 
     @property

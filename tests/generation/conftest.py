@@ -57,7 +57,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Segment, ...]]:
 
 def answered(model: Model, *asked: Any, **options: Any) -> Reply:
     """What `model.chat` returns, read to its end."""
-    reply = model.chat(*asked, **options)
+    reply: Reply = model.chat(*asked, **options)
     reply.read()
     return reply
 

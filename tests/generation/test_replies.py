@@ -4,11 +4,13 @@ import asyncio
 import copy
 import json
 import pickle
+import threading
+import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from mink_local.generation.answer import Answer
 from mink_local.generation.model import Model
 from mink_local.generation.replies import Answers
 from mink_local.generation.request import Request, SamplingParams
+from tests.conftest import held
 
 SHORT: dict[str, Any] = {"temperature": 5.0, "ignore_eos": True, "max_tokens": 6, "seed": 1}
 ENDLESS: dict[str, Any] = {"temperature": 5.0, "ignore_eos": True}
@@ -32,45 +35,116 @@ def model(tiny_path: Path) -> Iterator[Model]:
         yield model
 
 
-def test_every_reader_gets_all_pieces(model: Model) -> None:
-    """Threads and tasks, side by side and afterwards; `read` and `await` too."""
+def test_pieces_come_once_and_the_text_to_all_who_wait_for_it(model: Model) -> None:
+    """`read`, `await` and `str` take no pieces, and may be called in any number of threads and tasks."""
     reply = model.chat("Hi", **SHORT)
 
     async def tasks() -> list[str]:
-        async def read() -> str:
-            return "".join([piece async for piece in reply])
+        return [*await asyncio.gather(reply, reply), await reply]
 
-        return [*await asyncio.gather(read(), read()), await reply]
-
-    with ThreadPoolExecutor(3) as threads:
-        read = [threads.submit(lambda: "".join(reply)), threads.submit(reply.read)]
-        texts = [*asyncio.run(tasks()), *(one.result(60) for one in read), "".join(reply)]
+    with ThreadPoolExecutor(2) as threads:
+        read = [threads.submit(reply.read) for _ in range(2)]
+        texts = [*asyncio.run(tasks()), *(one.result(60) for one in read), str(reply), reply.read()]
     assert set(texts) == {reply.text}
-    assert [str(next(reply)) for _ in range(6)] == list(map(str, reply))[:6]
+    assert "".join([next(reply), next(reply), *reply]) == reply.text
+    assert list(reply) == []
+    assert reply.read() == reply.text
 
 
-def test_a_cancelled_reader_ends_a_reply_that_nobody_else_reads(model: Model) -> None:
+@pytest.mark.parametrize("make", ["chat", "generate"])
+def test_a_second_reader_gets_a_sentence(model: Model, make: str) -> None:
+    """In a thread or a task; the first one reads on."""
+
+    def made(options: dict[str, Any]) -> Any:
+        return model.chat("Hi", **options) if make == "chat" else model.generate(["Hi"] * 2, **options)
+
+    slow: dict[str, Any] = {**SHORT, "max_tokens": 50}
+    with ThreadPoolExecutor(1) as threads, held(model):
+        stream = made(slow)
+        first = threads.submit(next, stream)
+        while not stream._lock.locked():
+            time.sleep(0.01)
+        with pytest.raises(GenerationError, match="another thread or task"):
+            next(stream)
+    assert first.result(60) is not None
+    assert list(stream)
+
+    async def main() -> None:
+        stream = made(slow)
+        found = await asyncio.gather(anext(stream), anext(stream), return_exceptions=True)
+        assert [isinstance(each, GenerationError) for each in found] == [False, True]
+        assert [each async for each in stream]
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_reader_ends_a_reply(model: Model) -> None:
     async def main() -> None:
         async def read() -> None:
             async for _ in reply:
                 pass
 
-        for others in (0, 1):
-            reply = model.chat("Hi", **ENDLESS)
-            tasks = [asyncio.create_task(read()) for _ in range(1 + others)]
-            await anext(reply)
-            tasks[0].cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await tasks[0]
-            if others:
-                await asyncio.sleep(0.1)
-                assert reply.finish_reason is None
-                tasks[1].cancel()
-            await asyncio.gather(*tasks[1:], return_exceptions=True)
-            await reply
-            assert reply.finish_reason == "interrupted"
+        reply = model.chat("Hi", **ENDLESS)
+        await anext(reply)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(read(), 0.1)
+        await reply
+        assert reply.finish_reason == "interrupted"
 
     asyncio.run(main())
+
+
+def test_a_task_waits_for_no_prompt_to_be_rendered(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which another thread does; what is wrong with a prompt is raised where the reply is read."""
+    names = []
+    prepare = model.core.engine.prepare
+
+    def noted(*given: Any) -> Any:
+        names.append(threading.current_thread() is threading.main_thread())
+        return prepare(*given)
+
+    monkeypatch.setattr(model.core.engine, "prepare", noted)
+    refused: list[tuple[Any, type[Exception]]] = [
+        ("word " * 3000, ContextOverflowError),
+        ([{"role": "user"}], ValueError),
+    ]
+
+    async def main() -> None:
+        assert await model.chat("Hi", **SHORT)
+        assert len([answer async for answer in model.generate(["Hi"] * 3, **SHORT)]) == 3
+        for prompt, error in refused:
+            with pytest.raises(error):
+                await model.chat(prompt, **SHORT)
+            with pytest.raises(error):
+                [piece async for piece in model.chat(prompt, **SHORT)]
+        async with model.chat("Hi", **ENDLESS) as reply:  # closed, perhaps before it has begun
+            pass
+        await reply
+        assert reply.finish_reason == "interrupted"
+
+    asyncio.run(main())
+    assert set(names) == {False}
+    for prompt, error in refused:
+        with pytest.raises(error):
+            model.chat(prompt, **SHORT)
+    assert set(names) == {False, True}
+
+
+def test_a_finished_reply_keeps_no_model(tiny_path: Path) -> None:
+    model = load_model(tiny_path, n_ctx=256, n_parallel=2, trust=True)
+    read, looped, answers = (
+        model.chat("Hi", **SHORT),
+        model.chat("Hi", **SHORT),
+        model.generate(["Hi"] * 2, **SHORT),
+    )
+    read.read()
+    assert len(list(looped)) > 1
+    assert len(list(answers)) == 2
+    kept = weakref.ref(model)
+    del model
+    assert kept() is None
+    assert read.read() == looped.text == str(looped)
+    assert list(answers) == []
 
 
 def test_a_reply_is_closed_at_the_end_of_its_block(model: Model) -> None:
@@ -140,7 +214,7 @@ def prompts(n: int) -> Iterator[str]:
 
 
 def test_an_error_of_the_prompts_comes_after_the_answers_under_way(model: Model) -> None:
-    answers = model.generate(prompts(3), **SHORT)
+    answers = model.generate(prompts(3), ordered=False, **SHORT)
     assert sorted(next(answers).index for _ in range(3)) == [0, 1, 2]
     with pytest.raises(OSError, match="disk"):
         next(answers)
@@ -151,6 +225,7 @@ def test_a_malformed_prompt_is_an_answer_that_failed(model: Model) -> None:
     answers = list(model.generate(asked, ordered=True, **SHORT))
     reasons = [answer.finish_reason for answer in answers]
     assert reasons == ["length", *["error"] * 5, "length"]
+    assert [answer.prompt_index for answer in answers] == list(range(7))
     assert all(isinstance(answer.error, ValueError) for answer in answers[1:-1])
 
 
@@ -194,20 +269,8 @@ def test_so_many_requests_are_taken_ahead(model: Model, ordered: bool, most: int
     assert list(answers) == []
 
 
-def test_threads_share_what_they_read(model: Model) -> None:
-    """Each gets some of the pieces or answers, and together they get all once."""
-    reply = model.chat("Hi", **{**SHORT, "max_tokens": 50})
-    with ThreadPoolExecutor(4) as threads:
-        pieces = [threads.submit(lambda: list(iter(lambda: next(reply, None), None))) for _ in range(4)]
-        assert sum(len(one.result(60)) for one in pieces) == len(list(reply))
-    answers = model.generate(map(str, range(30)), **SHORT)
-    with ThreadPoolExecutor(4) as threads:
-        read = [threads.submit(lambda: [answer.index for answer in answers]) for _ in range(4)]
-        assert sorted(index for one in read for index in one.result(60)) == list(range(30))
-
-
 def test_requests_may_follow_from_answers(model: Model) -> None:
-    """Which the iterable itself reads, or another thread while it waits; nothing waits for ever."""
+    """Which the iterable itself reads; nothing waits for ever."""
 
     def following() -> Iterator[str]:
         yield "Hi"
@@ -226,20 +289,6 @@ def test_requests_may_follow_from_answers(model: Model) -> None:
     nothing = model.generate(waiting(), **SHORT)
     with pytest.raises(GenerationError, match="none"):
         next(nothing)
-    inbox: SimpleQueue[str | None] = SimpleQueue()
-    shared = model.generate(iter(inbox.get, None), **SHORT)
-
-    def answering() -> list[int]:
-        found = []
-        for answer in shared:
-            found.append(answer.index)
-            inbox.put("more" if answer.index < 20 else None)
-        return found
-
-    inbox.put("Hi")
-    with ThreadPoolExecutor(2) as threads:
-        by_threads = [threads.submit(answering) for _ in range(2)]
-        assert sorted(i for one in by_threads for i in one.result(60)) == list(range(21))
 
 
 def test_answers_for_a_task(model: Model) -> None:

@@ -62,6 +62,9 @@ def chat_for_engine(model: Model, chat: ChatRequest, params: SamplingParams) -> 
     """Return a chat request for the engine. Raises OptionError if a call is forced that no tool can have."""
     choice = chat.tool_choice
     is_hidden = choice == "none"  # the model does not even see the tools
+    if choice not in ("none", "auto", None) and params.constraints is not None:
+        # A schema is about the content, which a call does not have.
+        params = replace(params, constraints=replace(params.constraints, json_schema=None))
     return Request(
         [message.for_template() for message in chat.messages],
         params,
