@@ -13,6 +13,7 @@ from tests.support.python import run_python
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TESTED = {
     "asynchronous", "blind_pairs", "chat", "k_over_steps", "logits_processor", "logprobs", "many_prompts",
+    "native_sampler",
 }  # fmt: skip
 
 
@@ -28,14 +29,29 @@ def test_every_example_is_short_and_tested() -> None:
     assert max(lines.values()) <= 40
 
 
+def program_of(page: str) -> str:
+    """The Python blocks of a page, which belong together."""
+    text = (EXAMPLES.parent / page).read_text(encoding="utf-8")
+    return "\n".join(re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL))
+
+
 @pytest.mark.slow
 def test_the_page_of_tasks_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (EXAMPLES.parent / "docs/python.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
-    exec("\n".join(blocks), {})
+    pytest.importorskip("pydantic")
+    exec(program_of("docs/python.md"), {})
     shown = capsys.readouterr().out
     assert " 5, 6" in shown
-    assert "city" in shown
+    assert "City(name=" in shown
+    assert [f"{prompt} {sample} " in shown for prompt in range(3) for sample in range(2)] == [True] * 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["docs/python.md", "README.md"])
+def test_the_code_of_the_pages_is_typed(page: str, tmp_path: Path) -> None:
+    mypy = pytest.importorskip("mypy.api")
+    (tmp_path / "page.py").write_text(program_of(page), encoding="utf-8")
+    found, _, status = mypy.run(["--strict", "--cache-dir", str(tmp_path), str(tmp_path / "page.py")])
+    assert status == 0, found
 
 
 @pytest.mark.slow
@@ -102,6 +118,13 @@ def test_blind_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_logits_processor_writes_a_story(smollm2_path: Path) -> None:
     assert "lighthouse" in run("logits_processor", smollm2_path)
+
+
+@pytest.mark.slow
+def test_a_grammar_and_a_native_sampler_of_llama_cpp_python(smollm2_path: Path) -> None:
+    shown = run("native_sampler", smollm2_path)
+    assert shown.startswith("{")
+    assert re.fullmatch(r"[\x20-\x7e\n]+", shown), "no gibberish at T = 5"
 
 
 def test_cancelled_task_leaves_the_model_usable() -> None:

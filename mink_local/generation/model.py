@@ -431,10 +431,11 @@ class Model(Unique):
 
     def _pair(self, index: int, pair: Any) -> tuple[list[int], list[int]]:
         """Return the context and the continuation of a pair for `logprobs`. Raises ValueError."""
-        parts = pair if isinstance(pair, Sequence) and not isinstance(pair, str) else ()
-        read: tuple[Callable[[str], list[int]], ...] = (self.prompt_tokens, self.tokenize)
-        given = [use(part) if isinstance(part, str) else part for use, part in zip(read, parts, strict=False)]
-        found = [self.weights.ids(f"pairs[{index}][{at}]", part) for at, part in enumerate(given)]
+        parts = [*pair] if isinstance(pair, Sequence) and not isinstance(pair, str) else []
+        for at, read in enumerate((self.prompt_tokens, self.tokenize)[: len(parts)]):
+            if isinstance(parts[at], str):
+                parts[at] = read(parts[at])
+        found = [self.weights.ids(f"pairs[{index}][{at}]", part) for at, part in enumerate(parts)]
         if len(found) != 2 or not all(found):
             raise OptionError(
                 f"pairs[{index}]", f"must have tokens of a context and of its continuation, not {shown(pair)}"

@@ -4,6 +4,7 @@ import doctest
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from textwrap import dedent
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,19 @@ def test_logits_processor_without_a_temperature(name: str) -> None:
 
 
 # Your own samplers
+
+
+@pytest.mark.skipif(not JIT, reason="takes minutes")
+def test_the_documented_sampler_works_as_pasted() -> None:
+    text = Sampler.__doc__.partition("kernel's options:")[2].partition("A subclass that sets")[0]  # type: ignore[union-attr]
+    pasted: dict[str, Any] = {}
+    try:
+        exec(dedent(text), pasted)
+        near = pasted["Near"](2.0)
+        assert near.candidates([5.0, 1.0, 4.0])[0].tolist() == [0, 2]
+        assert parse(str(near)) == near
+    finally:
+        SAMPLERS.pop("near", None)
 
 
 def test_a_sampler_of_ones_own() -> None:

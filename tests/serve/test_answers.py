@@ -127,6 +127,22 @@ def test_an_answer_goes_on_after_other_tokens(server: RunningServer) -> None:
     assert rest["tokens"] == first["tokens"][4:]
 
 
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+
+
+def test_a_forced_call_has_no_content_that_a_schema_is_about(server: RunningServer) -> None:
+    """Agents send the schema of their output with every request."""
+    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+    choice = ask(
+        server,
+        max_tokens=60,
+        tools=[TOOL],
+        tool_choice="required",
+        response_format={"type": "json_schema", "json_schema": {"name": "output", "schema": schema}},
+    )["choices"][0]
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "f"
+
+
 @pytest.mark.parametrize(
     ("fields", "status", "param", "code"),
     [
@@ -149,6 +165,7 @@ def test_an_answer_goes_on_after_other_tokens(server: RunningServer) -> None:
         ({"tools": [NO_TOOL], "tool_choice": "required"}, 400, "tools[0].function.parameters", None),
         ({"logit_bias": {"999999": 1}}, 400, "logit_bias", None),
         ({"tool_choice": "required"}, 400, "tool_choice", None),
+        ({"tools": [TOOL], "tool_choice": "required", "regex": "a"}, 400, "tool_choice", None),
         ({"stop_token_ids": [999999]}, 400, "stop_token_ids", None),
         ({"prefix_tokens": [999999]}, 400, "prefix_tokens", None),
         ({"repetition_penalty": 0}, 400, "repetition_penalty", None),
