@@ -73,7 +73,7 @@ def help_texts(command: click.Command, name: str, parent: click.Context | None =
     level = "##" if parent is None else "###"
     yield f"{level} {context.command_path}\n\n{formatter.getvalue().strip()}\n"
     if isinstance(command, click.Group):
-        for child in command.list_commands(context):
+        for child in (name for name in command.list_commands(context) if not command.commands[name].hidden):
             yield from help_texts(command.commands[child], child, context)
 
 

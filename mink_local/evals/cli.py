@@ -1,7 +1,8 @@
 """`mink-eval`: run GGUF models on tasks with every sampler and temperature, compare them, and report."""
 
 import logging
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -56,8 +57,7 @@ Examples:
   mink-eval run my-questions.jsonl --model ./mine.gguf --temp 5
   mink-eval report mink-eval-run
   mink-eval judge mink-eval-run --judge ./larger.gguf
-  mink-eval judge mink-eval-run --judge http://127.0.0.1:8080/v1 --method noise
-  mink-eval coverage --model ./mine.gguf
+  mink-eval judge mink-eval-run --judge http://127.0.0.1:8080/v1
   mink-eval frontier --model ./small.gguf --reference ./large.gguf --text a.txt
   mink-eval quants ./mine-Q8_0.gguf ./mine-Q5_K_M.gguf ./mine-Q4_K_M.gguf
   mink-eval quants ./mine-Q8_0.gguf --kv-type f16 --kv-type q8_0
@@ -72,9 +72,7 @@ Exit status: 0 success, 1 failure, 2 wrong usage or unknown model, 130 interrupt
 MEASUREMENTS = {
     "run": "mink_local.evals.run.evaluation:Run",
     "frontier": "mink_local.evals.frontier.measure:Frontier",
-    "coverage": "mink_local.evals.coverage.measure:Walks",
     "judge": "mink_local.evals.judge.judging:Pairs",
-    "judge-noise": "mink_local.evals.judge.judging:Noise",
     "quants": "mink_local.evals.quants.measure:Quants",
 }
 
@@ -238,7 +236,7 @@ def _refuse_unused(files: Sequence[Any], addresses: Sequence[str]) -> None:
         raise click.UsageError(f"{', '.join(given)}: only for {whose}.")
 
 
-def _answerers(
+def answerers_of(
     names: Sequence[str],
     parallel: Any,
     key_variable: str | None,
@@ -417,7 +415,7 @@ def run_command(
     dry_run: bool,
     quiet: bool,
     out: Path,
-    **options: Any,  # those of `_answerers` and of `Run`
+    **options: Any,  # those of `answerers_of` and of `Run`
 ) -> None:
     """Run models on tasks with every sampler and temperature.
 
@@ -439,7 +437,7 @@ def run_command(
         raise click.UsageError("--shots-from needs --shots N.")
     options |= {"data": files, "shots": shots or 0, "shots_from": _files("--shots-from", shots_from, names)}
     answering = {name: options.pop(name) for name in ANSWERING}
-    answerers = _answerers(models, is_strict=True, ctx=ctx, **answering)
+    answerers = answerers_of(models, is_strict=True, ctx=ctx, **answering)
     options |= _recommended(models, options["samplers"])
     run_ = _measurement("run")(tasks, answerers, ctx=ctx, **options)
     if dry_run:
@@ -505,12 +503,11 @@ def report_command(folder: Path, against: tuple[str, Any] | None, scorer: str) -
             f"--against and --scorer are for a run: {folder} contains results of mink-eval {measures}."
         )
     report_on(Results(folder, _measurement(measures), against, scorer))
-    for name in ("judge", "judge-noise"):
-        try:
-            if (folder / name).is_dir():
-                report_on(Results(folder / name, _measurement(name)))
-        except ReportError as error:  # it may be unfinished or damaged, and the run's report is there
-            log.warning("%s", error)
+    try:
+        if (folder / "judge").is_dir():
+            report_on(Results(folder / "judge", _measurement("judge")))
+    except ReportError as error:  # it may be unfinished or damaged, and the run's report is there
+        log.warning("%s", error)
 
 
 def _measurement(measures: str) -> Any:
@@ -522,7 +519,7 @@ def _measurement(measures: str) -> Any:
     return resolve_name(MEASUREMENTS[measures])
 
 
-def _stateless(_: click.Context, __: click.Parameter, samplers: "Sequence[Sampler]") -> "Sequence[Sampler]":
+def stateless(_: click.Context, __: click.Parameter, samplers: "Sequence[Sampler]") -> "Sequence[Sampler]":
     for sampler in samplers:
         if sampler.is_stateful:
             raise click.BadParameter(f"{sampler.name} depends on more than the logits: choose another one.")
@@ -560,7 +557,7 @@ def _stateless(_: click.Context, __: click.Parameter, samplers: "Sequence[Sample
 @samplers_option.replace(
     default=None,
     show_default=False,
-    callback=_stateless,
+    callback=stateless,
     help="Sampler or chain to measure as well, such as top-k:k=40+min-k; repeatable.",
 )
 @temperatures_option.replace(
@@ -599,60 +596,12 @@ def frontier_command(texts: Path | None, text: Path | None, out: Path, quiet: bo
     _carry_out(_measurement("frontier")(texts=texts, text=text, **options), out, quiet)
 
 
-@cli.command("coverage")
-@model_option
-@samplers_option.replace(
-    default=None,
-    show_default=False,
-    callback=_stateless,
-    help="Sampler; repeatable.  [default: all samplers in both orders, min-k:floor=1, and "
-    "min-p:p=0,order=temperature-last, which keeps every token]",
-)
-@temperatures_option.replace(
-    type=Temperature(),
-    default=[0.25, 0.5, 1.0, 1.5, 2.0, 5.0, 10.0, float("inf")],
-    metavar="T|inf",
-    help="Temperature; at inf all candidates are equally likely. Repeatable.",
-)
-@click.option(
-    "--prompts",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help='Your own prompts, one JSON object per line: {"id": "coins", "prompt": "Name one side of a coin.", '
-    '"answers": [["heads", "obverse"], ["tails", "reverse"]]}.  [default: 60 bundled prompts]',
-)
-@limit_option
-@click.option(
-    "--rest",
-    type=FiniteFloat(min=0, min_open=True, max=1, max_open=True),
-    default=0.01,
-    metavar="P",
-    help="Stop once no sampler at any temperature has more than P unexplored.",
-)
-@click.option(
-    "--nodes",
-    type=POSITIVE,
-    default=2000,
-    metavar="N",
-    help="Maximum number of nodes to evaluate per prompt, whatever is left unexplored.",
-)
-@parallel_option.replace(type=AutoOrInt(min=1), default=16, help="Nodes evaluated at a time, or auto.")
-@out_option.replace(default="mink-eval-coverage")
-@placement_options
-@template_option
-@quiet_option
-def coverage_command(out: Path, quiet: bool, **options: Any) -> None:
-    """Measure how many of a prompt's valid answers samplers find.
-
-    "Name one country in Africa. Answer with its name only." has 54 valid answers. The distribution over
-    answers is computed exactly, by walking the tree of candidates: how likely is a valid answer (validity),
-    and how many different ones do 100 samples contain (coverage)? Nothing is sampled, and all samplers share
-    the evaluated nodes.
-
-    Writes coverage.html, .md, .svg, .pdf, .csv and .json to DIR. Run the same command again to resume; with
-    more prompts, samplers or temperatures, only what is new is measured.
-    """
-    _carry_out(_measurement("coverage")(**options), out, quiet)
+@cli.command("coverage", hidden=True, context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def coverage_command(arguments: Sequence[str]) -> None:
+    """Say where it went."""
+    command = shlex.join(["python", "-m", "scripts.lab.coverage", *arguments])
+    raise click.UsageError(f"coverage is measured from the repository: {command}")
 
 
 def _limits(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> dict[str, float]:
@@ -767,49 +716,61 @@ def quants_command(
     _carry_out(_measurement("quants")(base, others, kv_types=kv_types, **options), out, quiet)
 
 
-@cli.command("judge")
-@folder_argument
-@click.option(
-    "--judge",
-    "-j",
-    required=True,
-    metavar="NAME|PATH|URL[#MODEL]",
-    help="The judge: a GGUF model or a server's address, as for mink-eval run --model.",
+def judge_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what a judge is asked with."""
+    for decorate in reversed(_JUDGE_OPTIONS):
+        command = decorate(command)
+    return command
+
+
+_JUDGE_OPTIONS = (
+    folder_argument,
+    click.option(
+        "--judge",
+        "-j",
+        required=True,
+        metavar="NAME|PATH|URL[#MODEL]",
+        help="The judge: a GGUF model or a server's address, as for mink-eval run --model.",
+    ),
+    click.option(
+        "--against",
+        type=SamplerType(),
+        default="greedy",
+        metavar="SAMPLER",
+        help="Sampler to compare the others with.",
+    ),
+    limit_option,
+    click.option(
+        "--max-chars",
+        "characters",
+        type=WholeNumber(min=200),
+        default=6000,
+        metavar="N",
+        help="Maximum number of characters of a response to show the judge.",
+    ),
+    parallel_option.replace(
+        type=AutoOrInt(min=1, max=64),
+        default="auto",
+        help="Number of requests at a time; auto: 8 for a server, or else as memory and device allow.",
+    ),
+    key_option,
+    timeout_option.replace(default=120.0),
+    placement_options,
+    template_option,
+    quiet_option,
 )
+
+
+@cli.command("judge")
+@judge_options
 @click.option(
     "--method",
     type=click.Choice(["pairs", "paper", "noise"]),
     default="pairs",
+    metavar="pairs|paper",
     help="pairs: which of two responses is better, in both orders; paper: the same by the paper's five "
-    "criteria, in one random order, where a tie is no win; noise: from which sentence on a response has "
-    "collapsed into nonsense, repetition or another topic.",
+    "criteria, in one random order, where a tie is no win.",
 )
-@click.option(
-    "--against",
-    type=SamplerType(),
-    default="greedy",
-    metavar="SAMPLER",
-    help="Sampler to compare the others with.",
-)
-@limit_option
-@click.option(
-    "--max-chars",
-    "characters",
-    type=WholeNumber(min=200),
-    default=6000,
-    metavar="N",
-    help="Maximum number of characters of a response to show the judge.",
-)
-@parallel_option.replace(
-    type=AutoOrInt(min=1, max=64),
-    default="auto",
-    help="Number of requests at a time; auto: 8 for a server, or else as memory and device allow.",
-)
-@key_option
-@timeout_option.replace(default=120.0)
-@placement_options
-@template_option
-@quiet_option
 def judge_command(
     folder: Path,
     judge: str,
@@ -818,19 +779,21 @@ def judge_command(
     limit: int | None,
     characters: int,
     quiet: bool,
-    **options: Any,  # those of `_answerers`
+    **options: Any,  # those of `answerers_of`
 ) -> None:
     """Have a model judge the responses of the run in DIR.
 
-    It compares each pair of responses to a question, or says where a response collapses (--method noise).
-    Judgements are saved in DIR/judge, or DIR/judge-noise, as they arrive; run the same command again to
-    resume. Prints win rates with the judge's position bias, or the share of the text that is noise, with
-    tests against one sampler, and writes them to judge.html or noise.html, .md, .csv and .json.
+    It compares each pair of responses to a question. Judgements are saved in DIR/judge as they arrive; run
+    the same command again to resume. Prints win rates with the judge's position bias and tests against one
+    sampler, and writes them to judge.html, .md, .csv and .json.
     """
     from mink_local.evals.judge.judging import judging_of
     from mink_local.evals.run.records import read_run
 
-    [answerer] = _answerers([judge], is_strict=False, **options)
+    if method == "noise":
+        command = shlex.join(["python", "-m", "scripts.lab.noise", str(folder), "--judge", judge])
+        raise click.UsageError(f"noise is measured from the repository: {command}")
+    [answerer] = answerers_of([judge], is_strict=False, **options)
     run_ = read_run(folder)
     for note in run_.notes:
         log.warning("%s: %s", folder, note)

@@ -141,7 +141,7 @@ def test_help_imports_no_library_of_reports() -> None:
 
 def test_help_has_few_commands_and_placement_at_the_end() -> None:
     assert len(cli.commands) <= 8
-    for name in ("run", "frontier", "coverage", "judge"):
+    for name in ("run", "frontier", "judge"):
         own, heading, placement = output_of("-m", "mink_local.evals.cli", name, "--help").partition(
             "Placement"
         )

@@ -18,7 +18,6 @@ import pytest
 from mink_local import load_model
 from mink_local.errors import GenerationError, ModelError, ReportError
 from mink_local.evals import measurement as module
-from mink_local.evals.coverage.measure import Walks
 from mink_local.evals.measurement import (
     Measurement,
     Results,
@@ -29,6 +28,7 @@ from mink_local.evals.report.report import Report
 from mink_local.evals.settings import sweep
 from mink_local.evals.store import ROWS, Store
 from mink_local.samplers import SAMPLERS
+from scripts.lab.coverage.measure import Walks
 from tests.support.http import until
 from tests.support.mink_eval import MinkEval
 
@@ -176,7 +176,6 @@ def test_the_sweep_has_every_default_once_and_no_setting_twice() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        ["coverage", "--limit", 1, "--model", "MODEL"],
         ["frontier", "--text", __file__, "--limit", 1, "--model", "TINY", "--reference", "MODEL"],
         ["quants", "TINY", "MODEL", "--chunk", 16, "--positions", 14],
     ],

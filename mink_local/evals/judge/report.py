@@ -1,16 +1,16 @@
-"""What a judge says: win rates of one sampler over another, and semantic noise.
+"""What a judge says: win rates of one sampler over another.
 
 The unit of observation is the question: the win rate is the mean over questions of a question's share of
 wins, with ties counting half, and its p-value tests the same mean.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from mink_local.errors import ReportError
 from mink_local.evals.measurement import Results
 from mink_local.evals.report.report import Report, Section
 from mink_local.evals.stats import ALPHA, Interval, holm, paired_test, share
@@ -22,7 +22,6 @@ from mink_local.evals.tables import (
     count,
     p_value,
     percent,
-    points,
     temperature_name,
 )
 from mink_local.samplers import label
@@ -35,24 +34,10 @@ QUESTION = ["task", "question_id"]
 CELL = ["task", "model", "sampler", "against", "temperature"]
 PAIR = [*CELL, "repeat", "question_id"]
 _FAMILY = ["task", "model", "protocol"]  # what a table is about, whose rows are corrected together
-_NOISE_FAMILY = ["judge", "task", "model"]
 _RATED = ["judge", "protocol", *CELL]
 _RATE = ["pairs", "missing", "questions", *columns_of(None, "win_rate"), "won:tied:lost", "p"]
 _RATE += ["identical", "inconsistent"]
 
-COHERENT = -1  # the sentence at which a coherent response collapses
-
-WORTH = "These figures are worth what the judge is worth, which nothing here tests."
-ABOUT_NOISE = (
-    "Semantic noise: the share of a response's characters from its collapse on, 0 if it is coherent; the "
-    "collapse is the first sentence of nonsense, endless repetition or another topic, as the judge sees it "
-    "(the paper's section 4.5 and appendix D). Collapsed: the share of responses with any. Both are means "
-    "over questions with 95% intervals over questions: Clopper and Pearson's, with an effective number of "
-    "questions.",
-    "Difference: the noise minus that of the sampler compared with, on the same questions. p is from the "
-    "exact sign-flip test of the differences, rounded to points; Holm's, which decides, is corrected over "
-    "the rows of a table.",
-)
 HOW_TO_READ = (
     "Win rate: the mean over questions of a question's share of wins, with ties counting half, or by the "
     "paper's protocol nothing. Identical responses are a tie that nobody is asked about. p is from the exact "
@@ -84,7 +69,7 @@ def win_rates(pairs: pd.DataFrame) -> pd.DataFrame:
         row = dict(zip(_RATED, key, strict=True)) | group[["identical", "inconsistent"]].sum().to_dict()
         row |= {"pairs": len(group), "missing": len(group) - len(found)}
         rows.append(row | (_outcomes(found) if len(found) else {}))
-    return _corrected(pd.DataFrame(rows, columns=[*_RATED, *_RATE]), _FAMILY)
+    return corrected(pd.DataFrame(rows, columns=[*_RATED, *_RATE]), _FAMILY)
 
 
 def _outcomes(found: pd.DataFrame) -> dict[str, Any]:
@@ -98,7 +83,7 @@ def _outcomes(found: pd.DataFrame) -> dict[str, Any]:
     return {"questions": test.n, **columns_of(rate, "win_rate"), "won:tied:lost": won, "p": test.p}
 
 
-def _corrected(rows: pd.DataFrame, family: Sequence[str]) -> pd.DataFrame:
+def corrected(rows: pd.DataFrame, family: Sequence[str]) -> pd.DataFrame:
     """Return rows with `p_holm`: Holm's correction of `p` over the rows of a table."""
     tested = rows.dropna(subset="p").groupby(list(family), sort=False)["p"]
     return rows.assign(p_holm=tested.transform(lambda p: holm(p.tolist())))
@@ -142,74 +127,13 @@ def report_judgements(results: Results) -> Report:
         for finding in _findings(own, pairs[(pairs.judge == judge) & (pairs.protocol == protocol)])
     ]
     tables = [
-        _table(" · ".join(dict.fromkeys(part)), rows) for part, rows in rates.groupby(_FAMILY, sort=False)
+        rate_table(" · ".join(dict.fromkeys(part)), rows) for part, rows in rates.groupby(_FAMILY, sort=False)
     ]
     sections = [
         Section("Win rates by a model", tables, findings),
         Section("How to read this", [*ABOUT_MODELS, *HOW_TO_READ]),
     ]
-    return _report("judge", "Win rates by a model", results, sections, rates)
-
-
-def report_noise(results: Results) -> Report:
-    """Return the report on semantic noise. Raises ReportError if nothing readable has been judged yet."""
-    frame = results.frame
-    is_open = (frame["sentence"] == COHERENT) & frame["is_cut"]  # what follows is unknown
-    rows = frame[frame["sentence"].notna() & ~is_open]
-    if rows.empty:
-        raise ReportError(f"{results.folder} contains no judgement that can be read yet")
-    rates = noise_rates(rows, results.manifest.get("against", "greedy"))
-    tables = [
-        _table(f"{task} · {model} · judged by {judge}", part)
-        for (judge, task, model), part in rates.groupby(_NOISE_FAMILY, sort=False)
-    ]
-    left = [
-        (frame["sentence"].isna(), "without a readable judgement excluded."),
-        (is_open, "longer than the judge was shown, and coherent so far, excluded."),
-    ]
-    findings = [f"{count(int(which.sum()), 'response')} {why}" for which, why in left if which.any()]
-    title = "Semantic noise by a model"
-    sections = [
-        Section(title, [*tables, WORTH], findings),
-        Section("How to read this", ABOUT_NOISE),
-    ]
-    return _report("noise", title, results, sections, rates)
-
-
-def noise_rates(rows: pd.DataFrame, against: str) -> pd.DataFrame:
-    """Return a row per judge, task, model, sampler and temperature with its semantic noise.
-
-    Args:
-        rows: A row per response with the fields of `Collapse`, and a sentence.
-        against: The sampler that the others are compared with, at the same temperature unless it is greedy.
-    """
-    noise = [noise_share(row.lengths, int(row.sentence)) for row in rows.itertuples()]
-    rows = rows.assign(noise=noise, any_noise=rows["sentence"] != COHERENT)
-    by = [*_NOISE_FAMILY, "sampler", "temperature"]
-    cells = {key: cell.groupby("question_id") for key, cell in rows.groupby(by, sort=False)}
-    means = {key: cell["noise"].mean() for key, cell in cells.items()}
-    found = []
-    for key, cell in cells.items():
-        row = dict(zip(by, key, strict=True)) | {
-            "questions": len(means[key]),
-            **columns_of(share(means[key].tolist()), "noise"),
-            **columns_of(share(cell["any_noise"].mean().tolist()), "collapsed"),
-        }
-        *family, sampler, temperature = key
-        other = means.get((*family, against, temperature), means.get((*family, against, 0.0)))
-        if other is not None and sampler != against:
-            gains = (100 * (means[key] - other)).dropna().round().astype(int)  # to a point
-            test = paired_test(gains.tolist(), 100)
-            row |= {"against": against, **columns_of(test.difference, "difference"), "p": test.p}
-        found.append(row)
-    figures = ("noise", "collapsed", "difference")
-    columns = [*by, "questions", "against", *(one for name in figures for one in columns_of(None, name)), "p"]
-    return _corrected(pd.DataFrame(found, columns=columns), _NOISE_FAMILY)
-
-
-def noise_share(lengths: Sequence[int], sentence: int) -> float:
-    """Return the semantic noise of a response, given its sentences' lengths and the first of the collapse."""
-    return 0.0 if sentence == COHERENT else sum(lengths[sentence - 1 :]) / sum(lengths)
+    return judged_report("judge", "Win rates by a model", results, sections, rates)
 
 
 def _findings(judgements: pd.DataFrame, pairs: pd.DataFrame) -> list[str]:
@@ -241,7 +165,7 @@ def _findings(judgements: pd.DataFrame, pairs: pd.DataFrame) -> list[str]:
     return found
 
 
-def _report(
+def judged_report(
     name: str, title: str, results: Results, sections: Sequence[Section], rates: pd.DataFrame
 ) -> Report:
     notes = list(filter(None, [results.rows.left_out]))
@@ -257,9 +181,6 @@ _COLUMNS: dict[str, tuple[str, Format]] = {
     "judge": ("judge", str),
     "pairs": ("pairs", str),
     "questions": ("questions", str),
-    "noise": ("noise, %", percent),
-    "collapsed": ("collapsed, %", percent),
-    "difference": ("difference, points", points),
     "win_rate": ("win rate, %", percent),
     "won:tied:lost": ("won:tied:lost", str),
     "inconsistent": ("disagree", str),
@@ -269,8 +190,10 @@ _COLUMNS: dict[str, tuple[str, Format]] = {
 }
 
 
-def _table(title: str, rows: pd.DataFrame) -> Table:
-    """Return the table of a family of rows, without empty columns."""
+def rate_table(
+    title: str, rows: pd.DataFrame, more: Mapping[str, tuple[str, Format]] = MappingProxyType({})
+) -> Table:
+    """Return the table of a family of rows, without empty columns; `more` are further columns."""
     p_values = [
         Cell(p_value(p), f"Holm {p_value(adjusted)}", bold=adjusted <= ALPHA) if p == p else Cell()
         for p, adjusted in zip(rows.p, rows.p_holm, strict=True)
@@ -279,7 +202,7 @@ def _table(title: str, rows: pd.DataFrame) -> Table:
     if rows.get("judge", pd.Series()).nunique() == 1:
         shown = shown.drop(columns="judge")
     keys = sum(name in ("sampler", "against", "temperature", "judge") for name in shown)
-    return Table.of(title, shown, _COLUMNS, keys)
+    return Table.of(title, shown, {**_COLUMNS, **more}, keys)
 
 
 def _in_words(found: Interval) -> str:

@@ -13,7 +13,6 @@ import pytest
 from mink_local.evals import addresses, answering
 from mink_local.evals.addresses import AddressAnswerer
 from mink_local.evals.judge.judging import ORDERS, WINNERS, Prompt
-from mink_local.evals.judge.report import COHERENT
 from tests.support.judge_server import Body, JudgeServer, Said, fails, says, shown_answers
 from tests.support.made_run import change, write_run
 from tests.support.mink_eval import MinkEval
@@ -379,26 +378,11 @@ def test_bad_input_is_one_sentence(
         ("A is better than B", None),
         ("Both A and B are good", None),
         ('{"winner": "', None),
-        ('{"collapse": 3}', 3),
-        ('{"collapse": -1}', COHERENT),
-        ('```json\n{"collapse": 2}\n```', 2),
-        ('<think>{"collapse": 1}?</think> {"collapse": 2}', 2),
-        ("3", 3),
-        ("-1", COHERENT),
-        ('{"collapse": 0}', None),
-        ('{"collapse": 5}', None),
-        ('{"collapse": 2.5}', None),
-        ('{"collapse": 2} or {"collapse": 3}', None),
-        ('{"collapse": 99}, no, {"collapse": 2}', None),
-        ('{"collapse": 2.5}\n{"collapse": 2}', None),
         ('{"winner": "C"}, no, {"winner": "A"}', None),
-        ("sentence 3 of 4", None),
     ],
 )
-def test_answers_of_judges(text: str, value: str | int | None) -> None:
-    prompts = (Prompt("?", {}, "winner", WINNERS), Prompt("?", {}, "collapse", (COHERENT, 1, 2, 3, 4)))
-    found = [prompt.read(text) for prompt in prompts]
-    assert found == [value if value in prompt.values else None for prompt in prompts]
+def test_answers_of_judges(text: str, value: str | None) -> None:
+    assert Prompt("?", {}, "winner", WINNERS).read(text) == value
 
 
 @pytest.mark.slow

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from mink_local.errors import DataError
-from mink_local.evals.coverage.measure import BUNDLED, ClosedPrompt, read_prompts
-from mink_local.evals.coverage.tree import AnswerSet, fold, normalise
 from mink_local.generation.model import Model
+from scripts.lab.coverage.measure import BUNDLED, ClosedPrompt, read_prompts
+from scripts.lab.coverage.tree import AnswerSet, fold, normalise
 from tests.evals.conftest import Write
 
 NAMES = (

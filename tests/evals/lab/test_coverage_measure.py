@@ -1,4 +1,4 @@
-"""`mink-eval coverage`: its measures, its files, going on after a stop, and what it refuses."""
+"""`scripts.lab.coverage`: its measures, its files, going on after a stop, and what it refuses."""
 
 import json
 from collections.abc import Callable
@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 from mink_local.errors import ReportError
-from mink_local.evals.coverage.measure import N_SAMPLES, best, expected_distinct, means
+from scripts.lab.coverage.__main__ import main
+from scripts.lab.coverage.measure import N_SAMPLES, best, expected_distinct, means
 from tests.evals.conftest import Write
-from tests.support.mink_eval import MinkEval
 from tests.support.python import Finished
 
 PROMPTS: list[dict[str, object]] = [
@@ -25,10 +25,10 @@ Coverage = Callable[..., Finished]
 
 
 @pytest.fixture
-def coverage(mink_eval: MinkEval, tiny_path: Path, tmp_path: Path, write: Write) -> Coverage:
+def coverage(run_main: Callable[..., Finished], tiny_path: Path, tmp_path: Path, write: Write) -> Coverage:
     """`coverage(*options)` measures two samplers with a small random model, into tmp_path / "out"."""
     model = ["-m", tiny_path, "--threads", 1, "--prompts", write(*PROMPTS), "--out", tmp_path / "out"]
-    return partial(mink_eval, "coverage", *model, "-s", "top-p", "-s", "min-k")
+    return partial(run_main, main, *model, "-s", "top-p", "-s", "min-k")
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

@@ -15,13 +15,6 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from mink_local.errors import DataError, ReportError
-from mink_local.evals.coverage.tree import (
-    MOST_TOKENS,
-    AnswerSet,
-    TokenProbabilities,
-    normalise,
-    walk,
-)
 from mink_local.evals.figures import Picture, curves
 from mink_local.evals.measurement import Results
 from mink_local.evals.report.report import Report, Section
@@ -32,6 +25,13 @@ from mink_local.evals.tasks.base import Text, json_rows, read_each_once
 from mink_local.generation.model import Model
 from mink_local.models.catalog import resolve
 from mink_local.samplers import Greedy, MinK, MinP, Sampler, default_samplers, label
+from scripts.lab.coverage.tree import (
+    MOST_TOKENS,
+    AnswerSet,
+    TokenProbabilities,
+    normalise,
+    walk,
+)
 
 N_SAMPLES = 100
 _BELOW_GREEDY = (0.01, 0.05)  # allowed drop of mean validity below greedy's, for the tables with the best T

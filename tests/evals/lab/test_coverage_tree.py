@@ -9,11 +9,11 @@ import pytest
 from numpy.typing import NDArray
 
 from mink_local import load_model
-from mink_local.evals.coverage.measure import standard_samplers
-from mink_local.evals.coverage.tree import AnswerSet, Distribution, TokenProbabilities, walk
 from mink_local.evals.settings import SamplerSetting
 from mink_local.generation.model import Model, read_rows
 from mink_local.samplers import MinK, Sampler, TopK, TopP
+from scripts.lab.coverage.measure import standard_samplers
+from scripts.lab.coverage.tree import AnswerSet, Distribution, TokenProbabilities, walk
 
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 METHODS = [
