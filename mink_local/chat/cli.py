@@ -159,7 +159,13 @@ def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: st
 @click.option(
     "--creative",
     is_flag=True,
-    help="More varied prose: --floor 1.4 --temp 5, unless these are given; see /help advice.",
+    help="More varied prose: the same as --preset creative.",
+)
+@click.option(
+    "--preset",
+    metavar="NAME",
+    help="Begin with the settings of a preset, unless they are given: creative, prose, code, mathematics, or "
+    "a table [preset.NAME] of the configuration file, which /preset save NAME writes.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the answer to a prompt as a JSON object.")
 @click.option("--continue", "-c", "continued", is_flag=True, help="Continue the last conversation.")

@@ -129,6 +129,11 @@ def _values(key: str, chat: Chat, text: str) -> Completions:
     return _starting_with(text, {**names, "default": "as at the start"})
 
 
+def _presets(chat: Chat, text: str) -> Completions:
+    """Complete the name of a preset."""
+    return _starting_with(text, [*chat.session.settings.presets, "save "])
+
+
 def _reasoning(_: Chat, text: str) -> Completions:
     """Complete what /reasoning takes."""
     return _starting_with(text, ("on", "off", "default", "show", "line"))
@@ -162,6 +167,7 @@ _GROUPS = {
         _setting("temp [T]", "Set the temperature"),
         _setting("sampler [NAME[:OPTION=…]]", "Set the sampler"),
         Command("system [TEXT]", "Set the system prompt", set_show.system),
+        Command("preset [NAME|save NAME]", "Change several at once", set_show.preset, _presets),
         Command("set SETTING VALUE", "Change any setting", set_show.set_, _settings),
         Command("show [all|SETTING]", "Show the settings", set_show.show, _settings),
         _setting("model [NAME|PATH]", "Continue with another model"),

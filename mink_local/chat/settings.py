@@ -7,6 +7,7 @@ imported only where they are needed.
 import json
 import logging
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
@@ -20,11 +21,13 @@ from click.core import ParameterSource
 from platformdirs import user_config_path
 
 from mink_local.cli import FileText, FiniteFloat, command_line_text, did_you_mean, file_text
-from mink_local.files import regular, user_path
+from mink_local.errors import MinkError
+from mink_local.files import regular, user_path, write_atomic
 from mink_local.llama.constants import ALL_LAYERS, MODEL
 from mink_local.models.catalog import find, resolve
 from mink_local.models.options import (
     OR_MODEL,
+    PRESETS,
     SamplerOption,
     SamplerType,
     chat_template_option,
@@ -59,8 +62,7 @@ if TYPE_CHECKING:
 
 COMMAND_LINE, DEFAULT, SET_HERE = "command line", "default", "set in this chat"  # three sources of values
 MIN_K = ("tau", "floor")  # the settings that are options of Min-k
-_CREATIVE = "--creative"
-CREATIVE = {"temp": 5.0, "floor": 1.4}  # see `ADVICE`: prose, hot
+_PRESET = "preset "  # and its name: a source of values
 RARE = "Rarely needed"  # the group of settings that comes last in the help
 CONSTRAINTS = "Penalties and limits"  # the group of settings that `Constraints` are made from
 
@@ -277,30 +279,42 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> Pa
     """Make the table [chat] of the TOML file click's defaults; the callback of --config."""
     file = ctx.meta["config"] = path or config_path()
     if (path or file.exists()) and not ctx.resilient_parsing:  # completion is no place for complaints
-        ctx.default_map = dict(_texts(file, _table(file)))
+        chat, presets = _tables(file)
+        ctx.default_map = dict(_texts(file, "[chat]", chat))
+        ctx.meta["presets"] = {
+            name: dict(_texts(file, f"[preset.{name}]", table)) for name, table in presets.items()
+        }
     return path
 
 
-def _table(path: Path) -> dict[str, Any]:
-    """Return the table [chat] of a file. Raises click.UsageError if anything is outside of it."""
+def _tables(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the table [chat] of a file, and the tables [preset.NAME]. Raises click.UsageError for others."""
     try:
         whole = tomllib.loads(regular(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise click.UsageError(f"{path} cannot be read: {getattr(error, 'strerror', error)}.") from None
-    table: Any = whole.pop("chat", {})
-    if whole or not isinstance(table, dict):
+    chat, presets = whole.pop("chat", {}), whole.pop("preset", {})
+    if whole or not isinstance(chat, dict):
         name = next(iter(whole), "chat")
         raise click.UsageError(f"{path}: {name!r} is outside of the table [chat], where settings belong.")
-    return dict(table)
+    if not (isinstance(presets, dict) and all(isinstance(table, dict) for table in presets.values())):
+        raise click.UsageError(f"{path}: the settings of a preset belong into a table [preset.NAME].")
+    return chat, presets
 
 
-def _texts(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _without_preset(text: str, name: str) -> dict[str, Any]:
+    """Return what a configuration file says besides a preset. Raises ValueError if it is not TOML."""
+    whole = tomllib.loads(text)
+    return {**whole, "preset": {**whole.get("preset", {}), name: None}}
+
+
+def _texts(path: Path, place: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield settings as they would be typed, so that click parses and checks them; warn of unknown ones."""
     for key, value in table.items():
         setting = BY_KEY.get(key.replace("_", "-"))
         if setting is None:
             hint = did_you_mean(key, BY_KEY) or ": mink-chat --help lists them"
-            log.warning("%s: there is no setting %r in [chat]%s", path, key, hint)
+            log.warning("%s: there is no setting %r in %s%s", path, key, place, hint)
         elif setting.multiple and isinstance(value, list):
             yield setting.name, [str(item) for item in value]
         elif isinstance(value, list | dict):
@@ -324,10 +338,9 @@ class Settings:
         self.sources = {setting.name: setting.source(ctx) for setting in SETTINGS}
         self._values = {setting.name: ctx.params[setting.name] for setting in SETTINGS}
         self.context = ctx
-        if ctx.params.get("creative"):
-            for name, value in CREATIVE.items():
-                if not self.given(name):
-                    self.put(name, value, _CREATIVE)
+        name = ctx.params.get("preset") or ("creative" if ctx.params.get("creative") else "")
+        if name:
+            self._take_preset(name, is_open=lambda option: not self.given(option))
         self._at_start = {name: (value, self.sources[name]) for name, value in self._values.items()}
 
     def __getitem__(self, name: str) -> Any:
@@ -354,6 +367,61 @@ class Settings:
         """Set a value that is known to be valid."""
         self._values[name], self.sources[name] = value, source
 
+    @property
+    def presets(self) -> dict[str, dict[str, Any]]:
+        """The values of presets as text, by their names: those that come with the program, and the user's."""
+        return {**PRESETS, **self.context.meta.get("presets", {})}
+
+    def with_preset(self, name: str) -> "Settings":
+        """Return a copy with the values of a preset. Raises click.UsageError if it has none, or bad ones."""
+        other = copy(self)
+        other._values, other.sources = self._values.copy(), self.sources.copy()
+        other._take_preset(name, is_open=lambda _: True)
+        other.check(is_new=lambda _: False)
+        return other
+
+    def _take_preset(self, name: str, is_open: Callable[[str], bool]) -> None:
+        """Set the values of a preset for the options that are open to it."""
+        if name not in self.presets:
+            hint = did_you_mean(name, self.presets) or f": there are {', '.join(self.presets)}."
+            raise click.UsageError(f"there is no preset {name!r}{hint}")
+        values = self.presets[name]
+        if "sampler" in values and is_open("sampler"):
+            for option in filter(is_open, MIN_K):
+                self.put(option, None, _PRESET + name)
+        for setting in (setting for setting in SETTINGS if setting.name in values):
+            if is_open(setting.name) and not setting.fixed:
+                text = values[setting.name]
+                text = " ".join(text) if isinstance(text, list) else text
+                self.put(setting.name, self._parsed(setting, text), _PRESET + name)
+
+    def save_preset(self, name: str) -> Path:
+        """Write the model, the system prompt and the sampling settings to the configuration file.
+
+        Returns the file. Raises MinkError if it cannot be written.
+        """
+        values = {"model": self["model"], "system": self["system"], **self.kept()}
+        lines = [f"{key} = {json.dumps(text, ensure_ascii=False)}" for key, text in values.items() if text]
+        block = "\n".join((f"[preset.{name}]", *lines, ""))
+        path: Path = self.context.meta["config"]
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        without = re.sub(rf"(?ms)^\[preset\.{name}\]\n.*?(?=^\[|\Z)", "", before).rstrip("\n")
+        text = f"{without}\n\n{block}".lstrip("\n")
+        try:
+            if _without_preset(text, name) != _without_preset(before, name):
+                raise ValueError
+        except ValueError:  # strings of several lines, for example
+            raise MinkError(f"{path} has a table [preset.{name}] that only you can change") from None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, text)
+        except OSError as error:
+            raise MinkError(f"{path} cannot be written: {error.strerror}") from None
+        self.context.meta.setdefault("presets", {})[name] = {
+            BY_KEY[key].name: text for key, text in values.items() if text
+        }
+        return path
+
     def kept(self) -> dict[str, str | None]:
         """Return the sampling settings that are not the defaults, as `restore` takes them."""
         return {
@@ -370,7 +438,7 @@ class Settings:
         kept = {FORMER_KEYS.get(key, key): text for key, text in kept.items()}
         for setting in _SAMPLING:
             value, origin = self._at_start[setting.name]
-            if setting.key in kept and origin not in (COMMAND_LINE, _CREATIVE):
+            if setting.key in kept and origin != COMMAND_LINE and not origin.startswith(_PRESET):
                 try:
                     value, origin = self._parsed(setting, kept[setting.key]), source
                 except click.UsageError as error:  # a file is gone, or another version kept it

@@ -23,6 +23,15 @@ from mink_local.llama.constants import (
 from mink_local.models.catalog import EMBEDDED, default_model, names_here, read_catalog
 from mink_local.models.placement import PlacementOptions
 
+# Samplers and temperatures that suit kinds of text (docs/results.md), by their names in mink-chat and
+# mink-serve; as text, since importing the samplers is slow.
+PRESETS = {
+    "creative": {"sampler": "min-k:floor=1.4", "temp": "5"},
+    "prose": {"sampler": "min-k:floor=1.8", "temp": "1"},
+    "code": {"sampler": "min-k:floor=0", "temp": "1"},
+    "mathematics": {"sampler": "min-k:floor=0", "temp": "1"},
+}
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 AnyOption = TypeVar("AnyOption", bound=click.Option)
 

@@ -484,6 +484,23 @@ def test_a_conversation_comes_with_its_model(typist: Begin, tiny: Callable[..., 
     assert tuple(session.store.get(number).model for number in (1, 2, 3)) == models
 
 
+def test_presets(typist: Begin, user_folders: Path) -> None:
+    typed = typist("--max-tokens", "3")
+    session = typed.chat.session
+    assert "min-k:tau=3,floor=1.4, T = 5" in typed.say("/preset creative")
+    assert str(user_folders) in typed.say("/system You are a cat.", "/temp 3", "/preset save cat").replace(
+        "\n", ""
+    )
+    typed.say("/preset code", "/system default")
+    assert (session.settings.summary, session.settings["system"]) == ("min-k:tau=3, T = 1", None)
+    typed.say("/preset cat")
+    settings = typed.chat.session.settings
+    assert (settings.summary, settings["system"]) == ("min-k:tau=3,floor=1.4, T = 3", "You are a cat.")
+    assert [name for name in ("creative", "mathematics", "cat") if name not in typed.say("/preset")] == []
+    assert "'dog'" in typed.say("/preset dog")
+    assert "/preset save NAME" in typed.say("/preset save a/b")
+
+
 def test_conversations_are_searched(typist: Begin) -> None:
     """In every message, whatever the case of letters, also after one that casefolding makes longer."""
     typed = typist()

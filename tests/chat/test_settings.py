@@ -1,13 +1,16 @@
 """The settings: where values come from, what /set changes, and what the shell completes."""
 
+import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 
 from mink_local.chat.commands.set_show import ADVICE
 from mink_local.chat.settings import BY_KEY, SETTINGS, Setting, Settings, config_path
-from mink_local.errors import ModelError
+from mink_local.errors import MinkError, ModelError
 from mink_local.llama.constraints import Constraints
 from mink_local.samplers import Chain, Greedy, MinK, TopK, TopP
 from mink_local.serve.request.presets import BUILT_IN, Preset
@@ -158,5 +161,73 @@ def test_creative() -> None:
     creative = settings("--creative")
     assert Preset(creative.sampler, creative["temp"]) == BUILT_IN["creative"] == Preset(MinK(floor=1.4), 5.0)
     assert settings("--creative", "-t", "2")["temp"] == 2
+    assert (settings("--creative").sampler, creative["temp"]) == (settings("--preset", "creative").sampler, 5)
     advice = {kind: options for kind, options, *_ in ADVICE}
     assert advice["prose, hot"] == "--floor 1.4 --temp 5"
+
+
+def test_presets_are_those_of_the_server_and_of_the_advice() -> None:
+    advice = {kind: settings(*options.split()) for kind, options, *_ in ADVICE}
+    for name, kind in (
+        ("creative", "prose, hot"),
+        *((name, name) for name in ("prose", "code", "mathematics")),
+    ):
+        chosen = settings("--preset", name)
+        assert Preset(chosen.sampler, chosen["temp"]) == BUILT_IN[name]
+        assert (chosen.sampler, chosen["temp"]) == (advice[kind].sampler, advice[kind]["temp"])
+
+
+PIRATE = """# mine
+[chat]
+floor = 2.0
+system = "Be brief."
+
+[preset.pirate]
+system = \"\"\"You are a pirate.
+[Arr!]\"\"\"
+sampler = "top-k:k=5"
+temp = 3
+logit_bias = ["5=-inf", "6=1.5"]
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.toml"
+    path.write_text(PIRATE)
+    return path
+
+
+def test_a_preset_of_ones_own(config: Path) -> None:
+    """It comes after the command line and before the table [chat]."""
+    pirate = settings("--config", str(config), "--preset", "pirate", "-t", "2")
+    assert (pirate["system"], pirate["temp"]) == ("You are a pirate.\n[Arr!]", 2)
+    assert (str(pirate.sampler), pirate["logit_bias"]) == ("top-k:k=5", ((5, -math.inf), (6, 1.5)))
+    assert str(settings("--config", str(config)).sampler) == "min-k:tau=3,floor=2"
+    assert str(settings("--config", str(config), "--preset", "code").sampler) == "min-k:tau=3"
+    with pytest.raises(click.UsageError, match="'pirat'"):
+        settings("--config", str(config), "--preset", "pirat")
+
+
+def test_a_preset_is_saved(config: Path) -> None:
+    """The rest of the file stays as it is; what one has written by hand is not guessed at."""
+    before = settings("--config", str(config), "--preset", "pirate", "--seed", "7")
+    for _ in range(2):
+        assert before.save_preset("parrot") == config
+    text = config.read_text()
+    assert text.startswith(PIRATE)
+    assert text.count("[preset.parrot]") == 1
+    after = settings("--config", str(config), "--preset", "parrot")
+    for name in ("system", "temp", "logit_bias", "seed", "model"):
+        assert after[name] == before[name]
+    assert after.sampler == before.sampler
+    with pytest.raises(MinkError, match="only you"):
+        before.save_preset("pirate")  # whose system prompt has a line that begins as a table does
+    assert config.read_text() == text
+
+
+@pytest.mark.parametrize("text", ["[preset]\nx = 1", "preset = 5", "[preset.x]\ntemp = [1]", "[other]\n"])
+def test_a_file_of_bad_presets(tmp_path: Path, text: str) -> None:
+    (tmp_path / "c.toml").write_text(text)
+    with pytest.raises(click.UsageError, match=re.escape(str(tmp_path))):
+        settings("--config", str(tmp_path / "c.toml"))

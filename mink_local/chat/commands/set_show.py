@@ -72,10 +72,16 @@ def _change(chat: Chat, setting: Setting, text: str) -> None:
     if setting.key == "reasoning" and text != "default" and not session.model.has_thinking_switch:
         raise MinkError(f"{session.model.name} has no switch for reasoning: nothing was changed")
     settings = before.changed(setting, str(path) if os.path.isfile(path := path_of(text)) else text)
-    if setting.reloads:
+    _take(chat, settings, setting.reloads)
+
+
+def _take(chat: Chat, settings: Settings, reloads: bool) -> None:
+    """Go on with other settings, and with their model if it `reloads`."""
+    session = chat.session
+    if reloads:
         _load(chat, settings)
     session.settings = settings
-    if setting.reloads:
+    if reloads:
         session.changed_model()
         chat.screen.note(about_model(session.model))
         offer_default(chat)
@@ -136,6 +142,32 @@ def _setting(key: str) -> Setting:
         return BY_KEY[known]
     hint = did_you_mean(key, BY_KEY) or ": /show all lists them"
     raise MinkError(f"there is no setting {key!r}{hint}")
+
+
+def preset(chat: Chat, argument: str) -> None:
+    """Go on with the settings of a preset. Without NAME: list them. save NAME: keep these settings as one.
+
+    creative, prose, code and mathematics come with the program. One of yours has the model, the system
+    prompt, the sampler and all that was changed of how answers are sampled; the configuration file has it as
+    a table [preset.NAME], and mink-chat --preset NAME begins with it.
+    """
+    before, (word, *rest) = chat.session.settings, [*argument.split(), ""]
+    if word == "save":
+        name = rest[0]
+        if not re.fullmatch(r"[A-Za-z][\w-]*", name, re.ASCII):
+            raise MinkError("usage: /preset save NAME, with a name of letters, digits, - and _")
+        chat.screen.note(f"preset {name} is in {before.save_preset(name)}")
+    elif word:
+        settings = before.with_preset(argument)
+        reloads = any(one.reloads and settings[one.name] != before[one.name] for one in SETTINGS)
+        _take(chat, settings, reloads)
+        chat.screen.note(f"preset {argument}: {settings.summary}")
+    else:
+        rows = [
+            (name, ", ".join(f"{key} {one_line(str(text), 40)}" for key, text in values.items()))
+            for name, values in before.presets.items()
+        ]
+        chat.screen.table(rows)
 
 
 def system(chat: Chat, argument: str) -> None:
@@ -237,6 +269,7 @@ def show_advice(screen: Screen) -> None:
         commands = re.sub(" ?--", ", /set ", options).removeprefix(", ")
         rows.append((kind, commands, f"{tail_mass:.1f}%", f"{usual:.1f}%")[: len(titles)])
     screen.table(rows, *titles)
+    screen.note("/preset prose, creative (prose, hot), code and mathematics set both at once")
     if "tail mass" in titles:
         screen.note(
             "tail mass: how probable the tokens are together to which a larger model gives less than 1%, in "

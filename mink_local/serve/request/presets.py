@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from mink_local.models.options import PRESETS
 from mink_local.models.recommended import Recommended, require_recommended
 from mink_local.samplers import Greedy, LlamaDefault, MinK, MinP, Sampler, TopP, parse
 from mink_local.serve.bodies import ApiError
@@ -74,7 +75,7 @@ class Preset:
 
 BUILT_IN: Mapping[str, Preset] = {
     "min-k-t5": Preset(MinK(), 5.0),
-    "creative": Preset(MinK(floor=1.4), 5.0),  # for prose, as in mink-chat
+    **{name: Preset.parse("{sampler}@{temp}".format(**options)) for name, options in PRESETS.items()},
     "llama-default": Preset(LlamaDefault(), 0.8),
     "top-p": Preset(TopP(order="temperature-last")),  # as in llama.cpp
     "min-p": Preset(MinP(order="temperature-last")),
