@@ -131,7 +131,8 @@ def edited(apply, logits, bans, penalties, tokens, mask, buffers):
     A row with a NaN is not masked: a ban must not hide that a model is broken.
     """
     row = buffers[1]
-    row[:] = logits
+    for i in range(row.size):
+        row[i] = logits[i]
     _edit(apply, row, bans, penalties, tokens, buffers)
     if mask.size > 0 and not has_nan(row):
         masked(row, mask, row)
@@ -164,7 +165,9 @@ def sample_rows(apply, logits, tasks, cuts, edits, masks, buffers):
         task = tasks[i]
         row, tokens = logits[task.row], edits[task.ban : task.change_end]
         n_bans = task.change - task.ban
-        before = row[tokens]
+        before = np.empty(tokens.size, np.float32)
+        for j in range(tokens.size):
+            before[j] = row[tokens[j]]
         _edit(apply, row, tokens[:n_bans], task.penalties, tokens[n_bans:], buffers)
         own = cuts[task.cut : task.cut_end]
         k, n_cuts = select(row, task.mask, masks, own, buffers[0], buffers[1])

@@ -148,7 +148,8 @@ def select(logits, mask, masks, cuts, scratch, row):
     if count > 0:
         is_broken = has_nan(logits)
         k = count
-        ids[:k] = listed
+        for i in range(k):  # a slice's assignment would compile the text of its error, for 3 seconds
+            ids[i] = listed[i]
     elif count < 0:
         ban(logits, listed, row, work)
     elif mask >= 0:
