@@ -1,6 +1,5 @@
 """Shared by all programs: the main function with its exit statuses, and option types."""
 
-import codecs
 import difflib
 import errno
 import gc
@@ -8,6 +7,7 @@ import logging
 import math
 import os
 import re
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ from click.core import ParameterSource
 
 from mink_local.checks import Range
 from mink_local.errors import MinkError, ModelNotFoundError, OptionError, TaskNotFoundError
-from mink_local.files import regular
+from mink_local.files import as_text, regular
 from mink_local.interrupts import lost_interrupts_repeated, was_interrupted
 from mink_local.threads import LOADING, WAIT_SECONDS
 
@@ -240,11 +240,13 @@ def decoded(data: bytes, name: str, file: str = "FILE") -> str:
     Raises:
         click.UsageError: It is neither; the message says what `name` is, and what to do with `file`.
     """
-    is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
-        return data.decode("utf-16" if is_wide else "utf-8-sig").replace("\r\n", "\n")
+        return as_text(data).replace("\r\n", "\n")
     except UnicodeDecodeError:
         usual = "not UTF-8 text: iconv -f LATIN1 -t UTF-8 {} converts it, if it is Latin-1"
+        if sys.platform == "win32":
+            usual = "not UTF-8 text: save it as such; for a pipe, type chcp 65001 first, and in PowerShell "
+            usual += "$OutputEncoding = [Text.UTF8Encoding]::new()"
         advice = next((words for begin, words in _NO_TEXT_FILES if data.startswith(begin)), usual)
         raise click.UsageError(f"{name} is {advice.format(file)}.") from None
 
@@ -253,11 +255,11 @@ def file_text(path: str) -> FileText:
     """Return the text of a file; - is standard input."""
     try:
         with click.open_file("-" if path == "-" else regular(Path(path)), "rb") as stream:
-            text = FileText(decoded(stream.read(), repr(path), repr(path)))
+            text = FileText(decoded(stream.read(), path, shlex.quote(path)))
     except click.UsageError as error:
         raise click.BadParameter(error.message) from None
     except OSError as error:
-        raise click.BadParameter(f"{path!r}: {error.strerror}.") from None
+        raise click.BadParameter(f"{path}: {error.strerror}.") from None
     text.path = path if path == "-" else os.path.abspath(path)
     return text
 

@@ -1,5 +1,6 @@
-"""File utilities: atomic writes, locks, hashes, private folders, small JSON caches, readable sizes."""
+"""File utilities: text, atomic writes, locks, hashes, folders, small JSON caches, readable sizes."""
 
+import codecs
 import errno
 import hashlib
 import json
@@ -9,17 +10,37 @@ import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import platformdirs
 import rich.filesize
 
 log = logging.getLogger("mink_local")
 
 _WRITTEN = (Path("/dev/fd"), Path("/proc/self/fd"))  # where the shell has its own pipes, those in <(…)
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what flock answers on some network file systems
 
 size_in_words = rich.filesize.decimal
 """Return a number of bytes as text, in powers of 1000: `98.4 MB`, `4.9 GB`."""
+
+
+def user_folder(kind: Literal["cache", "config", "data"]) -> Path:
+    """Return the folder for this user's caches, settings or data.
+
+    One in a folder of the same name, where earlier versions had it on Windows, stays in use.
+    """
+    find = getattr(platformdirs, f"user_{kind}_path")
+    earlier: Path = find("mink-local")
+    return earlier if earlier.is_dir() else Path(find("mink-local", appauthor=False))
+
+
+def as_text(data: bytes, errors: str = "strict") -> str:
+    """Return text in UTF-8, or in UTF-16 if a byte order mark says so, as some of Windows' tools write it.
+
+    Raises UnicodeDecodeError.
+    """
+    return data.decode("utf-16" if data.startswith(_UTF_16) else "utf-8-sig", errors)
 
 
 def user_path(text: str) -> Path:

@@ -1,15 +1,48 @@
 """Files: written whole or not at all, hashed, private."""
 
+import codecs
 import os
 from pathlib import Path
+from typing import Literal
 
+import platformdirs
 import pytest
+from platformdirs.windows import Windows
 
-from mink_local.files import private_file, private_folder, regular, write_atomic
+from mink_local.files import as_text, private_file, private_folder, regular, user_folder, write_atomic
 from tests.support.records import disk_of
 from tests.support.windows import refuse_open_files
 
 posix = pytest.mark.posix
+
+
+@pytest.mark.parametrize("text", ["", "a", "Grüße\r\nℓ 模型 😀", "\ufeff"])
+def test_a_byte_order_mark_is_read_and_dropped(text: str) -> None:
+    assert as_text(text.removeprefix("\ufeff").encode()) == text.removeprefix("\ufeff")
+    assert as_text(codecs.BOM_UTF8 + text.encode()) == text
+    assert as_text(codecs.BOM_UTF16_LE + text.encode("utf-16-le")) == text
+    assert as_text(codecs.BOM_UTF16_BE + text.encode("utf-16-be")) == text
+
+
+def test_other_bytes_are_no_text() -> None:
+    for data in (b"\xff", "ü".encode("cp1252"), codecs.BOM_UTF16_LE + b"\0\xd8"):
+        with pytest.raises(UnicodeDecodeError):
+            as_text(data)
+    assert as_text(b"\xff", "surrogateescape").encode("utf-8", "surrogateescape") == b"\xff"
+
+
+def test_a_folder_of_windows_has_the_name_once_unless_it_was_there_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def find(name: str, appauthor: Literal[False] | None = None) -> Path:
+        return Windows(name, appauthor).user_data_path
+
+    monkeypatch.setattr(platformdirs, "user_data_path", find)
+    monkeypatch.setattr("platformdirs.windows.get_win_folder", lambda _: str(tmp_path))
+    assert user_folder("data") == tmp_path / "mink-local"
+    earlier = tmp_path / "mink-local/mink-local"
+    earlier.mkdir(parents=True)
+    assert user_folder("data") == earlier
 
 
 def contents(folder: Path) -> dict[str, bytes]:

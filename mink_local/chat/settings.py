@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
-from platformdirs import user_config_path
 
 from mink_local.cli import FileText, FiniteFloat, command_line_text, did_you_mean, file_text
 from mink_local.errors import MinkError
-from mink_local.files import regular, user_path, write_atomic
+from mink_local.files import as_text, regular, user_folder, user_path, write_atomic
 from mink_local.llama.constants import ALL_LAYERS, MODEL
 from mink_local.models.catalog import find, resolve
 from mink_local.models.options import (
@@ -123,7 +122,7 @@ def schema_text(path: str) -> FileText:
         where = (
             f": line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
         )
-        raise click.BadParameter(f"{path!r} is not valid JSON{where}.") from None
+        raise click.BadParameter(f"{path} is not valid JSON{where}.") from None
     return text
 
 
@@ -272,7 +271,7 @@ _KEPT = [setting for setting in _SAMPLING if setting.key != "system"]
 
 def config_path() -> Path:
     """Return the TOML file that is read unless --config names another."""
-    return user_config_path("mink-local") / "config.toml"
+    return user_folder("config") / "config.toml"
 
 
 def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
@@ -290,7 +289,7 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> Pa
 def _tables(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Return the table [chat] of a file, and the tables [preset.NAME]. Raises click.UsageError for others."""
     try:
-        whole = tomllib.loads(regular(path).read_text(encoding="utf-8"))
+        whole = tomllib.loads(as_text(regular(path).read_bytes()))
     except (OSError, ValueError) as error:
         raise click.UsageError(f"{path} cannot be read: {getattr(error, 'strerror', error)}.") from None
     chat, presets = whole.pop("chat", {}), whole.pop("preset", {})
@@ -404,7 +403,7 @@ class Settings:
         lines = [f"{key} = {json.dumps(text, ensure_ascii=False)}" for key, text in values.items() if text]
         block = "\n".join((f"[preset.{name}]", *lines, ""))
         path: Path = self.context.meta["config"]
-        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        before = as_text(path.read_bytes()) if path.exists() else ""
         without = re.sub(rf"(?ms)^\[preset\.{name}\]\n.*?(?=^\[|\Z)", "", before).rstrip("\n")
         text = f"{without}\n\n{block}".lstrip("\n")
         try:

@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from platformdirs import user_cache_path
 
 from mink_local.errors import ModelError
-from mink_local.files import make_room, private_folder, replaced
+from mink_local.files import make_room, private_folder, replaced, user_folder
 from mink_local.generation.slots import CONTINUED, common_prefix
 from mink_local.llama.context import Context
 
@@ -207,7 +206,7 @@ def own_folder(folder: Path) -> Path:
 
 def user_files(context: Context) -> CacheFiles:
     """Return the files with caches of a context that the user's programs can read. Raises OSError."""
-    return CacheFiles(context, _secret_in(private_folder(user_cache_path("mink-local"))))
+    return CacheFiles(context, _secret_in(private_folder(user_folder("cache"))))
 
 
 def _secret_in(folder: Path) -> bytes:

@@ -12,11 +12,9 @@ from itertools import zip_longest
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from platformdirs import user_config_path
-
 from mink_local.cli import NO_TEXT, did_you_mean
 from mink_local.errors import CatalogError, ModelNotFoundError
-from mink_local.files import locked, regular, user_path, write_atomic
+from mink_local.files import as_text, locked, regular, user_folder, user_path, write_atomic
 from mink_local.models import stores
 from mink_local.models.gguf import MAGIC, shard_stem
 
@@ -116,7 +114,7 @@ def own_entries() -> list[CatalogEntry]:
 
 def user_catalog_path() -> Path:
     """Return the path of the user's own `models.txt`, whether or not it exists."""
-    return user_config_path("mink-local") / "models.txt"
+    return user_folder("config") / "models.txt"
 
 
 def default_model() -> str:
@@ -143,7 +141,7 @@ def choose_model(name: str) -> None:
 
 
 def _choice_path() -> Path:
-    return user_config_path("mink-local") / "default-model"
+    return user_folder("config") / "default-model"
 
 
 def find(name: str) -> CatalogEntry | None:
@@ -377,7 +375,7 @@ def _warn(message: str) -> None:
 def _read_text(path: Path) -> str:
     """Return a file's content, or "" if it does not exist; bytes that are not UTF-8 survive `_write_text`."""
     try:
-        return regular(path).read_bytes().decode("utf-8", "surrogateescape")
+        return as_text(regular(path).read_bytes(), "surrogateescape")
     except FileNotFoundError:
         return ""
     except OSError as error:

@@ -234,7 +234,7 @@ def _ollama_manifests() -> Iterator[tuple[str, Path]]:
 def _ollama_weights(manifest: Path) -> Path:
     """Return the file with the weights, according to a container registry manifest."""
     with suppress(*_NO_SUCH_ITEM):
-        layers = json.loads(manifest.read_text(encoding="utf-8"))["layers"]
+        layers = json.loads(manifest.read_bytes())["layers"]
         digest = next(layer["digest"] for layer in layers if layer["mediaType"] == _OLLAMA_WEIGHTS)
         blob = manifest.parents[4] / "blobs" / str(digest).replace(":", "-")
         if re.fullmatch("sha256:[0-9a-f]{64}", digest) and blob.is_file():
@@ -257,7 +257,7 @@ def _lm_studio_files() -> list[Path]:
     """Return the first file of each model in LM Studio's folders, at publisher/repository/file."""
     stores = [Path.home() / ".lmstudio/models", Path.home() / ".cache/lm-studio/models"]
     with suppress(*_NO_SUCH_ITEM):
-        settings = (Path.home() / ".lmstudio/settings.json").read_text(encoding="utf-8")
+        settings = (Path.home() / ".lmstudio/settings.json").read_bytes()
         stores.insert(0, Path(json.loads(settings)["downloadsFolder"]))
     return [path for store in stores for path in _first_files(store, "*/*/*.gguf")]
 

@@ -10,10 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_cache_path
-
 from mink_local.errors import MinkError, ModelError
-from mink_local.files import add_to_record, read_record, sha256_of
+from mink_local.files import add_to_record, read_record, sha256_of, user_folder
 from mink_local.llama.library import C, binding
 from mink_local.llama.weights import Weights
 from mink_local.models.catalog import ModelFile
@@ -123,7 +121,7 @@ def file_state(path: Path) -> list[Any]:
 
 
 def _record_path() -> Path:
-    return user_cache_path("mink-local") / "vetted.json"
+    return user_folder("cache") / "vetted.json"
 
 
 def _complaint(question: tuple[str, int]) -> str | None:

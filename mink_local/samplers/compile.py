@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from platformdirs import user_cache_path
 
-from mink_local.files import private_folder
+from mink_local.files import private_folder, user_folder
 from mink_local.version import __version__
 
 # Imports of Numba's that no kernel needs. Slow ones: a parser for .numba_config.yaml, and SciPy for a check
@@ -65,7 +64,7 @@ def _private_cache() -> Path | None:
     own folder, since Numba does not notice when a helper in another file changes.
     """
     try:
-        folder = private_folder(user_cache_path("mink-local") / "numba" / __version__)
+        folder = private_folder(user_folder("cache") / "numba" / __version__)
         status = folder.stat()
     except OSError:
         return None

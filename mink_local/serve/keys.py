@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from mink_local.files import regular
+from mink_local.files import as_text, regular
 from mink_local.serve.request_log import log
 
 _LINE = re.compile(r"(?![\w.-]+:$)(?:([\w.-]{1,64}):)?([!-~]+)", re.ASCII)
@@ -76,7 +76,7 @@ class Keys:
         if self._path is None:
             return
         try:
-            lines = regular(self._path).read_text(encoding="utf-8-sig").splitlines()
+            lines = as_text(regular(self._path).read_bytes()).splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise click.UsageError(f"{self._path} cannot be read: {error}") from None
         for number, line in enumerate(map(str.strip, lines), 1):

@@ -39,7 +39,7 @@ def test_version(mink_chat: MinkChat) -> None:
         (["--dry-multiplier", "-1"], 2, "at least 0, not -1"),
         (["--logit-bias", "x"], 2, "'x'"),
         (["--logit-bias", "99999=1"], 2, "99999"),
-        (["--grammar", "no/such"], 2, "'no/such'"),
+        (["--grammar", "no/such"], 2, "no/such"),
         (["--grammar", __file__], 2, "grammar"),
         (["--json-schema", __file__], 2, "line 1, column 3"),
         (["Hi", "there"], 2, "quotes"),

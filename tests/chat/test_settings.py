@@ -48,6 +48,12 @@ def test_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     assert given["temp"] == 4
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_begins_no_setting(encoding: str) -> None:
+    config_path().write_text("[chat]\nsystem = 'Grüß dich'\n", encoding=encoding)
+    assert settings()["system"] == "Grüß dich"
+
+
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
 def test_every_setting_can_be_reset_without_a_file(setting: Setting) -> None:
     fresh, changed = settings(), settings()

@@ -258,7 +258,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     model: Path, tmp_path: Path, tried: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "in the way").touch()
-    monkeypatch.setattr(trust, "user_cache_path", lambda _: tmp_path / "in the way" / "cache")
+    monkeypatch.setattr(trust, "user_folder", lambda _: tmp_path / "in the way" / "cache")
     trust.check(file(model))
     trust.check(file(model))
     assert len(tried) == 2

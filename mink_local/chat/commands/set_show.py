@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import chain, count
 
-from platformdirs import user_cache_path
 from rich.table import Table
 from rich.text import Text
 
@@ -27,7 +26,7 @@ from mink_local.chat.terminal.progress import about_model
 from mink_local.chat.terminal.screen import Screen, one_line, theme_named
 from mink_local.cli import did_you_mean, printable
 from mink_local.errors import MinkError
-from mink_local.files import add_to_record, read_record, size_in_words
+from mink_local.files import add_to_record, read_record, size_in_words, user_folder
 from mink_local.generation.model import Model
 from mink_local.interrupts import on_interrupt
 from mink_local.llama.devices import n_cores
@@ -123,7 +122,7 @@ def default(chat: Chat, _: str) -> None:
 
 def offer_default(chat: Chat) -> None:
     """Say once of a model how it becomes the default, while that is the toy."""
-    name, offered = chat.session.settings["model"], user_cache_path("mink-local") / "offered.json"
+    name, offered = chat.session.settings["model"], user_folder("cache") / "offered.json"
     if name == EMBEDDED or catalog.default_model() != EMBEDDED or name in read_record(offered):
         return
     chat.screen.note(f"make {chat.session.model.name} the default? /default does")

@@ -23,11 +23,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, get_origin, get_type_hints
 
-from platformdirs import user_data_path
-
 from mink_local.cli import command_line_text
 from mink_local.errors import MinkError
-from mink_local.files import private_file, replaced
+from mink_local.files import private_file, replaced, user_folder
 
 if TYPE_CHECKING:
     from mink_local.generation.answer import Answer
@@ -273,7 +271,7 @@ class Conversation:
 
 def default_path() -> Path:
     """Return where conversations are kept: under the user's data folder."""
-    return user_data_path("mink-local") / "conversations.db"
+    return user_folder("data") / "conversations.db"
 
 
 class StoreError(MinkError):

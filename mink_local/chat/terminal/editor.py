@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_data_path
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import create_app_session, get_app
 from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
@@ -29,7 +28,7 @@ from rich.cells import cell_len
 from mink_local.chat.terminal.input import MORE, PROMPT, QuietTerminal, block, is_open
 from mink_local.chat.terminal.screen import Screen
 from mink_local.cli import command_line_text
-from mink_local.files import private_file, replaced
+from mink_local.files import private_file, replaced, user_folder
 
 
 class InputLine:
@@ -51,7 +50,7 @@ class InputLine:
         self._terminal = terminal
         self.screen = screen
         self._is_pasted = False  # the beginning of the line that is read
-        self._history = _History(user_data_path("mink-local") / "history") if keep else None
+        self._history = _History(user_folder("data") / "history") if keep else None
         history: History = self._history or InMemoryHistory()
         self._session = self._prompt_session(
             multiline=False,  # Enter sends in any case, and the line of a search takes the place of this one

@@ -11,12 +11,11 @@ from pathlib import Path
 from string import ascii_uppercase
 
 from msgspec.structs import replace
-from platformdirs import user_cache_path
 
 from mink_local.errors import DataError
 from mink_local.evals.tables import count
 from mink_local.evals.tasks.base import OnDisk, OwnCopy, Published, Question, Task
-from mink_local.files import sha256_of, write_atomic
+from mink_local.files import sha256_of, user_folder, write_atomic
 
 _SECONDS = 30.0  # maximum wait for data
 
@@ -149,7 +148,7 @@ def locate(task: Task, data: Path | None = None) -> Path:
 
 def fetch(source: Published, name: str) -> Path:
     """Return the data set's file in the user's cache, downloading it if missing. Raises DataError."""
-    folder = user_cache_path("mink-local") / "data"
+    folder = user_folder("cache") / "data"
     path = folder / f"{name}-{source.sha256[:12]}{Path(source.url).suffix}"
     try:
         if not path.exists() or sha256_of(path) != source.sha256:

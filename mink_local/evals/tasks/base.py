@@ -1,6 +1,5 @@
 """Base classes of tasks: questions from a file, and two ways to score a response, strict and flexible."""
 
-import codecs
 import csv
 import io
 import re
@@ -16,7 +15,7 @@ import msgspec
 from mink_local.cli import NO_TEXT
 from mink_local.errors import DataError, MinkError
 from mink_local.evals.tasks.stated import statements
-from mink_local.files import regular
+from mink_local.files import as_text, regular
 
 Row = TypeVar("Row")
 Item = TypeVar("Item")
@@ -25,7 +24,6 @@ Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 Name = Annotated[str, msgspec.Meta(pattern=rf"\A[^{NO_TEXT}]*\Z")]
 """A field that is printed to terminals and in tables."""
 
-_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _PATTERN = re.compile(" matching regex '.*'")
 _PLACE = re.compile(r"\{(question|choices)\}")
 _REASONING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
@@ -270,15 +268,14 @@ def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
         data = regular(path).read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    encoding = "UTF-16" if data.startswith(_UTF_16) else "UTF-8"
     try:
-        text = data.decode(encoding)
+        text = as_text(data)
     except UnicodeDecodeError as error:
-        line = 1 + data[: error.start].count(b"\n")
+        line, encoding = 1 + data[: error.start].count(b"\n"), error.encoding.upper()
         raise DataError(f"{path}, line {line}: not {encoding} text; save the file as UTF-8") from None
     if "\0" in text:
         raise DataError(f"{path} has NUL characters; if this is UTF-16 or UTF-32, save it as UTF-8")
-    yield from enumerate(io.StringIO(text.removeprefix("\ufeff"), newline=None), start=1)
+    yield from enumerate(io.StringIO(text, newline=None), start=1)
 
 
 def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:

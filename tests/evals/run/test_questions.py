@@ -27,7 +27,7 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
-    monkeypatch.setattr("mink_local.evals.run.questions.user_cache_path", lambda _: folder)
+    monkeypatch.setattr("mink_local.evals.run.questions.user_folder", lambda _: folder)
     return folder
 
 
