@@ -34,7 +34,7 @@ _NO_GENERATORS = {  # by architecture
     "clip": _TYPES["mmproj"],
     **dict.fromkeys(("gemma4-assistant", "eagle3", "dflash"), "a drafter, which drafts for a larger model"),
 }
-_RANK = 4  # of llama.cpp's pooling types; 1 to 3 are of embeddings
+_POOLED = {**dict.fromkeys((1, 2, 3), "an embedding model"), 4: "a reranker"}  # by llama.cpp's pooling type
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)
 
 
@@ -124,8 +124,8 @@ class Metadata:
             return _TYPES.get(kind, f"of type {kind[:40]}, and no model")
         if self.architecture in _NO_GENERATORS:
             return _NO_GENERATORS[self.architecture]
-        if pooling := self.number("pooling_type"):
-            return "a reranker" if pooling == _RANK else "an embedding model"
+        if pooled := _POOLED.get(self.number("pooling_type")):
+            return pooled
         if any(tensor.name.startswith("v.") for tensor in self.tensors):
             return "made for Ollama's own engine, with a projector inside"
         return None

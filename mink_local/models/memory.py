@@ -23,6 +23,7 @@ _SHORTER = (2048, 1024, 512)
 _KV_DIVISOR = 16  # a longer KV cache may take 1/16 of the memory left by the weights,
 _MOST_SHARES = 4  # and those of several answers together at most 4/16
 _F16, _F32 = 2, 4  # bytes
+_OF_STATES = (".ssm_", ".time_mix_", ".shortconv.")  # in the names of tensors
 _RESERVE = 1 << 30  # bytes per GPU left free for its driver and other programs
 
 
@@ -190,7 +191,7 @@ def kv_bytes_per_layer(metadata: Metadata, kv_type: str = "f16") -> list[int]:
         values = 0
     # The last layers may share the caches of others.
     has_own = metadata.n_layers - metadata.number("attention.shared_kv_layers")
-    recurrent = recurrent_layers(metadata)
+    recurrent = _recurrent_layers(metadata)
     kind = tensor_types()[kv_type_number(kv_type)]
     return [
         kind.n_bytes(heads[layer] * keys) + kind.n_bytes(heads[layer] * values)
@@ -200,13 +201,18 @@ def kv_bytes_per_layer(metadata: Metadata, kv_type: str = "f16") -> list[int]:
     ]
 
 
-def recurrent_layers(metadata: Metadata) -> set[int | None]:
+def keeps_states(metadata: Metadata) -> bool:
+    """Return whether some layers keep a state of fixed size, in place of keys and values or beside them."""
+    return bool(_layers_with(metadata, *_OF_STATES))
+
+
+def _recurrent_layers(metadata: Metadata) -> set[int | None]:
     """Return the layers that keep a fixed-size state instead of keys and values."""
+    return _layers_with(metadata, *_OF_STATES) - _layers_with(metadata, ".attn_k.", ".attn_kv_a_mqa.")
 
-    def layers_with(*names: str) -> set[int | None]:
-        return {tensor.layer for tensor in metadata.tensors if any(name in tensor.name for name in names)}
 
-    return layers_with(".ssm_", ".time_mix_", ".shortconv.") - layers_with(".attn_k.", ".attn_kv_a_mqa.")
+def _layers_with(metadata: Metadata, *names: str) -> set[int | None]:
+    return {tensor.layer for tensor in metadata.tensors if any(name in tensor.name for name in names)}
 
 
 def caches_that_fit(n_bytes: int, on_gpu: bool, shares: Sequence[float] = ()) -> int:

@@ -16,7 +16,7 @@ from mink_local.llama.library import C, binding
 from mink_local.llama.weights import Weights
 from mink_local.models.catalog import ModelFile
 from mink_local.models.gguf import read_metadata, shards
-from mink_local.models.memory import recurrent_layers
+from mink_local.models.memory import keeps_states
 from mink_local.models.stores import is_of_ollama
 from mink_local.sandbox import GIB, SandboxError, ask, serve
 
@@ -71,7 +71,7 @@ def is_known(path: Path) -> bool:
 def _keeps_states(path: Path) -> bool:
     """Return whether a model has recurrent layers, or may have, since only llama.cpp can read the file."""
     try:
-        return bool(recurrent_layers(read_metadata(path)))
+        return keeps_states(read_metadata(path))
     except ModelError:
         return True
 

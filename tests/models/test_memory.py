@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from mink_local.models.memory import (
     Usage,
     caches_that_fit,
     choose_placement,
+    keeps_states,
     kv_bytes_per_layer,
     memory_budget,
 )
@@ -277,3 +279,18 @@ def test_against_llama_cpps_own_log(
         assert mib("kv_cache: size", log) == pytest.approx(need.kv / 2**20, abs=0.006)
         compute = mib("compute buffer size", log) + mib("output buffer size", log)
         assert compute - 0.02 <= need.compute / 2**20 < compute + 25
+
+
+def test_layers_with_a_state_beside_their_cache_count_as_both() -> None:
+    """As those of Kimi Linear and Falcon-H1."""
+    names = ("blk.0.attn_k.weight", "blk.0.ssm_a", "blk.1.ssm_a", "output.weight")
+    values = {
+        "general.architecture": "x",
+        "x.block_count": 2,
+        "x.embedding_length": 64,
+        "x.attention.head_count": 2,
+    }
+    both = Metadata(Path(), values, tuple(Tensor(name, "F32", 1, 4) for name in names), 16)
+    assert keeps_states(both)
+    assert [size > 0 for size in kv_bytes_per_layer(both)] == [True, False]
+    assert not keeps_states(replace(both, tensors=both.tensors[:1]))

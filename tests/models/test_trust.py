@@ -148,6 +148,12 @@ def test_what_is_no_model_is_named(tiny: Callable[..., Path], options: dict[str,
     assert kind in (read_metadata(path).kind or "")
 
 
+def test_a_model_that_pools_nothing_generates(tiny: Callable[..., Path]) -> None:
+    for pooling_type in (0, 2**32 - 1):  # none, and llama.cpp's -1
+        path = tiny(f"{pooling_type}.gguf", more_keys={"pooling_type": pooling_type})
+        assert read_metadata(path).kind is None
+
+
 @pytest.mark.parametrize(
     ("content", "named"),
     [
