@@ -51,7 +51,7 @@ class Draft(NamedTuple):
     Attributes:
         message: Its files are sent with it.
         note: What Enter does, for the user.
-        replaces: The message that it replaces, as long as that is the last one.
+        replaces: The message that it replaces, as long as that is the last one, or the last answer.
     """
 
     message: StoredMessage
@@ -101,6 +101,9 @@ class Chat:
         answer = None
         if draft:
             self.draft = None
+        if replaces and replaces.role == "assistant":
+            self.show(self.session.rewrite(text))
+            return
         try:
             answer = self.session.ask(text, files + attached, replaces is not None)
             self.attached.clear()  # whatever becomes of the answer, they are not for the next message

@@ -171,17 +171,17 @@ _GROUPS = {
         Command("set SETTING VALUE", "Change any setting", set_show.set_, _settings),
         Command("show [all|SETTING]", "Show the settings", set_show.show, _settings),
         _setting("model [NAME|PATH]", "Continue with another model"),
-        Command("default", "Use this model from now on", set_show.default),
+        Command("reasoning [on|off|show|line]", "Show or switch it", messages.reasoning, _reasoning),
     ),
     "Answers": (
         Command("regen [T] [SEED]", "Answer again", messages.regen),
         Command("pick [N]", "Switch to another version", messages.pick, _versions),
         Command("undo [N]", "Undo the last message", messages.undo),
         Command("redo", "Redo it", messages.redo),
-        Command("edit", "Change the last message", messages.edit),
+        Command("edit [answer]", "Change the last message", messages.edit),
+        Command("begin TEXT", "Answer again from TEXT on", messages.begin),
         Command("continue", "Finish a cut-off answer", messages.continue_),
         Command("copy [code [N]]", "Copy the last answer", messages.copy),
-        Command("reasoning [on|off|show|line]", "Show or switch it", messages.reasoning, _reasoning),
     ),
     "Chats": (
         Command("file [PATH …]", "Attach text files", messages.file, _files),
@@ -197,6 +197,7 @@ _GROUPS = {
         Command("compare [T=N] [all|SAMPLER …] [TEXT]", "Compare samplers", compare.compare, _comparison),
         Command("explain [N|WORD]", "Show a token's candidates", explain.explain),
         Command("heat", "Colour the last answer", explain.heat),
+        Command("default", "Use this model from now on", set_show.default),
         Command("help [COMMAND]", "Explain a command", help_, _complete_help),
         Command("exit", "Leave", exit_),
     ),
@@ -314,7 +315,7 @@ def run(chat: Chat) -> None:
 def _waiting_draft(chat: Chat) -> Draft | None:
     """Return what the next line begins with: nothing, if that would be joined to what is typed already."""
     draft = chat.draft
-    if draft and draft.replaces and chat.session.branch[-2:-1] != [draft.replaces]:
+    if draft and draft.replaces and draft.replaces not in chat.session.branch[-2:]:
         draft = chat.draft = None  # what it was to replace is not the last message any more
     return None if draft and not draft.replaces and chat.line.keys_wait() else draft
 
@@ -326,7 +327,8 @@ def _read(chat: Chat, draft: Draft | None, prompt: str) -> str:
     message, chat.draft = draft.message, draft._replace(note="")
     if message.files:
         chat.screen.note(f"its attached files, {counted(message.attached, 'character')}, are sent along")
-    if not chat.line.can_begin_with(message.typed):
+    is_edited = draft.replaces and not chat.screen.is_dumb  # however long it is
+    if not (is_edited or chat.line.can_begin_with(message.typed)):
         chat.screen.note(
             f"{draft.note or 'Enter sends it'}: {one_line(message.typed, chat.screen.width // 2)}"
         )

@@ -237,10 +237,10 @@ def test_answers_and_branches(typist: Begin) -> None:
     assert "tokens/s" in say("/edit", "Say hello. Twice.")
     assert typed.offered == "Say hello."
     listed = say("/pick")
-    assert re.search(r"> Say hello\.\n  1  .*\n  2  .*\n  3  .*\n> Say hello\. Twice\.\n\* 4  ", listed)
-    assert "> Say hello.\n" in say("/pick 3")
+    assert re.search(r"> Say hello\.\n  1  .*\n  2  .*\n> Say hello\. Twice\.\n\* 3  ", listed)
+    assert "> Say hello.\n" in say("/pick 2")
     assert questions(typed) == ["Say hello."]
-    say("/pick 4")
+    say("/pick 3")
     say("/edit", "/temp", "Say bye.")  # a command in between leaves it in the input line
     assert questions(typed) == ["Say bye."]
     say("/edit", "/undo", "Say it.")  # unless what it was to replace is not there any more
@@ -482,6 +482,20 @@ def test_a_conversation_comes_with_its_model(typist: Begin, tiny: Callable[..., 
     assert session.model.name == "smollm2-135m"
     models = ("smollm2-135m", path, "/no/such.gguf")
     assert tuple(session.store.get(number).model for number in (1, 2, 3)) == models
+
+
+def test_an_answer_is_edited_and_begun(typist: Begin) -> None:
+    typed = typist("-n", "6")
+    typed.say("Name a fruit.")
+    answer = typed.chat.session.last_answer().content
+    assert "Traceback" not in typed.say("/edit answer", "A ripe mango")
+    assert typed.offered == answer
+    assert typed.chat.session.last_answer().content.startswith("A ripe mango")
+    assert "Once upon a" in typed.say("/begin Once upon a")
+    assert typed.chat.session.last_answer().content.startswith("Once upon a")
+    assert questions(typed) == ["Name a fruit."]
+    assert len(typed.chat.session.alternatives()) == 3
+    assert "/edit [answer]" in typed.say("/edit that")
 
 
 def test_presets(typist: Begin, user_folders: Path) -> None:

@@ -65,6 +65,41 @@ def test_going_on_gives_the_answer_in_one_piece(smollm2: Model) -> None:
         chat.extend()
 
 
+def test_an_answer_that_begins_with_a_text(smollm2: Model) -> None:
+    """The model goes on from there; what the user wrote is told from what was sampled."""
+    chat = new_session(smollm2, "-n", "24")
+    first = ask(chat, "Tell me a story about a dog.")
+    before = chat.last_answer()
+    text = first[: len(first) // 2] + " suddenly a ship"
+    shown = text_of(chat.rewrite(text))
+    answer = chat.last_answer()
+    assert shown == answer.content
+    assert answer.content.startswith(text)
+    assert len(answer.content) > len(text) + 10
+    pairs = zip(before.tokens, answer.tokens, strict=False)
+    same = next(i for i, (one, other) in enumerate(pairs) if one != other)
+    assert same > 0
+    assert (answer.k[:same], set(answer.k[same : len(smollm2.tokenize(text))])) == (before.k[:same], {0})
+    assert answer.chosen == list(range(same, len(smollm2.tokenize(text))))
+    assert chat.alternatives() == [before, answer]
+    steps = AnswerSteps(chat, answer)
+    assert steps.step(same - 1).k == before.k[same - 1]
+    assert steps.step(len(answer.tokens) - 1).k == answer.k[len(answer.tokens) - 1]
+
+
+def test_going_on_is_no_other_version(smollm2: Model) -> None:
+    chat = new_session(smollm2, "-n", "12")
+    ask(chat, "Tell me a story about a dog.")
+    cut_off = chat.last_answer()
+    text_of(chat.extend())
+    text_of(chat.extend())
+    assert [one.content for one in chat.alternatives()] == [chat.last_answer().content]
+    assert len(chat.store.messages(1)) == 4  # they are kept all the same
+    assert cut_off.id in {message.id for message in chat.store.messages(1)}
+    text_of(chat.regenerate(temperature=9.0))
+    assert len(chat.versions()) == 2
+
+
 @pytest.mark.parametrize("how", ["fails", "is interrupted", "does not fit"])
 def test_an_answer_without_a_token_changes_nothing(
     smollm2: Model, tiny: Callable[..., Path], how: str
@@ -122,7 +157,8 @@ def test_a_file_of_version_0_2_is_read(smollm2: Model, tmp_path: Path) -> None:
     assert (cut_off.content, cut_off.reasoning, cut_off.finish_reason) == ("A le", "Hm.", None)
     assert chat.branch[2].typed == "And a vegetable."
     chat.go_to(chat.branch[:2])
-    first, continued, forked = chat.alternatives()
+    continued, forked = chat.alternatives()  # and not what was continued
+    first = store.messages(1)[1]
     assert [part.first_token for part in continued.parts] == [0, 6]
     assert [part.reasoning for part in continued.parts] == [False, False]
     assert continued.content.startswith(first.content)

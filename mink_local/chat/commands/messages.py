@@ -98,17 +98,29 @@ def redo(chat: Chat, _: str) -> None:
     _show_turn(chat, chat.session.redo())
 
 
-def edit(chat: Chat, _: str) -> None:
+def edit(chat: Chat, argument: str) -> None:
     """Edit the last message in the input line; sending it replaces the old one.
 
-    Ctrl-X Ctrl-E opens $EDITOR. The old message is kept with its answers: /pick goes back to them.
+    answer: edit the last answer; the model goes on from what you send. Ctrl-X Ctrl-E opens $EDITOR. What was
+    there is kept: /pick goes back to it.
     """
     chat.session.last_answer()
-    message = chat.session.branch[-2]
-    chat.draft = Draft(message, replaces=message)
-    chat.screen.note(
-        "Enter sends the changed message, Ctrl-X Ctrl-E opens an editor, Ctrl-C leaves it as it was"
-    )
+    message, answer = chat.session.branch[-2:]
+    if argument not in ("", "answer"):
+        raise MinkError("usage: /edit [answer]")
+    if argument:
+        chat.draft = Draft(StoredMessage("user", answer.content), replaces=answer)
+        chat.screen.note("Enter has the model go on from the changed answer, Ctrl-C leaves it as it was")
+    else:
+        chat.draft = Draft(message, replaces=message)
+        chat.screen.note(
+            "Enter sends the changed message, Ctrl-X Ctrl-E opens an editor, Ctrl-C leaves it as it was"
+        )
+
+
+def begin(chat: Chat, argument: str) -> None:
+    """Have the last message answered again, by an answer that begins with TEXT: /begin It was a dark night"""
+    chat.show(chat.session.rewrite(argument))
 
 
 def continue_(chat: Chat, _: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 import click
@@ -30,6 +31,7 @@ from mink_local.generation.answer import Piece
 from mink_local.generation.model import Model
 from mink_local.generation.replies import Reply
 from mink_local.generation.request import SamplingParams
+from mink_local.generation.slots import common_prefix
 from mink_local.interrupts import on_interrupt
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.constraints import Constraints
@@ -89,6 +91,17 @@ def write_cache(model: Model, path: Path) -> None:
     if model.n_cached < _LEAST_TOKENS or not model.save_cache(path, MOST_BYTES):
         return
     make_room(folder.iterdir(), MOST_BYTES)
+
+
+def _goes_on(turn: Branch, turns: Sequence[Branch]) -> bool:
+    """Return whether another turn is this one with the rest of its answer, as /continue leaves it."""
+    *before, answer = turn
+    return answer.role == "assistant" and any(
+        other[:1] == before
+        and other[-1].content.startswith(answer.content)
+        and len(other[-1].parts) > len(answer.parts)
+        for other in turns
+    )
 
 
 def prompt_digest(tokens: Sequence[int]) -> str:
@@ -231,6 +244,29 @@ class Session:
         beginning.chosen = [*(index for index in beginning.chosen if index < at), at]
         return self._answer(self.branch[:-1], self.settings.params, beginning)
 
+    def rewrite(self, text: str) -> "AnswerStream":
+        """Return another answer to the last message, which begins with a text. Raises as `ask` does.
+
+        It keeps the reasoning of the last answer, and of its text what is the same.
+        """
+        self.check_unchanged()
+        last = self.last_answer()
+        beginning = self._tokens_of(last)
+        n_before = self._n_before_content(last, beginning.tokens)
+        tokens = beginning.tokens[:n_before] + self.model.tokenize(text)
+        same = common_prefix(beginning.tokens, tokens)
+        beginning.tokens, beginning.k = tokens, [*beginning.k[:same], *[0] * (len(tokens) - same)]
+        beginning.parts = [part for part in beginning.parts if part.first_token <= same]
+        beginning.chosen = [*(at for at in beginning.chosen if at < same), *range(same, len(tokens))]
+        return self._answer(self.branch[:-1], self.settings.params, beginning)
+
+    def _n_before_content(self, answer: StoredMessage, tokens: list[int]) -> int:
+        """Return how many tokens of an answer come before its content: those of its reasoning."""
+        ends = list(accumulate(map(len, self.model.token_texts(tokens))))
+        whole = "".join(self.model.token_texts(tokens))
+        start = max(whole.rfind(answer.content), 0) if answer.reasoning else 0
+        return sum(end <= start for end in ends)
+
     def undo(self) -> StoredMessage:
         """Take back the last message and its answer; return the message. `redo` brings both back."""
         if not self.branch:
@@ -285,6 +321,7 @@ class Session:
                 turns += [[message, answer] for answer in following(message.id)] or [[message]]
         unkept = [branch[n : n + 2] for branch in self._unkept if branch[n:] and branch[:n] == before]
         turns += [turn for turn in unkept if not turn[-1].id]
+        turns = [turn for turn in turns if turn == self.branch[n : n + 2] or not _goes_on(turn, turns)]
         told = {turn[0].content: turn for turn in sorted(turns, key=len)}
         return [turn for turn in turns if turn[1:] or told[turn[0].content] is turn]
 
