@@ -15,6 +15,7 @@ from mink_local.evals.figures import Picture, accuracy_figure
 from mink_local.evals.report.report import Report, Section
 from mink_local.evals.run.records import RecordedRun
 from mink_local.evals.run.summary import (
+    ENOUGH_TO_TURN,
     EVERY,
     GROUP,
     Baseline,
@@ -45,7 +46,8 @@ HOW_TO_READ = (
     "is”. Strict accuracy counts what the paper's regular expression finds. The last number (or option) is "
     "what the lm-evaluation-harness calls flexible-extract: it reads prose without a statement, too, and is "
     "sometimes right by luck. Responses cut off by the token limit count as wrong, as do prompts that did "
-    "not fit into the context.",
+    "not fit into the context; how many were cut off is beside an accuracy, and what it would be if all of "
+    "them were right. A loop: a response ends in a phrase that it says at least three times.",
     "Accuracies are means over questions, with 95% intervals over questions: Clopper and Pearson's, with an "
     "effective number of questions if a question has several responses. Their coverage is at least 95%. ±: "
     "the standard deviation of the repeats' accuracies. Greedy decoding is run once, and its row repeats "
@@ -137,12 +139,12 @@ def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str
             lambda row: of_interval(row, "accuracy", percent),
         ),
         _grid(
-            f"{of} tokens; cut off at the token limit, %",
+            f"{of} tokens; cut off at the token limit, and ending in a loop, %",
             cells,
             lambda row: Cell(
                 f"{row.mean_tokens:.1f}",
-                f"cut off {percent(row.truncated)}"
-                + (f", thoughts {percent(row.thoughts_cut)}" if row.thoughts_cut else ""),
+                f"cut off {percent(row.truncated)}, loops {percent(row.looped)}"
+                + (f", reasoning cut off {percent(row.thoughts_cut)}" if row.thoughts_cut else ""),
             ),
         ),
         _grid(
@@ -224,7 +226,9 @@ def _accuracies(of: str, part: Summary) -> Table | None:
         shown = of_interval(row, "accuracy", percent)
         spread = "" if pd.isna(row.spread) else f"±{percent(row.spread)}"
         marks = "▲" * is_better + "▼" * is_worse + "*" * (not row.complete)
-        return Cell(f"{shown.text}{spread}{marks}", shown.below, is_better or bool(beats_all))
+        bound = percent(row.accuracy_if_cut_off_were_right)
+        cut = f"; cut off {percent(row.truncated)}, at most {bound}" if row.truncated else ""
+        return Cell(f"{shown.text}{spread}{marks}", f"{shown.below}{cut}", is_better or bool(beats_all))
 
     return _grid(f"{of} accuracy, %", part.cells.dropna(subset="accuracy"), cell)
 
@@ -239,6 +243,8 @@ _COMPARED: dict[str, tuple[str, Format]] = {
     "lost": ("lost", str),
     "p": ("p", p_value),
     "marks": ("p, Holm", str),
+    "cut_off": ("cut off, %", percent),
+    "other_cut_off": ("other's, %", percent),
 }
 
 
@@ -277,13 +283,19 @@ def _findings(run: RecordedRun, part: Summary) -> Iterator[str]:
     if judged.empty:
         yield "Open-ended: responses have no verdicts, so there is no accuracy."
     coldest = judged[judged["temperature"] == temperatures[0]]
-    cut_off = (coldest["finish_reason"] == "length").mean()
-    if cut_off > 0.5:
-        yield (
-            f"At T = {temperature_name(temperatures[0])}, the token limit cut off {percent(cut_off)}% of the "
-            "responses, which count as wrong: raise --max-tokens, or use --stop and --shots if the model, "
-            "like most base models, does not end its answers."
+    cut_off = cells[cells["truncated"] > ENOUGH_TO_TURN].drop_duplicates(["sampler", "truncated"])
+    if len(cut_off):
+        named = (
+            f"{label(row.sampler)} at T = {temperature_name(row.temperature)} {percent(row.truncated)}%"
+            for row in cut_off.itertuples()
         )
+        yield (
+            f"Cut off by the token limit, which counts as wrong: {'; '.join(named)}. Raise --max-tokens, or "
+            "use --stop and --shots if the model, like most base models, does not end its answers."
+        )
+    turning = part.comparisons[part.comparisons["could_turn"].astype(bool)]
+    if len(turning):
+        yield f"Could turn if the responses that were cut off were right: {_places(turning)}."
     complete = coldest[coldest["finish_reason"] == "stop"]
     unread = 1 - complete["answered"].mean()
     if unread > 0.5:

@@ -26,10 +26,12 @@ PLACE = ["question_id", "repeat"]
 
 _COMPARISON = [
     *(*CELL, "kind", "against", "common_questions", "repeats", "disagreement", "accuracy", "other_accuracy"),
-    *("difference", "difference_low", "difference_high"),
+    *("difference", "difference_low", "difference_high", "cut_off", "other_cut_off", "could_turn"),
     *("won", "lost", "won_questions", "lost_questions", "p", "p_holm", "better", "worse"),
 ]
 EVERY = "every sampler"
+ENOUGH_TO_TURN = 0.05  # share of cut-off responses
+_LOOP_READ, _LOOP_LEAST = 750, 60  # characters read from the end, and repeated in a loop
 
 
 class Baseline(NamedTuple):
@@ -124,6 +126,8 @@ def _responses(run: RecordedRun) -> pd.DataFrame:
     found["category"] = [run.questions[response.question].category for response in run.responses]
     for scoring, name in (("flexible", "correct"), ("strict", "strictly_correct"), ("last", "last_correct")):
         found[name] = pd.Series([verdict and verdict.correct for verdict in found[scoring]], dtype=float)
+    found["is_cut"] = (found["finish_reason"] == "length").astype(float)
+    found["looped"] = list(map(ends_in_loop, found["text"]))
     found["answered"] = [verdict is not None and verdict.answer is not None for verdict in found["flexible"]]
     order = {
         "sampler": sorted(found["sampler"].unique(), key=sampler_rank).index,
@@ -180,6 +184,7 @@ def _cells(responses: pd.DataFrame) -> pd.DataFrame:
                     "truncated": (cell["finish_reason"] == "length").mean(),
                     "thoughts_cut": cell["thoughts_cut"].mean(),
                     "overflowed": (cell["finish_reason"] == "overflow").mean(),
+                    "looped": cell["looped"].mean(),
                     "tokens": once["n_tokens"].sum(),
                     "mean_tokens": once["n_tokens"].mean(),
                     **_cutoffs(cell),
@@ -199,12 +204,14 @@ def once(cells: pd.DataFrame) -> pd.DataFrame:
 def _accuracy(cell: pd.DataFrame) -> dict[str, Any]:
     """Return a cell's accuracy by each scoring; None without verdicts."""
     is_judged = len(cell) > 0
+    if_right = cell[["correct", "is_cut"]].max(axis=1).groupby(cell["question_id"]).mean()
     repeats = cell.groupby("repeat")["correct"].mean()
     return {
         **columns_of(_mean(cell, "correct"), "accuracy"),
         **columns_of(_mean(cell, "strictly_correct"), "strict_accuracy"),
         **columns_of(_mean(cell.dropna(subset="last_correct"), "last_correct"), "last_accuracy"),
         "spread": None if len(repeats) < 2 or cell["copied"].iloc[0] else repeats.std(),
+        "accuracy_if_cut_off_were_right": if_right.mean() if is_judged else None,
         "no_answer": 1 - cell["answered"].mean() if is_judged else None,
     }
 
@@ -269,14 +276,20 @@ def _comparisons(judged: pd.DataFrame, baseline: Baseline) -> Iterator[dict[str,
         size=("gain", "size"),
         correct=("correct", "mean"),
         other_correct=("other_correct", "mean"),
-    ).eval("disagreement = correct + other_correct - 2 * correct * other_correct")
+        cut_off=("is_cut", "mean"),
+        other_cut_off=("other_is_cut", "mean"),
+    )
+    both = questions["correct"] * questions["other_correct"]
+    questions["disagreement"] = questions["correct"] + questions["other_correct"] - 2 * both
     for _, family in questions.groupby(level=GROUP[:1] if varies == "model" else GROUP, sort=False):
         found = [(key, *_tested(cell)) for key, cell in family.groupby(level=[*CELL, "other"], sort=False)]
         adjusted = holm([test.p for _, test, *_ in found])
         for ((*cell, other), test, means, flips), p_holm in zip(found, adjusted, strict=True):
             gain = test.difference.value if p_holm <= ALPHA else 0.0
             against = str(other if baseline.value == EVERY else baseline)
-            of_test = (test.n, *means, *test.difference, test.won, test.lost, *flips, test.p)
+            *means, cut_off, other_cut_off = means
+            cut = (cut_off, other_cut_off, _could_turn(test.difference.value, gain, cut_off, other_cut_off))
+            of_test = (test.n, *means, *test.difference, *cut, test.won, test.lost, *flips, test.p)
             values = (*cell, varies, against, *of_test, p_holm, gain > 0, gain < 0)
             yield dict(zip(_COMPARISON, values, strict=True))
 
@@ -301,22 +314,46 @@ def _pairs(judged: pd.DataFrame, varies: str, others: Mapping[Any, Any]) -> pd.D
         coldest = first.groupby([*GROUP, "sampler"])["temperature"].transform("min")
         first = first[~first["copied"] | (first["temperature"] == coldest)]
     same = [name for name in (*CELL, *PLACE) if name != varies]
-    other = judged[[*same, varies, "correct"]].rename(columns={varies: "other", "correct": "other_correct"})
+    other = judged[[*same, varies, "correct", "is_cut"]]
+    other = other.rename(columns={varies: "other", "correct": "other_correct", "is_cut": "other_is_cut"})
     return first.merge(other, on=[*same, "other"])
 
 
 def _tested(cell: pd.DataFrame) -> tuple[PairedTest, list[float], list[str]]:
     """Return the test of a cell's questions that have all repeats, some means, and the flips.
 
-    The means are the number of repeats, the chance that a response of each differ in being right, and both
-    accuracies.
+    The means are the number of repeats, the chance that a response of each differ in being right, both
+    accuracies, and both shares of responses that were cut off.
     """
     n_repeats = int(cell["size"].max())
     cell = cell[cell["size"] == n_repeats].sort_index()
     gains, ids = cell["gain"].astype(int), cell.index.get_level_values("question_id")
     flips = [_listed(ids[gains > 0]), _listed(ids[gains < 0])]
-    means = cell[["disagreement", "correct", "other_correct"]].mean().tolist()
+    columns = ["disagreement", "correct", "other_correct", "cut_off", "other_cut_off"]
+    means = cell[columns].mean().tolist()
     return paired_test(gains.tolist(), n_repeats), [n_repeats, *means], flips
+
+
+def _could_turn(difference: float, gain: float, cut_off: float, other_cut_off: float) -> bool:
+    """Return whether a comparison could end otherwise if cut-off responses were right.
+
+    One with a significant `gain` could lose its sign; one without, of a `difference` that is not significant,
+    may miss one if more are cut off on one side than on the other by more than `ENOUGH_TO_TURN`.
+    """
+    if gain:
+        return difference - other_cut_off <= 0 if gain > 0 else difference + cut_off >= 0
+    return abs(cut_off - other_cut_off) > ENOUGH_TO_TURN
+
+
+def ends_in_loop(text: str) -> bool:
+    """Return whether a text ends in a phrase of up to 250 characters that it says at least three times."""
+    end = np.frombuffer(text[-_LOOP_READ:].encode("utf-32-le", "surrogatepass"), np.uint32)
+    for period in range(1, len(end) // 3 + 1):
+        differs = np.flatnonzero(end[period:] != end[:-period])
+        n_same = len(end) - period - (differs[-1] + 1 if len(differs) else 0)
+        if n_same >= max(2 * period, _LOOP_LEAST):
+            return True
+    return False
 
 
 def _listed(ids: Iterable[str]) -> str:
