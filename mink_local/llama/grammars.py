@@ -65,6 +65,8 @@ def _from_gbnf(grammar: str) -> str:
         part = _GBNF_PART.match(grammar, at)
         if part is None or (body is None and part.lastgroup not in (None, "head")):
             line = grammar.count("\n", 0, at) + 1
+            if body is not None and re.match(r"!?<", grammar[at:]):
+                raise SyntaxError(f"line {line}: tokens in GBNF are not supported: {grammar[at : at + 20]!r}")
             raise SyntaxError(f"line {line} is not GBNF at {grammar[at : at + 20]!r}")
         at = part.end()
         if part["head"]:

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any, NoReturn
 
@@ -23,6 +23,11 @@ _EXACT = 1 << 53  # llguidance reads numbers as float64
 _ANNOTATIONS = {
     "$comment", "default", "deprecated", "description", "example", "examples", "readOnly", "title",
     "writeOnly",
+}  # fmt: skip
+_LOOK_AROUND = re.compile(r"\(\?<?[=!]")
+_ANY_NAME: tuple[Any, ...] = ({"type": "string"}, {}, True)  # schemas of names that all names conform to
+_KNOWN_FORMATS = {  # to llguidance; others are annotations
+    "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid",
 }  # fmt: skip
 _OF_NAMES = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
 _OF_LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
@@ -107,7 +112,9 @@ def kept_schema(schema: Any, option: str) -> dict[str, Any]:
     kept: dict[str, Any] = checks.kept(found)
     checks.finish(kept)
     if complaint := _complaint(kept):
-        raise ConstraintError(option, in_a_line(complaint.split(". Enable")[0]))
+        named = re.search(r'Unimplemented keys: \["(\w+)"', complaint)
+        place = next(_places_of(kept, named[1]), ()) if named else ()
+        raise ConstraintError(option, in_a_line(complaint.split(". Enable")[0]), written(place))
     if not checks.combines:
         kept = closed(kept)  # only now: the parts of a oneOf must exclude each other when they are open
     return kept | {"x-guidance": OPTIONS}
@@ -117,6 +124,36 @@ def written(path: Path) -> str:
     """Return a place in a schema as text, such as `properties.tags.items.anyOf[1]`; a long name is cut."""
     steps = (f"[{key}]" if isinstance(key, int) else f".{str(key)[:64]}" for key in path)
     return "".join(steps).removeprefix(".")[:_LONGEST_PLACE]
+
+
+def _says_nothing(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
+    """Return whether a keyword forbids nothing, or only what the schema's `format` forbids too."""
+    return (
+        key in _ANNOTATIONS
+        or (key, value) == ("uniqueItems", False)
+        or (key == "propertyNames" and value in _ANY_NAME)
+        or (key == "format" and str(value) not in _KNOWN_FORMATS)
+        or (key == "pattern" and str(schema.get("format")) in _KNOWN_FORMATS and _looks_around(schema))
+    )
+
+
+def _looks_around(schema: Any) -> bool:
+    """Return whether a schema has a pattern that looks around, which llguidance does not."""
+    return isinstance(schema, Mapping) and bool(_LOOK_AROUND.search(str(schema.get("pattern", ""))))
+
+
+def _without_look_around(parts: list[Any]) -> list[Any]:
+    """Return alternatives without those that look around, if others are left, as of Pydantic's Decimal."""
+    left = [part for part in parts if not _looks_around(part) or "format" in part]
+    return left if any(part != {"type": "null"} for part in left) else parts
+
+
+def _places_of(value: Any, key: str, path: Path = ()) -> Iterator[Path]:
+    """Yield the places where a schema has a key."""
+    for name, part in _parts(value).items():
+        if name == key:
+            yield (*path, name)
+        yield from _places_of(part, key, (*path, name))
 
 
 class _Checks:
@@ -150,10 +187,11 @@ class _Checks:
                 kept[key] = {name: self.kept(part, (*path, key, name)) for name, part in value.items()}
             elif key in _OF_LISTS and isinstance(value, list):
                 self._count((*path, key))
-                kept[key] = [self.kept(part, (*path, key, i)) for i, part in enumerate(value)]
+                parts = _without_look_around(value) if key == "anyOf" else value
+                kept[key] = [self.kept(part, (*path, key, i)) for i, part in enumerate(parts)]
             elif key in _OF_ONE:
                 kept[key] = self.kept(value, (*path, key))
-            elif key not in _ANNOTATIONS and (key, value) != ("uniqueItems", False):
+            elif not _says_nothing(key, value, schema):
                 self._data(value, (*path, key), key in _VALUES)
                 kept[key] = value
         self._check_keywords(kept, path)
@@ -197,6 +235,8 @@ class _Checks:
         for key in ("properties", "patternProperties"):
             if isinstance(found := schema.get(key), Mapping) and len(found) > MAX_PROPERTIES:
                 self._refuse(f"more than {MAX_PROPERTIES} properties", (*path, key))
+        if _looks_around(schema):
+            self._refuse("look-around is not supported", (*path, "pattern"))
         self._patterns |= {str(schema[key]) for key in ("format", "pattern") if key in schema}
         self._merges |= bool(_MERGING & schema.keys()) and len(schema) > 1
         has_several = isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1

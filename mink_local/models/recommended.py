@@ -79,7 +79,9 @@ def recommended(metadata: Metadata) -> Recommended | None:
     steps = _steps(metadata.text("general.sampling.sequence"))
     cuts = _cuts(values, steps)
     penalty = values.get("penalty_repeat", 1) if "penalties" in steps else 1
-    penalties = {"repeat_penalty": penalty, "penalty_last_n": values.get("penalty_last_n", 64)}
+    penalties = {"repeat_penalty": penalty}
+    if "penalty_last_n" in values:
+        penalties["penalty_last_n"] = values["penalty_last_n"]
     return Recommended(
         Chain(*cuts) if len(cuts) > 1 else next(iter(cuts), MinP(0, "temperature-last")),
         values.get("temp", 1.0) if "temperature" in steps else 1.0,

@@ -275,7 +275,7 @@ async def respond(
     request: ChatRequest | CompletionRequest = given.normal()
     preset = service.presets.find(request.model)
     params, ignored = sampling_params(request, preset, service.model, service.max_tokens)
-    parsed.ignored.update(ignored)
+    parsed.ignored.update([*ignored, *given.left_out])
     sampler = str(params.effective_sampler)
     request_log.note(model=preset.model_id, sampler=sampler, temperature=params.temperature)
     head = ResponseHead(

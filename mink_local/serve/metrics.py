@@ -8,6 +8,7 @@ from prometheus_client import (
     Gauge,
     Histogram,
     Info,
+    ProcessCollector,
     disable_created_metrics,
 )
 
@@ -22,6 +23,7 @@ class Metrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter
         self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
 
         def counter(name: str, text: str, labels: tuple[str, ...] = _WHO) -> Counter:
             return Counter(f"mink_{name}", text, labels, registry=registry)

@@ -14,10 +14,12 @@ from mink_local.serve.endpoints.state import (
     Health,
     ModelEntry,
     ModelList,
+    Properties,
     RecordedRequest,
     health,
     list_models,
     metrics,
+    properties,
     ready,
     recorded_request,
     retrieve_model,
@@ -39,9 +41,11 @@ from mink_local.serve.endpoints.tokens import (
 from mink_local.serve.protocols.completions import (
     ChatCompletion,
     ChatCompletionChunk,
+    LlamaCompletion,
     TextCompletion,
     create_chat_completion,
     create_completion,
+    create_llama_completion,
 )
 from mink_local.serve.protocols.messages import MessageObject, MessagesRequest, create_message
 from mink_local.serve.protocols.responses import ResponseObject, ResponsesRequest, create_response
@@ -89,6 +93,8 @@ ENDPOINTS = {
     "/v1/responses/input_tokens": Endpoint(count_input_tokens, CountedTokens, ResponsesRequest),
     "/v1/messages": Endpoint(create_message, MessageObject, MessagesRequest),
     "/v1/messages/count_tokens": Endpoint(count_message_tokens, MessageTokens, MessagesRequest),
+    "/completion": Endpoint(create_llama_completion, LlamaCompletion, CompletionRequest, LlamaCompletion),
+    "/props": Endpoint(properties, Properties),
     "/candidates": Endpoint(find_candidates, StepCandidates, CandidatesRequest),
     "/tokenize": Endpoint(tokenize, TokenizedText, TokenizeRequest),
     "/detokenize": Endpoint(detokenize, DetokenizedText, DetokenizeRequest),

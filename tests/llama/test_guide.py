@@ -324,6 +324,61 @@ def test_what_compiles_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch, tin
     released.set()
 
 
+# What today's generators of schemas write
+
+EMAIL = r"^(?!\.)[a-z.]+@[a-z]+\.[a-z]{2,}$"  # zod 4
+DECIMAL = {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}  # Pydantic
+SAYS_NOTHING = [
+    ({"type": "string", "format": "email", "pattern": EMAIL}, {"type": "string", "format": "email"}),
+    ({"anyOf": [{"type": "number"}, DECIMAL]}, {"anyOf": [{"type": "number"}]}),
+    (
+        {"anyOf": [{"type": "number"}, DECIMAL, {"type": "null"}]},
+        {"anyOf": [{"type": "number"}, {"type": "null"}]},
+    ),
+    (
+        {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"}},
+        {"type": "object", "additionalProperties": {"type": "integer"}},
+    ),
+    *(
+        ({"type": "string", "format": name}, {"type": "string"})
+        for name in ("path", "password", "binary", "uri-reference", "url", "x" * 99)
+    ),
+    ({"type": "array", "uniqueItems": False}, {"type": "array"}),
+]
+
+
+@pytest.mark.parametrize(("schema", "same"), SAYS_NOTHING)
+def test_what_says_nothing_to_a_validator_is_left_out(schema: dict[str, Any], same: dict[str, Any]) -> None:
+    assert kept_schema(schema, "json_schema") == kept_schema(same, "json_schema")
+    inside = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    kept_schema(inside, "json_schema")
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"not": {}}, "not"),
+        ({"type": "object", "propertyNames": {"maxLength": 3}}, "propertyNames"),
+        ({"type": "string", "pattern": EMAIL}, "pattern"),
+        (DECIMAL, "pattern"),
+        ({"anyOf": [DECIMAL, {"type": "null"}]}, "anyOf[0].pattern"),
+    ],
+)
+def test_what_cannot_be_kept_names_its_place(schema: dict[str, Any], place: str) -> None:
+    inside = {"type": "object", "properties": {"price": {"anyOf": [{"type": "null"}, schema]}}}
+    for whole, expected in ((schema, place), (inside, f"properties.price.anyOf[1].{place}")):
+        with pytest.raises(ConstraintError) as refused:
+            kept_schema(whole, "json_schema")
+        assert expected in str(refused.value)
+
+
+@pytest.mark.parametrize("token", ["<[2683]>", "<think>", "!<[2]>", "!<|end|>"])
+def test_tokens_in_gbnf_are_named(token: str, tiny_weights: Weights) -> None:
+    with pytest.raises(ConstraintError, match="tokens in GBNF are not supported"):
+        Guide("grammar", f'root ::= "a" {token}* "x"', tiny_weights)
+
+
 # What is refused
 
 DOUBLING = "root ::= r0\n" + "\n".join(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(60)) + '\nr60 ::= "a"'
@@ -334,7 +389,7 @@ REFUSED: dict[str, list[Any]] = {
         {"minLength": 3, "maxLength": 1, "type": "string"}, {"allOf": 3, "format": "date"},
         {"allOf": [{"pattern": f"a.{{{i}}}b"} for i in range(30)]},
         {"properties": {f"a{i}": {"multipleOf": 9000 + i} for i in range(200)}},
-        {"properties": {"age": {"not": {}}}}, {"items": {"uniqueItems": True}}, {"format": "foo"},
+        {"properties": {"age": {"not": {}}}}, {"items": {"uniqueItems": True}},
         {"pattern": "(?=a)b"}, {"minimum": "x"}, {"$ref": "https://example.org/cat"}, {"type": "banana"},
         {"$ref": "#/$defs/a", "$defs": {}}, {"properties": 5},
         {"oneOf": [{"type": "integer"}, {"minimum": 2}]}, {"enum": [object()]}, {"const": {1}},

@@ -151,7 +151,7 @@ NAMED_ITEMS: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
     ({"tool_choice": "required", "tools": []}, "tool_choice"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
-    ({"text": {"format": {**FORM, "name": "x"}}}, "text.format.schema"),
+    ({"text": {"format": {**FORM, "name": "x"}}}, "text.format.schema.not"),
     ({"max_output_tokens": -2}, "max_output_tokens"),
     ({"input": [{"role": "assistant", "content": "x"}]}, "input"),
     ({"input": "word " * 3000}, "input"),
@@ -164,7 +164,7 @@ NAMED_ITEMS: list[tuple[dict[str, Any], str]] = [
     ({"n": 2, "stream": True}, "n"),
 ]
 NAMED_BLOCKS: list[tuple[dict[str, Any], str]] = [
-    ({"tools": [USED, {"type": "web_search_20250305", "name": "web_search"}]}, "tools[1].type"),
+    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
     ({"tools": [{**USED, "name": "get weather"}]}, "tools[0].name"),
     ({"tools": [USED, USED]}, "tools[1].name"),
     (
@@ -178,9 +178,9 @@ NAMED_BLOCKS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ({"system": [{"type": "image"}]}, "system[0].type"),
-    ({"output_config": {"format": FORM}}, "output_config.format.schema"),
+    ({"output_config": {"format": FORM}}, "output_config.format.schema.not"),
     ({"thinking": {"type": "on"}}, "thinking.type"),
-    ({"stop_sequences": ["a"] * 17}, "stop_sequences"),
+    ({"stop_sequences": ["a"] * 513}, "stop_sequences"),
     ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
     ({"messages": [{"role": "user", "content": "word " * 3000}]}, "messages"),
     ({"max_tokens": None}, "max_tokens"),
@@ -314,7 +314,6 @@ def test_variables_of_the_template_are_taken(tmp_path: Path) -> None:
         assert often > 30 + once
         thinking = {"thinking": {"type": "enabled"}}
         assert tokens(count, messages=USER, **many, **thinking) > often
-        assert ignored(asking, "/v1/chat/completions", {"reasoning_effort": "none"} | many) == ""
 
 
 def ignored(server: RunningServer, path: str, fields: dict[str, Any]) -> str:

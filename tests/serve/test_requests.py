@@ -191,7 +191,15 @@ def test_forms_that_cannot_be_kept_are_refused(fields: dict[str, Any]) -> None:
 
 
 TYPES: tuple[Any, ...] = ({}, {"a": 1}, [], [1], "", "x", True, 1.5)
-TAKEN: dict[str, tuple[Any, ...]] = {"stop": ([], "", "x"), "repeat_penalty": (1.5,), "add_special": (True,)}
+TAKEN: dict[str, tuple[Any, ...]] = {
+    "stop": ([], "", "x"),
+    "repeat_penalty": (1.5,),
+    "add_special": (True,),
+    "grammar": ("", "x"),
+    "top_n_sigma": (1.5,),
+    "typical_p": (1.5,),
+    "mirostat": (1.5,),
+}
 
 
 @pytest.mark.parametrize(
@@ -452,7 +460,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"n": 0}, "n", "1"),
     ({"n": 65}, "n", "64"),
     ({"model": MANY}, "model", "256"),
-    ({"stop": ["a"] * 17}, "stop", "16"),
+    ({"stop": ["a"] * 513}, "stop", "512"),
     ({"stop": [MANY]}, "stop[0]", "1024"),
     ({"stop": 5}, "stop", "int"),
     ({"seed": "one"}, "seed", "str"),
@@ -505,8 +513,6 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str, str]] = [
     ({"repeat_penalty": 0}, "repeat_penalty", "0"),
     ({"repetition_penalty": 0}, "repetition_penalty", "0"),
     ({"frequency_penalty": 1e31}, "frequency_penalty", "1e+31"),
-    *(({"seed": seed}, "seed", "4294967294") for seed in (2**32 - 1, -2, 2**64, -(2**63))),
-    ({"logit_bias": {"cat": 1}}, "logit_bias", "str"),
     ({"logit_bias": [[1, True]]}, "logit_bias", "true"),
 ]
 

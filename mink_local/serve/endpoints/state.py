@@ -67,6 +67,18 @@ class ModelList(Output, kw_only=True):
     data: list[ModelEntry]
 
 
+class Properties(Output, kw_only=True):
+    """What llama-server's `/props` has, as far as clients read it."""
+
+    default_generation_settings: dict[str, int]
+    total_slots: int
+    model_alias: str
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    build_info: str
+
+
 class RecordedToken(Output, kw_only=True):
     """A token of an answer.
 
@@ -151,6 +163,20 @@ def _entry(service: Service, model_id: str) -> ModelEntry:
         max_input_tokens=model.n_ctx - 1,
         created_at=datetime.fromtimestamp(service.created, UTC).isoformat(),
         meta=meta,
+    )
+
+
+async def properties(service: Service, _: Client) -> Properties:
+    """Return what llama-server's clients look up: the context's length, the slots, the chat template."""
+    model = service.model
+    return Properties(
+        default_generation_settings={"n_ctx": model.n_ctx},
+        total_slots=model.n_parallel,
+        model_alias=service.presets.default.model_id,
+        chat_template=model.chat_template or "",
+        bos_token=model.weights.bos,
+        eos_token=model.weights.eos,
+        build_info=service.fingerprint,
     )
 
 

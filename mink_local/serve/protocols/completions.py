@@ -1,7 +1,7 @@
 """POST /v1/chat/completions and /v1/completions: their responses."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -12,7 +12,7 @@ from mink_local.generation.answer import Answer, Piece, TopLogprobs
 from mink_local.generation.model import Model
 from mink_local.generation.text import text_decoder
 from mink_local.generation.tool_calls import ToolCallDelta
-from mink_local.serve.bodies import Output, Timings, TokenUsage
+from mink_local.serve.bodies import ApiError, Output, Timings, TokenUsage
 from mink_local.serve.clients import Client
 from mink_local.serve.exchange import ResponseBuilder, respond
 from mink_local.serve.request.chat import ChatRequest, CompletionRequest
@@ -177,6 +177,28 @@ class TextCompletion(Generated, kw_only=True):
     choices: list[CompletionChoice]
 
 
+class LlamaCompletion(Output, kw_only=True):
+    """The answer of `POST /completion`, as llama-server's, or in a stream a piece of it.
+
+    Attributes:
+        stop: Whether it has ended; a stream's last piece has the fields below.
+        stop_type: `eos`, `word` or `limit`.
+        stopping_word: The stop string that ended the answer.
+        tokens_evaluated: Length of the prompt.
+        tokens_predicted: Length of the answer.
+    """
+
+    content: str
+    stop: bool
+    model: str | UnsetType = UNSET
+    stop_type: str | UnsetType = UNSET
+    stopping_word: str | UnsetType = UNSET
+    tokens_evaluated: int | UnsetType = UNSET
+    tokens_predicted: int | UnsetType = UNSET
+    truncated: bool | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
+
+
 async def create_chat_completion(service: Service, client: Client, parsed: Parsed[ChatRequest]) -> Response:
     """Answer a conversation."""
     return await respond(service, client, parsed, ChatBuilder)
@@ -187,6 +209,15 @@ async def create_completion(service: Service, client: Client, parsed: Parsed[Com
     return await respond(service, client, parsed, CompletionBuilder)
 
 
+async def create_llama_completion(
+    service: Service, client: Client, parsed: Parsed[CompletionRequest]
+) -> Response:
+    """Continue a text, as llama-server does without OpenAI's protocol."""
+    if parsed.request.n_answers > 1:
+        raise ApiError(400, "n: one text and one answer at a time: use /v1/completions", param="n")
+    return await respond(service, client, parsed, LlamaBuilder)
+
+
 class _Unsent:
     """What a choice has to send next.
 
@@ -194,13 +225,14 @@ class _Unsent:
         pieces: Of the answer, since the last chunk.
         is_first: Whether there was no chunk yet.
         n_characters: Length of the text whose tokens were described.
+        n_shown: Length of the text that was shown.
         decoder: Decodes these tokens.
     """
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
         self.is_first = True
-        self.n_characters = 0
+        self.n_characters = self.n_shown = 0
         self.decoder = text_decoder()
 
 
@@ -255,6 +287,22 @@ class ChoicesBuilder(ResponseBuilder):
         unsent.pieces, unsent.is_first = [], False
         return choice
 
+    def placed(
+        self, answer: Answer, unsent: _Unsent, text: str, scores: Iterable[Score]
+    ) -> Iterator[tuple[Score, int]]:
+        """Yield tokens with where in the text they start, without those that a stop string has cut off.
+
+        Args:
+            text: What is shown with them.
+        """
+        unsent.n_shown += len(text)
+        is_cut = unsent.pieces[-1].finish_reason == "stop" and isinstance(answer.stopped_by, str)
+        for score in scores:
+            start = unsent.n_characters
+            unsent.n_characters += len(unsent.decoder.decode(self.model.weights.piece(score[0])))
+            if start < unsent.n_shown or not is_cut:
+                yield score, start
+
     @abstractmethod
     def made(self, answer: Answer, unsent: _Unsent, **common: Any) -> Any:
         """Return what is unsent of an answer as the endpoint's choice."""
@@ -267,7 +315,8 @@ class ChatBuilder(ChoicesBuilder):
         reason = unsent.pieces[-1].finish_reason
         common["finish_reason"] = "tool_calls" if reason == "stop" and answer.tool_calls else reason
         if self.request.logprobs:  # not of the token that ends the answer
-            entries = [self._entry(*score) for score in _scores(unsent.pieces)[: len(common["k"])]]
+            scores, text = _scores(unsent.pieces)[: len(common["k"])], "".join(unsent.pieces)
+            entries = [self._entry(*score) for score, _ in self.placed(answer, unsent, text, scores)]
             common["logprobs"] = ChatLogprobs(content=entries)
         if not self.request.stream:
             return ChatChoice(message=whole_message(answer), **common)
@@ -290,26 +339,58 @@ class CompletionBuilder(ChoicesBuilder):
 
     def made(self, answer: Answer, unsent: _Unsent, **common: Any) -> CompletionChoice:
         pieces, prompt = unsent.pieces, answer.prompt if self.request.echo and unsent.is_first else ()
-        logprobs = None
+        logprobs, text = None, "".join([*self.model.token_texts(prompt), *pieces])
         if self.request.logprobs is not None:
             scores = zip(prompt, answer.prompt_logprobs, answer.prompt_top_logprobs, strict=False)
-            logprobs = self._described(unsent, [*scores, *_scores(pieces)])
-        text = "".join([*self.model.token_texts(prompt), *pieces])
+            logprobs = self._described(self.placed(answer, unsent, text, [*scores, *_scores(pieces)]))
         reason = pieces[-1].finish_reason
         return CompletionChoice(text=text, logprobs=logprobs, finish_reason=reason, **common)
 
-    def _described(self, unsent: _Unsent, scores: Sequence[Score]) -> CompletionLogprobs:
+    def _described(self, placed: Iterable[tuple[Score, int]]) -> CompletionLogprobs:
         """Return the log-probabilities, each token with the most probable ones of its step and itself."""
         described = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
-        for token, logprob, top in scores:
+        for (token, logprob, top), start in placed:
             own = token_logprob(self.model, token, logprob)
-            best = {one.token: one.logprob for one in (token_logprob(self.model, *pair) for pair in top)}
+            best = {own.token: own.logprob}
+            for other, value in top:
+                if (
+                    other != token
+                ):  # a text that is another's too, as all parts of characters are, gets its id
+                    text = token_logprob(self.model, other, value)
+                    best[text.token if text.token not in best else f"token_id:{other}"] = text.logprob
             described.tokens.append(own.token)
             described.token_logprobs.append(own.logprob)
-            described.top_logprobs.append({own.token: own.logprob, **best} if best else None)
-            described.text_offset.append(unsent.n_characters)
-            unsent.n_characters += len(unsent.decoder.decode(self.model.weights.piece(token)))
+            described.top_logprobs.append(best if top else None)
+            described.text_offset.append(start)
         return described
+
+
+class LlamaBuilder(ResponseBuilder):
+    """An answer as llama-server's own endpoint gives it."""
+
+    def add(self, answer: Answer, piece: Piece) -> None:  # noqa: ARG002
+        if piece:
+            self.send(LlamaCompletion(content=str(piece), stop=False))
+
+    def end(self, usage: TokenUsage, timings: Timings) -> None:
+        last = self.whole(usage, timings)
+        last.content = ""
+        self.send(last)
+
+    def whole(self, usage: TokenUsage, timings: Timings) -> LlamaCompletion:
+        [answer] = self.answers
+        is_word = isinstance(answer.stopped_by, str)
+        return LlamaCompletion(
+            content=answer.text,
+            stop=True,
+            model=self.head.model,
+            stop_type="limit" if answer.finish_reason == "length" else "word" if is_word else "eos",
+            stopping_word=str(answer.stopped_by) if is_word else "",
+            tokens_evaluated=usage.prompt_tokens,
+            tokens_predicted=usage.completion_tokens,
+            truncated=False,
+            timings=timings,
+        )
 
 
 def _scores(pieces: Sequence[Piece]) -> list[Score]:

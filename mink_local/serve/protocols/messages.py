@@ -1,10 +1,10 @@
 """POST /v1/messages: its requests, its responses, and the way from one to the other."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 from starlette.responses import Response
 
 from mink_local.serve.bodies import ApiError, Json, Output, Timings, TokenUsage
@@ -22,6 +22,7 @@ from mink_local.serve.request.chat import (
 from mink_local.serve.request.fields import (
     MAX_TOKENS,
     MAX_TOOLS,
+    NO_TOOLS,
     ONE_ANSWER,
     TEXT_ONLY,
     AnswerFormat,
@@ -43,9 +44,9 @@ class TextBlock(Fields, frozen=True, tag="text"):
 
 
 class ThinkingBlock(Fields, frozen=True, tag="thinking"):
-    """The assistant's reasoning."""
+    """The assistant's reasoning; without a text if it is hidden."""
 
-    thinking: str
+    thinking: str = ""
 
 
 class RedactedThinking(Fields, frozen=True, tag="redacted_thinking"):
@@ -61,7 +62,59 @@ class ToolUse(Fields, frozen=True, tag="tool_use"):
 
     id: str
     name: Name
-    input: dict[str, Any]
+    input: dict[str, Any] = field(default_factory=dict)
+
+
+class Source(Fields, frozen=True):
+    """The text of a document.
+
+    Attributes:
+        data: For `text`: the text.
+        content: For `content`: the texts.
+    """
+
+    type: Literal["text", "content"]
+    data: str | None = None
+    content: str | list[TextBlock] | None = None
+
+
+class DocumentBlock(Fields, frozen=True, tag="document"):
+    """A document, read as its title and text."""
+
+    source: Source
+    title: str | None = None
+
+    @property
+    def text(self) -> str:
+        """What the model reads."""
+        return "\n".join(filter(None, [self.title, self.source.data, joined(self.source.content)]))
+
+
+class SearchResult(Fields, frozen=True, tag="search_result"):
+    """A result of a search, read as its title, source and texts."""
+
+    title: str
+    source: str
+    content: list[TextBlock]
+
+    @property
+    def text(self) -> str:
+        """What the model reads."""
+        return "\n".join([self.title, self.source, joined(self.content)])
+
+
+class ToolReference(Fields, frozen=True, tag="tool_reference"):
+    """The name of a tool that was found, read as a text."""
+
+    tool_name: str
+
+    @property
+    def text(self) -> str:
+        """What the model reads."""
+        return f"tool: {self.tool_name}"
+
+
+Readable = TextBlock | DocumentBlock | SearchResult | ToolReference
 
 
 class ToolResult(Fields, frozen=True, tag="tool_result"):
@@ -73,7 +126,7 @@ class ToolResult(Fields, frozen=True, tag="tool_result"):
     """
 
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | list[Readable] | None = None
     is_error: bool | None = None
 
     @property
@@ -83,7 +136,7 @@ class ToolResult(Fields, frozen=True, tag="tool_result"):
         return ChatMessage(role="tool", tool_call_id=self.tool_use_id, content=text)
 
 
-Block = TextBlock | ThinkingBlock | RedactedThinking | ToolUse | ToolResult
+Block = Readable | ThinkingBlock | RedactedThinking | ToolUse | ToolResult
 
 
 class BlockMessage(Fields, frozen=True):
@@ -94,12 +147,27 @@ class BlockMessage(Fields, frozen=True):
 
 
 class InputTool(Fields, frozen=True):
-    """A tool that the model may call."""
+    """A tool that the model may call.
+
+    Attributes:
+        type: `custom`; those of Anthropic's servers are left out if there are others.
+        strict: Whether arguments conform to `input_schema`. Those of a forced call do anyway, others do not.
+    """
 
     name: ToolName
-    input_schema: Schema
+    input_schema: Schema | None = None
     description: str | None = None
-    type: Literal["custom"] | None = None
+    type: str | None = None
+    strict: bool | None = None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the client has it."""
+        return self.type in (None, "custom")
+
+    def __post_init__(self) -> None:
+        if self.is_own and self.input_schema is None:
+            raise ValueError("input_schema is missing")
 
 
 class ToolChoice(Fields, frozen=True):
@@ -161,6 +229,8 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
         "messages.role": "use system, user or assistant; a tool's result is a tool_result of the user's",
         "messages.content.type": TEXT_ONLY,
         "messages.content.content.type": TEXT_ONLY,
+        "messages.content.source.type": TEXT_ONLY,
+        "messages.content.content.source.type": TEXT_ONLY,
         "system.type": TEXT_ONLY,
         "thinking.type": "use enabled, adaptive or disabled",
         "tool_choice.type": "use none, auto, any or tool",
@@ -175,6 +245,25 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
     output_config: OutputConfig | None = None
     chat_template_kwargs: TemplateVariables | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tools and not self.own_tools:
+            kind = self.tools[0].type
+            raise ApiError(
+                400, f"tools[0].type: '{kind}' is not supported: {NO_TOOLS}", param="tools[0].type"
+            )
+
+    @property
+    def own_tools(self) -> list[InputTool]:
+        """The tools that the client has."""
+        return [tool for tool in self.tools or () if tool.is_own]
+
+    @property
+    def left_out(self) -> Iterable[str]:
+        yield from (f"tools.{tool.type}" for tool in self.tools or () if not tool.is_own)
+        if self.normal().leaves_arguments:
+            yield "tools.strict"
+
     def normal(self) -> ChatRequest:
         choice, thinking, config = self.tool_choice, self.thinking, self.output_config
         switch = {} if thinking is None else {"enable_thinking": thinking.type != "disabled"}
@@ -184,8 +273,13 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
         return chat_request(
             self,
             [
-                FunctionDefinition(name=tool.name, description=tool.description, parameters=tool.input_schema)
-                for tool in self.tools or ()
+                FunctionDefinition(
+                    name=tool.name,
+                    description=tool.description,
+                    parameters=tool.input_schema,
+                    strict=tool.strict,
+                )
+                for tool in self.own_tools
             ],
             reasoning_budget=budget,
             messages=[message for message, _ in self._messages()],
@@ -197,7 +291,7 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
 
     @property
     def places(self) -> dict[str, str]:
-        tools = (f"tools[{i}]" for i in range(len(self.tools or ())))
+        tools = (f"tools[{i}]" for i, tool in enumerate(self.tools or ()) if tool.is_own)
         places = places_of((path for _, path in self._messages()), tools, "input_schema")
         return super().places | places | {"response_format": "output_config.format"}
 
@@ -218,7 +312,7 @@ def _message(role: Literal["user", "assistant", "system"], blocks: Sequence[Bloc
     """Return the texts, the reasoning and the calls of blocks as a message."""
     return chat_message(
         role,
-        joined([block for block in blocks if isinstance(block, TextBlock)]),
+        joined([block for block in blocks if isinstance(block, Readable)]),
         [block.thinking for block in blocks if isinstance(block, ThinkingBlock)],
         [(block.id, block.name, block.input) for block in blocks if isinstance(block, ToolUse)],
     )

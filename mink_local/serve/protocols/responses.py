@@ -1,7 +1,7 @@
 """POST /v1/responses: its requests, its responses, and the way from one to the other."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -131,10 +131,17 @@ class OutputItem(Fields, frozen=True, tag="function_call_output"):
         return ChatMessage(role="tool", tool_call_id=self.call_id, content=joined(self.output))
 
 
+class ReasoningPart(Fields, frozen=True):
+    """A text of the assistant's reasoning."""
+
+    type: Literal["reasoning_text", "summary_text", "text"]
+    text: str
+
+
 class ReasoningItem(Fields, frozen=True, tag="reasoning"):
     """The assistant's reasoning."""
 
-    content: list[TextPart] | None = None
+    content: list[ReasoningPart] | None = None
 
 
 Item = MessageItem | CallItem | OutputItem | ReasoningItem
@@ -189,10 +196,15 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
 
     @classmethod
     def normalise(cls, fields: dict[str, Any]) -> None:
+        super().normalise(fields)
         items = fields.get("input")
         for item in items if isinstance(items, list) else ():
             if isinstance(item, dict) and item.get("type") is None:
                 item["type"] = "message"
+
+    @property
+    def left_out(self) -> Iterable[str]:
+        return ["tools.strict"] if self.normal().leaves_arguments else ()
 
     def normal(self) -> ChatRequest:
         choice: Any = self.tool_choice
@@ -201,7 +213,9 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
         return chat_request(
             self,
             [
-                FunctionDefinition(name=name, description=tool.description, parameters=tool.parameters)
+                FunctionDefinition(
+                    name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+                )
                 for name, _, tool, _ in self.named_tools()
             ],
             messages=[message for message, _ in self._messages()],
@@ -217,6 +231,12 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
         tools = (path for *_, path in self.named_tools())
         places = places_of((path for _, path in self._messages()), tools, "parameters")
         return super().places | places | {"messages": "input", "response_format": "text.format"}
+
+    @property
+    def allows_several_calls(self) -> bool:
+        """Whether an answer may have several calls: a forced one is alone unless more are asked for."""
+        given = self.parallel_tool_calls
+        return self.tool_choice in (None, "none", "auto") if given is None else given
 
     def named_tools(self) -> Iterator[tuple[str, str | None, ResponseTool, str]]:
         """Yield the functions: the name that the model sees, the namespace, the function, and its path."""
@@ -401,7 +421,7 @@ class ItemsBuilder(PartsBuilder):
             max_output_tokens=given.max_tokens,
             model=self.head.model,
             output=[self._item(part) for part in self.parts],
-            parallel_tool_calls=given.parallel_tool_calls is not False,
+            parallel_tool_calls=given.allows_several_calls,
             reasoning={"effort": given.reasoning and given.reasoning.effort, "summary": None},
             temperature=params.temperature,
             tool_choice=given.tool_choice or "auto",

@@ -34,7 +34,7 @@ from mink_local.serve.request.parsing import with_sampler_fields
 class TextPart(Fields, frozen=True):
     """A text in a message's content; a refusal is one too."""
 
-    type: Literal["text", "refusal", "input_text", "output_text", "reasoning_text", "summary_text"]
+    type: Literal["text", "refusal", "input_text", "output_text"]
     text: str | None = None
     refusal: str | None = None
 
@@ -107,11 +107,13 @@ class FunctionDefinition(Fields, frozen=True):
 
     Attributes:
         parameters: A JSON schema of type `object`.
+        strict: Whether arguments conform to it. Those of a forced call do anyway, others do not.
     """
 
     name: ToolName
     description: str | None = None
     parameters: Schema | None = None
+    strict: bool | None = None
 
 
 class FunctionTool(Fields, frozen=True, kw_only=True, omit_defaults=False):
@@ -134,31 +136,10 @@ class NamedToolChoice(Fields, frozen=True):
     type: Literal["function"] = "function"
 
 
-class JsonSchemaFormat(Fields, frozen=True):
-    """A JSON schema."""
-
-    schema: Schema
-
-
 class ResponseFormat(AnswerFormat, frozen=True):
-    """What an answer is: any text, any JSON object, or JSON that conforms to a schema.
+    """What an answer is: any text, any JSON object, or JSON that conforms to a schema."""
 
-    Attributes:
-        schema: For `json_object`: the object's JSON schema.
-        json_schema: Required for `json_schema`.
-    """
-
-    json_schema: JsonSchemaFormat | None = None
-
-    def __post_init__(self) -> None:
-        if self.type == "json_schema" and self.json_schema is None:
-            raise ValueError("json_schema is missing")
-
-    @property
-    def found(self) -> tuple[Schema | None, str]:
-        if self.type == "json_schema" and self.json_schema is not None:
-            return self.json_schema.schema, "json_schema.schema"
-        return super().found
+    missing = "json_schema"
 
 
 class StreamOptions(Fields, frozen=True):
@@ -253,6 +234,16 @@ class ChatRequest(ChoicesRequest, frozen=True, kw_only=True):
     @property
     def sources(self) -> dict[str, str]:
         return ({"grammar": "tools"} if self.tools else {}) | super().sources
+
+    @property
+    def left_out(self) -> Iterable[str]:
+        return ["tools.function.strict"] if self.leaves_arguments else ()
+
+    @property
+    def leaves_arguments(self) -> bool:
+        """Whether arguments are to conform to a schema, and may not, since no call is forced."""
+        is_strict = any(tool.function.strict for tool in self.tools or ())
+        return is_strict and self.tool_choice in (None, "auto")
 
     @property
     def effort(self) -> str | None:

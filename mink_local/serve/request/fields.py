@@ -1,6 +1,10 @@
 """What requests of several endpoints have in common: types, ranges and limits of their fields."""
 
-from collections.abc import Iterator
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
@@ -21,7 +25,7 @@ StopString = Annotated[str, Meta(max_length=1024)]
 Grammar = Annotated[str, Meta(max_length=65_536)]  # GBNF
 Pattern = Annotated[str, Meta(max_length=4096)]  # a regular expression
 Choices = Annotated[list[StopString], Meta(max_length=1024)]
-Breaker = Annotated[str, Meta(max_length=40)]  # llama.cpp reads no more
+Breaker = Annotated[str, Meta(max_length=1024)]  # of which llama.cpp reads 40 bytes
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 ToolName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,256}$")]
 Schema = dict[str, Any]
@@ -32,7 +36,7 @@ REFUSED = {
     "allowed_token_ids": "use grammar",
     "bad_words": "use logit_bias",
     "bad_words_ids": "use logit_bias",
-    "banned_strings": "use logit_bias",
+    "banned_strings": "phrases cannot be banned yet, single tokens can, with logit_bias",
     "banned_tokens": "use logit_bias",
     "chat_template": "the model's own template is used",
     "ebnf": "use grammar",
@@ -85,6 +89,11 @@ class Fields(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return {}
 
     @property
+    def left_out(self) -> Iterable[str]:
+        """The parts of the request that are read and have no effect all the same."""
+        return ()
+
+    @property
     def places(self) -> dict[str, str]:
         """Where the client gave the fields and options that have other names in the engine's request."""
         kwargs = "chat_template_kwargs"
@@ -95,24 +104,42 @@ class Fields(Struct, frozen=True, kw_only=True, omit_defaults=True):
         }
 
 
+_LABELS_ALONE = frozenset({"name", "description", "strict"})  # of what has no schema
+
+
 class AnswerFormat(Fields, frozen=True):
     """What an answer is: any text, any JSON object, or JSON that conforms to a schema.
 
     Attributes:
-        schema: The JSON schema; required for `json_schema`.
+        schema: The JSON schema; `json_schema` needs one, here or there.
+        json_schema: An object with the JSON schema as its `schema`, or the JSON schema itself.
     """
+
+    missing: ClassVar[str] = "schema"  # where it should be
 
     type: Literal["text", "json_object", "json_schema"]
     schema: Schema | None = None
+    json_schema: Schema | None = None
 
     def __post_init__(self) -> None:
-        if self.type == "json_schema" and self.schema is None:
-            raise ValueError("schema is missing")
+        schema, place = self.found
+        if self.type == "json_schema" and schema is None:
+            raise ValueError(f"{place} is missing")
+        if self.type == "text" and (self.schema or self.json_schema):
+            raise ValueError("a text has no schema: use the type json_schema")
 
     @property
     def found(self) -> tuple[Schema | None, str]:
-        """The JSON schema of the answer, None for text, and where it is."""
-        return None if self.type == "text" else self.schema or {"type": "object"}, "schema"
+        """The JSON schema of the answer, None if it needs none, and where it is, or should be."""
+        if self.schema is not None:
+            return self.schema, "schema"
+        if self.json_schema is not None and (
+            "schema" in self.json_schema or self.json_schema.keys() <= _LABELS_ALONE
+        ):
+            inner = self.json_schema.get("schema")
+            return inner if isinstance(inner, dict) else None, "json_schema.schema"
+        found = {"type": "object"} if self.type == "json_object" else None
+        return self.json_schema or found, "json_schema" if self.json_schema else self.missing
 
 
 class StructuredOutputs(Fields, frozen=True):
@@ -152,8 +179,8 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
     Attributes:
         model: A model id; by default the model without a preset.
         stream: Whether to send the answer as server-sent events.
-        seed: 0 to 2^32 - 2, or -1 for a random one. The same seed gives the same answer as long as no other
-            requests run meanwhile.
+        seed: A whole number, of which the remainder by 2^32 - 1 counts, or -1 for a random one. The same seed
+            gives the same answer as long as no other requests run meanwhile.
         stop: Strings that end the answer and are not part of it; `stop_sequences` is the same.
         stop_token_ids: Tokens that end the answer and are not part of it.
         ignore_eos: Generate until `max_tokens`, past the tokens that end an answer.
@@ -165,32 +192,39 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
         temperature: Applied to the candidates that the sampler keeps; 0 is greedy. There is no upper bound.
         sampler: A sampler such as `min-k:tau=3`; it wins over the samplers' own fields.
         min_k: Use Min-k, with `min_k_tau` and `min_k_floor`.
-        logit_bias: By token id, or a list of pairs of token id or text and bias, as in llama-server; -100 and
-            `false` ban a token.
+        logit_bias: By token id or text, also as a list of pairs, as in llama-server; -100 and `false` ban a
+            token. `custom_token_bans`, token ids with commas between them, bans too.
         frequency_penalty: As in OpenAI's API, of the answer's tokens; with `repeat_last_n`, the last ones.
         presence_penalty: The same.
         repeat_penalty: As in llama-server; `repetition_penalty` is the same.
         repeat_last_n: Number of last tokens, the prompt's too, that these three look at, as in llama-server;
             -1 is the context size. `repeat_penalty` looks at 64 by default.
         json_schema: A JSON schema that the answer conforms to.
-        grammar: A grammar in llama.cpp's GBNF that the answer conforms to.
+        dry_sequence_breakers: Texts that end a repetition, also as a list in JSON; 40 bytes of each count.
+        grammar: A grammar in llama.cpp's GBNF that the answer conforms to; `grammar_string` is the same.
+            Tokens in it, such as `<[1]>` or `<think>`, are not supported.
         choice: The possible answers.
         regex: A regular expression that the whole answer matches, as in SGLang.
         structured_outputs: One of these four, as in vLLM.
     """
 
     names = {
-        "max_tokens": ("max_completion_tokens", "max_output_tokens", "max_tokens", "n_predict"),
-        "stop": ("stop_sequences", "stop"),
-        "repeat_penalty": ("repeat_penalty", "repetition_penalty"),
+        "max_tokens": ("max_completion_tokens", "max_output_tokens", "max_tokens", "n_predict", "max_length"),
+        "seed": ("seed", "sampler_seed"),
+        "stop": ("stop_sequences", "stop", "stop_sequence"),
+        "repeat_penalty": ("repeat_penalty", "repetition_penalty", "rep_pen"),
         "reasoning_budget": ("reasoning_budget", "thinking_budget_tokens"),
+        "grammar": ("grammar", "grammar_string"),
+        "top_n_sigma": ("top_n_sigma", "nsigma"),
+        "typical_p": ("typical_p", "typical"),
+        "mirostat": ("mirostat", "mirostat_mode"),
     }
     refused = REFUSED
 
     model: Name | None = None
     stream: bool | None = None
     seed: int | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=512)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
     ignore_eos: bool | None = None
     max_tokens: CountOrRest | None = None
@@ -202,7 +236,7 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
     min_k: bool | None = None
 
     logit_bias: (
-        Annotated[dict[TokenId, float], Meta(max_length=MAX_BIAS)]
+        Annotated[dict[Annotated[str, Meta(max_length=64)], float | bool], Meta(max_length=MAX_BIAS)]
         | Annotated[
             list[tuple[TokenId | Annotated[str, Meta(max_length=64)], float | bool]],
             Meta(max_length=MAX_BIAS),
@@ -217,7 +251,7 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
     dry_base: float | None = None
     dry_allowed_length: Count | None = None
     dry_penalty_last_n: CountOrRest | None = None
-    dry_sequence_breakers: Annotated[list[Breaker], Meta(max_length=16)] | None = None
+    dry_sequence_breakers: Annotated[list[Breaker], Meta(max_length=64)] | None = None
 
     json_schema: Schema | None = None
     grammar: Grammar | None = None
@@ -225,7 +259,28 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
     regex: Pattern | None = None
     structured_outputs: StructuredOutputs | None = None
 
+    @classmethod
+    def normalise(cls, fields: dict[str, Any]) -> None:
+        breakers, bans = fields.get("dry_sequence_breakers"), fields.pop("custom_token_bans", None)
+        if isinstance(
+            breakers, str
+        ):  # SillyTavern's are JSON in a text; text-generation-webui's without brackets
+            with suppress(ValueError):
+                fields["dry_sequence_breakers"] = json.loads(
+                    breakers if breakers[:1] == "[" else f"[{breakers}]"
+                )
+        if bans:
+            name = "custom_token_bans"
+            if not isinstance(bans, str) or not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", bans):
+                raise ApiError(400, f"{name} must be token ids with commas between them", param=name)
+            given = fields.get("logit_bias") or []
+            pairs = given.items() if isinstance(given, dict) else given
+            fields["logit_bias"] = [*map(list, pairs), *([int(token), False] for token in bans.split(","))]
+
     def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if isinstance(value := getattr(self, name), float) and not math.isfinite(value):
+                raise ApiError(400, f"{name} must be a finite number", param=name)
         constraints = [*self.constraints()]
         if len(constraints) > 1:
             (_, _, first), (_, _, second), *_ = constraints

@@ -23,18 +23,29 @@ NOT_GIVEN: tuple[Any, ...] = (None, "", [], {})
 """Values that ask for nothing."""
 
 _OFF_AT_0 = (
-    "background", "diversity_penalty", "early_stopping", "epsilon_cutoff", "eta_cutoff", "min_keep",
-    "no_repeat_ngram_size", "penalty_alpha", "sampler_order", "sampler_priority", "smoothing_factor", "store",
-    "temperature_last",
+    "background", "ban_eos_token", "diversity_penalty", "early_stopping", "epsilon_cutoff", "eta_cutoff",
+    "max_tokens_second", "min_keep", "no_repeat_ngram_size", "penalty_alpha", "rep_pen_range",
+    "rep_pen_slope", "repetition_decay", "repetition_penalty_range", "sampler_order", "sampler_priority",
+    "skew", "smoothing_factor", "store", "temperature_last",
     "use_beam_search", "vllm_xargs",
 )  # fmt: skip
-_OFF_AT_1 = ("best_of", "length_penalty", "n", "num_beams", "smoothing_curve", "tfs", "tfs_z", "typical")
+_OFF_AT_1 = (
+    "add_bos_token", "best_of", "cache_prompt", "encoder_repetition_penalty", "guidance_scale",
+    "include_reasoning", "length_penalty", "n", "num_beams", "skip_special_tokens", "smoothing_curve",
+    "spaces_between_special_tokens", "tfs", "tfs_z",
+)  # fmt: skip
 NEUTRAL = dict.fromkeys(_OFF_AT_0, 0) | dict.fromkeys(_OFF_AT_1, 1) | {"truncation": "disabled"}
 """Fields of other servers that ask for nothing with these values."""
 
 _LABELS = frozenset({"description", "id", "name", "signature", "status", "strict"})
 """Fields inside others that only name something, or ask for what is done anyway."""
 
+_NOTES = frozenset({"api_server", "api_type", "truncation_length"})
+"""Fields that front ends write down for themselves."""
+
+_ESCAPE = re.compile(  # in JSON: a whole character, half of one, or another
+    rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..)|\\.", re.DOTALL
+)
 _MOST_IGNORED = 32  # fields that are listed
 
 _info = cache(inspect.type_info)
@@ -96,12 +107,17 @@ def parse(body: bytes, kind: type[RequestT]) -> Parsed[RequestT]:
 def _decoded(body: bytes) -> Json:
     """Return a JSON object without its nulls, which are as good as absent fields."""
     try:
-        fields = msgspec.json.decode(body.removeprefix(b"\xef\xbb\xbf"))
+        fields = msgspec.json.decode(_ESCAPE.sub(_whole, body.removeprefix(b"\xef\xbb\xbf")))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(fields, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _whole(escape: re.Match[bytes]) -> bytes:
+    """Return an escape; half of an emoji, where JavaScript has cut a text, is U+FFFD."""
+    return b"\\ufffd" if escape[1] else escape[0]
 
 
 def _rename(fields: Json, kind: type[Fields]) -> tuple[dict[str, str], list[str]]:
@@ -128,7 +144,7 @@ def _converted(fields: Json, kind: type[RequestT]) -> RequestT:
         text, _, place = str(error).partition(" - at ")  # `$.messages[0].role`, or `key` in `$.logit_bias`
     path = place.rpartition("`$")[2].strip(".`").replace("[...]", "")
     text, instead = in_a_line(text), kind.instead.get(re.sub(r"\[\d+\]", "", path))
-    if missing := re.fullmatch(r"Object missing required field `(\w+)`|(\w+) is missing", text):
+    if missing := re.fullmatch(r"Object missing required field `(\w+)`|([\w.]+) is missing", text):
         path = f"{path}.{missing[1] or missing[2]}".strip(".")
         raise ApiError(400, f"{path} is missing", param=path)
     if instead and (value := re.match(r"Invalid (?:enum )?value (.*)", text)):
@@ -165,7 +181,7 @@ def _is_of(value: Any, kind: inspect.Type) -> bool:
 
 def _asks(name: str, value: Any) -> bool:
     """Return whether a field asks for anything."""
-    return value not in NOT_GIVEN and value != NEUTRAL.get(name)
+    return value not in NOT_GIVEN and name not in _NOTES and value != NEUTRAL.get(name)
 
 
 def renamed(error: ApiError, places: Mapping[str, str]) -> ApiError:

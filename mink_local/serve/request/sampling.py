@@ -1,6 +1,7 @@
 """From the fields of a request to those of the engine's: prompts and sampling parameters."""
 
 import math
+import re
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -29,6 +30,7 @@ from mink_local.serve.request.fields import Fields, SamplingFields
 from mink_local.serve.request.presets import Preset
 
 LARGEST_BIAS = 100.0
+_ID = re.compile(r"-?\d+", re.ASCII)
 _REASONING_FORMATS = ("none", "auto", "deepseek", "parsed")
 _REASONING = (
     "reasoning_effort", "reasoning.effort", "thinking.type", "reasoning_budget", "thinking.budget_tokens",
@@ -65,15 +67,18 @@ def chat_for_engine(model: Model, chat: ChatRequest, params: SamplingParams) -> 
     if choice not in ("none", "auto", None) and params.constraints is not None:
         # A schema is about the content, which a call does not have.
         params = replace(params, constraints=replace(params.constraints, json_schema=None))
+    has_switch, variables = model.has_thinking_switch, dict(chat.template_kwargs)
+    if not has_switch and chat.enable_thinking is not None:
+        variables["enable_thinking"] = chat.enable_thinking  # the template may do something else with it
     return Request(
         [message.for_template() for message in chat.messages],
         params,
-        enable_thinking=chat.enable_thinking if model.has_thinking_switch else None,
+        enable_thinking=chat.enable_thinking if has_switch else None,
         prefix=chat.prefix_tokens or (),
         tools=() if is_hidden else msgspec.to_builtins(chat.tools or []),
         tool_choice="auto" if is_hidden else msgspec.to_builtins(choice or "auto"),
         parallel_tool_calls=chat.parallel_tool_calls,
-        template_kwargs=chat.template_kwargs,
+        template_kwargs=variables,
         split_reasoning=chat.reasoning_format != "none",
     )
 
@@ -111,7 +116,7 @@ def sampling_params(
             temperature=temperature,
             max_tokens=min(limits, default=None),
             min_tokens=request.min_tokens or 0,
-            seed=None if request.seed == -1 else request.seed,
+            seed=None if request.seed in (None, -1) else request.seed % RANDOM_SEED,
             stop=_texts(request.stop),
             stop_token_ids=request.stop_token_ids or (),
             ignore_eos=bool(request.ignore_eos),
@@ -244,10 +249,15 @@ def _bias(request: SamplingFields, model: Model) -> dict[int, float]:
     """Return the logit bias by token id, within ±100; -100 and `false` ban a token."""
     biases = {}
     given = request.logit_bias or {}
+    is_mapping = isinstance(given, Mapping)
     for token, value in given.items() if isinstance(given, Mapping) else given:
-        if value is True:
-            raise ApiError(400, "logit_bias: true is not a bias", param="logit_bias")
+        if value is True or math.isnan(value):
+            raise ApiError(400, f"logit_bias: {value} is not a bias".lower(), param="logit_bias")
         bias = max(-LARGEST_BIAS, min(LARGEST_BIAS, value))
-        for token_id in [token] if isinstance(token, int) else model.tokenize(token):
+        if isinstance(token, int) or (is_mapping and _ID.fullmatch(token)):
+            ids = [int(token)]
+        else:
+            ids = model.tokenize(token)
+        for token_id in ids:
             biases[token_id] = -math.inf if value is False or bias == -LARGEST_BIAS else bias
     return biases
