@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from mink_local.evals.stats import Interval
+from mink_local.evals.tables import ENDS
 from scripts import results
+from scripts.lab import rivals_tables
 from tests.support.made_run import write_run
 from tests.support.mink_eval import read_responses
 
@@ -127,6 +130,25 @@ def test_tables_and_figures_are_remade_from_runs(tmp_path: Path) -> None:
         assert float(row["accuracy_low"]) < float(row["accuracy"]) < float(row["accuracy_high"])
         assert int(row["questions"]) == len(right)
         assert f"{100 * float(row['accuracy']):.1f}" in table
+
+
+@pytest.mark.parametrize("table", ["rivals-prose", "rivals-math", "rivals-ideas"])
+def test_tables_of_rivals_follow_from_their_rows(table: str) -> None:
+    is_ideas = table == "rivals-ideas"
+    found = rivals_tables.of_prompts() if is_ideas else rivals_tables.of_texts(table.removeprefix("rivals-"))
+    n = 30 if is_ideas else 8
+    with (ROOT / "docs" / "results" / f"{table}.csv").open(encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+    assert [row["method"] for row in rows] != []
+    for row in rows:
+        values = found[row["method"]]
+        gain = values - found["min-k, floor"]
+        for name, one in (
+            ("coverage_at_equal_validity" if is_ideas else "most_entropy", values),
+            ("minus_min_k_floor", gain),
+        ):
+            for end, number in zip(ENDS, Interval.of(one[0], one[1:], n), strict=True):
+                assert float(row[f"{name}{end}"]) == pytest.approx(number, abs=1e-6)
 
 
 def test_every_file_of_the_results_is_shown() -> None:
