@@ -105,7 +105,7 @@ def _stored() -> "ConversationStore":
 
 def _list(text: str) -> None:
     """Print the conversations that contain a text."""
-    from mink_local.chat.commands.messages import show_conversations
+    from mink_local.chat.listing import show_conversations
     from mink_local.chat.terminal.screen import Screen
 
     show_conversations(Screen(), _stored(), text)

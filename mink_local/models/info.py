@@ -14,7 +14,6 @@ from mink_local.cli import counted, no_blanks_at_line_ends, printable
 from mink_local.container import total_memory
 from mink_local.errors import ModelError, ModelNotFoundError
 from mink_local.files import size_in_words
-from mink_local.llama.devices import gpus
 from mink_local.models import catalog, stores
 from mink_local.models.gguf import Metadata, Tensor, read_metadata
 from mink_local.models.memory import (
@@ -24,7 +23,9 @@ from mink_local.models.memory import (
     MemoryNeed,
     Placement,
     choose_placement,
+    gpus,
     kv_bytes_per_layer,
+    llama_loads,
     memory_budget,
 )
 from mink_local.models.recommended import recommended, values_in_words
@@ -127,7 +128,7 @@ def model_list(budget: Budget) -> list[dict[str, Any]]:
 
 def _row(entry: catalog.CatalogEntry, path: Path | None, budget: Budget) -> dict[str, Any]:
     size, fits, kind = entry.size, None, None
-    if path or size:
+    if (path or size) and llama_loads():
         try:
             metadata = read_metadata(path) if path else typical_metadata(size or 0)
             size, fits, kind = metadata.n_bytes, where_it_fits(metadata, budget), metadata.kind
@@ -255,7 +256,7 @@ def print_models(rows: Sequence[dict[str, Any]], budget: Budget) -> None:
         for row in rows:
             if row["path"]:
                 size = size_in_words(row["size"]) if row["size"] else "?"
-                here.add_row(*map(Text, (row["name"], size, row["fits"], row["licence"], row["note"])))
+                here.add_row(*map(Text, (row["name"], size, row["fits"] or "?", row["licence"], row["note"])))
         console.print(here)
         devices = "; ".join(
             f"{gpu.name}: {size_in_words(gpu.free)} of {size_in_words(gpu.total)} free" for gpu in gpus()

@@ -5,17 +5,25 @@ llama.cpp 0.3.36 logs with flash attention for LLaMA-3 and Qwen3 models of 0.1 t
 25 MiB too high). The state of recurrent layers is not counted.
 """
 
+import logging
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from itertools import compress
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from mink_local.container import free_memory
+from mink_local.errors import MinkError
 from mink_local.llama.constants import ALL_LAYERS, EXPERTS, N_BATCH, kv_type_number
-from mink_local.llama.devices import gpus
 from mink_local.models.gguf import Metadata, tensor_types
+
+if TYPE_CHECKING:
+    from mink_local.llama.devices import Gpu
+
+log = logging.getLogger("mink_local")
 
 USUAL_CONTEXT = 4096  # tokens of a prompt and its answer
 _LONGER = (32768, 16384, 8192)
@@ -65,6 +73,26 @@ class Budget:
     def usage(self, need: MemoryNeed) -> Usage:
         """Return how much of `ram` a model needs."""
         return need.cpu + need.gpu if self.unified else need.cpu
+
+
+def gpus() -> "list[Gpu]":
+    """Return the GPUs that llama.cpp can use; none where it does not load."""
+    if not llama_loads():
+        return []
+    from mink_local.llama import devices
+
+    return devices.gpus()
+
+
+@cache
+def llama_loads() -> bool:
+    """Return whether llama.cpp can be loaded; warn why not. Models are listed in either case."""
+    try:
+        import_module("mink_local.llama.library")
+    except MinkError as error:
+        log.warning("%s", error)
+        return False
+    return True
 
 
 def memory_budget(with_gpus: bool = True, shares: Sequence[float] = ()) -> Budget:

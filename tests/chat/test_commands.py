@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mink_local.chat.commands.messages import show_conversations
 from mink_local.chat.commands.set_show import ADVICE
 from mink_local.chat.conversation.store import ConversationStore, StoredMessage
+from mink_local.chat.listing import show_conversations
 from mink_local.chat.loop import COMMANDS, CommandCompleter
 from mink_local.chat.settings import BY_KEY, SETTINGS
 from mink_local.generation.loading import load_model

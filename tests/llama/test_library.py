@@ -104,3 +104,14 @@ def test_a_library_that_cannot_be_loaded_is_named(
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path))
     child = run_python("-m", "mink_local.chat", *MODEL, "Hi")
     child.refused(1, "LLAMA_CPP_LIB_PATH", binding.__version__)
+
+
+@pytest.mark.parametrize("arguments", [["mink_local.chat", "--list"], ["mink_local.models.cli", "list"]])
+@pytest.mark.usefixtures("own_files")
+def test_conversations_and_models_are_listed_without_a_library(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path))
+    module, option = arguments
+    child = run_python("-c", f"import sys\nfrom {module} import main\nsys.argv[1:] = [{option!r}]\nmain()")
+    assert "Traceback" not in child.succeeded().stderr
