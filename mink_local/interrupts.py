@@ -12,8 +12,8 @@ llama.cpp. An exception that a handler raises inside a C callback is lost.
     a program's own loop          KeyboardInterrupt; the answer is stopped     `Reply`, `Events.get`
     llama_decode on a CPU         returns in the middle of a batch             `Context.interrupted`
     the chat between answers      clears the line, or quits                    prompt_toolkit, `on_interrupt`
-    the chat; SIGTERM, SIGHUP     ends as /exit does, the answer is kept       `handled`
-    the server; also SIGTERM      stops accepting requests, drains, exits      `on_interrupt`
+    the chat; `endings`, SIGHUP   ends as /exit does, the answer is kept       `handled`
+    the server; also `endings`    stops accepting requests, drains, exits      `on_interrupt`
     callbacks and finalizers      is raised again a moment later               `lost_interrupts_repeated`
     child processes               nothing: they run in their own session       `sandbox`
     mink-models rpc-server        exits at once; llama.cpp never returns       SIG_DFL
@@ -71,9 +71,14 @@ def _press_ctrl_c() -> None:
         signal.pthread_kill(main, signal.SIGINT)
 
 
+def endings() -> list[int]:
+    """Return the signals that end a program: SIGTERM; Ctrl-Break on Windows, where that is sent instead."""
+    return [getattr(signal, name) for name in ("SIGTERM", "SIGBREAK") if hasattr(signal, name)]
+
+
 @contextmanager
 def on_interrupt(stop: Callable[[], None], *, terminate: bool = False) -> Iterator[None]:
-    """Make Ctrl-C, and SIGTERM if `terminate`, call `stop` in the main thread instead of raising.
+    """Make Ctrl-C, and `endings` if `terminate`, call `stop` in the main thread instead of raising.
 
     Does nothing outside the main thread.
     """
@@ -86,7 +91,7 @@ def on_interrupt(stop: Callable[[], None], *, terminate: bool = False) -> Iterat
         _heard = True  # not an Event: a second signal during its set() would wait forever for its lock
         stop()
 
-    with handled((signal.SIGINT, signal.SIGTERM) if terminate else (signal.SIGINT,), hear):
+    with handled([signal.SIGINT, *(endings() if terminate else [])], hear):
         yield
 
 

@@ -70,6 +70,15 @@ def test_signals_are_handled_for_a_while(terminate: bool) -> None:
         signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.posix
+def test_ctrl_break_ends_a_program_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "SIGBREAK", signal.SIGUSR1, raising=False)
+    stops = []
+    with on_interrupt(lambda: stops.append(1), terminate=True):
+        signal.raise_signal(signal.SIGUSR1)
+    assert stops == [1]
+
+
 def test_in_another_thread_nothing_is_installed() -> None:
     def handler() -> object:
         with on_interrupt(lambda: None):

@@ -22,13 +22,13 @@ from mink_local.chat.settings import DEFAULT, Settings
 from mink_local.chat.terminal.input import QuietTerminal
 from mink_local.chat.terminal.screen import Screen, ask_window_for_size, theme_named
 from mink_local.errors import ModelNotFoundError
-from mink_local.interrupts import handled, interrupt_ends_program
+from mink_local.interrupts import endings, handled, interrupt_ends_program
 from mink_local.models import catalog
 from mink_local.models.catalog import EMBEDDED, resolve
 
 _TOY = f"{EMBEDDED} is a toy for trying the program: it makes things up"
 
-_ENDING = [number for number in (signal.SIGTERM, getattr(signal, "SIGHUP", None)) if number]
+_ENDING = [*endings(), *([signal.SIGHUP] if sys.platform != "win32" else [])]
 
 if TYPE_CHECKING:
     from mink_local.chat.conversation.session import Session
