@@ -40,7 +40,7 @@ MAIN = (
     "load_model", "PlacementOptions", "Model", "Reply", "Answers", "Answer", "Piece", "SamplingParams",
     "Constraints", "Request", "MinK",
 )  # fmt: skip
-FOR_PROGRAMS = ("advance", "opens_reasoning")  # used by this package's programs only
+FOR_PROGRAMS = ("add", "advance", "opens_reasoning")  # used by this package's programs only
 HELP = "<!-- help: written by scripts/docs.py, do not edit below -->"
 GENERATED = "<!-- Written by scripts/docs.py: do not edit. -->\n\n"
 
@@ -102,8 +102,16 @@ def api() -> Iterator[str]:
             yield f"## {name}\n\n{entry(thing)}"
             if inspect.isclass(thing):
                 yield from members(thing)
-    rows = [f"| `{error.__name__}` | `{error.__mro__[1].__name__}` | {error.__doc__} |" for error in errors]
+    rows = [
+        f"| `{error.__name__}` | {bases(error)} | {cleandoc(error.__doc__ or '').partition(chr(10))[0]} |"
+        for error in errors
+    ]
     yield "\n".join(["## Errors", "", "| error | is a | |", "|---|---|---|", *rows, ""])
+
+
+def bases(error: type) -> str:
+    """Return what an error is too, as far as it is public."""
+    return ", ".join(f"`{base.__name__}`" for base in error.__bases__ if not base.__name__.startswith("_"))
 
 
 def members(kind: type) -> Iterator[str]:
@@ -111,7 +119,7 @@ def members(kind: type) -> Iterator[str]:
     names = [name for name in vars(kind) if not name.startswith("_") and name not in FOR_PROGRAMS]
     public = {name: vars(kind)[name] for name in names if vars(kind)[name].__doc__}
     for name, value in public.items():
-        if inspect.isfunction(value):
+        if inspect.isfunction(value) and value.__name__ == name:  # and no other name for one
             yield f"### {kind.__name__}.{name}\n\n{entry(value)}"
     properties = [(name, value) for name, value in public.items() if isinstance(value, property)]
     if properties:
@@ -139,7 +147,7 @@ def entry(thing: object) -> str:
         options = "".join(f"    {option},\n" for option in dataclass_options(node, thing))
         signature = f"{node.name}(\n{options})\n\n" if options else f"{node.name}()\n\n"
     text = f"{signature}{inspect.getdoc(thing)}\n"
-    text = text.replace(": Unpack[SamplingOptions]", "")  # described in the docstring
+    text = re.sub(r": Unpack\[\w+\]", "", text)  # described in the docstring
     for name in FOR_PROGRAMS:  # in a signature or a docstring, with indented continuation lines
         text = re.sub(rf"^    {name}: .*\n(?:     .*\n)*", "", text, flags=re.MULTILINE)
     return f"```text\n{text}```\n"
