@@ -10,7 +10,7 @@ from functools import partial
 from itertools import starmap
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -238,35 +238,13 @@ class Model(Unique):
         ((_, (row,)),) = read_rows(self, [(tokens, 1)])
         return np.asarray(row)
 
-    @overload
-    def chat(
-        self,
-        messages: str | Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        n: None = None,
-        **options: Unpack[RequestOptions],
-    ) -> Reply: ...
-
-    @overload
-    def chat(
-        self,
-        messages: str | Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        n: int,
-        **options: Unpack[RequestOptions],
-    ) -> Answers: ...
-
     @spelled_out(Request, SamplingParams, owner=owner_of)
     def chat(
         self,
         messages: str | Sequence[Message],
         params: SamplingParams | None = None,
-        *,
-        n: int | None = None,
         **options: Unpack[RequestOptions],
-    ) -> Reply | Answers:
+    ) -> Reply:
         """Answer a conversation. The reply is an iterator over pieces of text.
 
         Generation runs whether or not you read the reply, until it is closed or garbage-collected.
@@ -278,7 +256,6 @@ class Model(Unique):
             messages: The user's message, or a conversation: dicts with "role" and "content". If the last one
                 is the assistant's, the answer continues it.
             params: How to sample the answer.
-            n: The number of answers, for several: then the result is `generate`'s.
             **options: Fields of `Request`, such as `tools`, and of `SamplingParams`, which override those of
                 `params`.
 
@@ -288,8 +265,6 @@ class Model(Unique):
             ModelError: The model is closed.
             MinkError: The chat template refuses the messages.
         """
-        if n is not None:
-            return self.generate([messages], params, n=n, **options)
         return self.reply(requested(_conversation(messages), params, options))
 
     @spelled_out(Request, SamplingParams, owner=owner_of)

@@ -7,7 +7,7 @@ from inspect import iscoroutinefunction
 from typing import Any, TypedDict, TypeGuard, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from mink_local.checks import NO_LISTS, Range, as_ids, as_texts, check_types, plain, shown
 from mink_local.errors import OptionError
@@ -34,8 +34,8 @@ TokenIds = Sequence[int] | NDArray[np.integer[Any]]
 
 Prompt = str | Sequence[Message] | TokenIds
 
-Edit = Callable[[NDArray[np.float32]], ArrayLike | None]
-"""A function that changes a row of logits, or returns another one."""
+Edit = Callable[[NDArray[np.float32]], Any]
+"""A function that changes a row of logits and returns None, or returns another one."""
 
 _RANGES = {
     "temperature": Range(0),
@@ -170,7 +170,7 @@ _COUNTERPARTS = {  # of other libraries' options
     **dict.fromkeys(("max_new_tokens", "max_completion_tokens", "n_predict", "num_predict"), "max_tokens=…"),
     "repetition_penalty": "constraints=Constraints(repeat_penalty=…)",
     "repeat_last_n": "constraints=Constraints(penalty_last_n=…)",
-    **dict.fromkeys(("num_return_sequences", "best_of"), "n=…"),
+    **dict.fromkeys(("n", "num_return_sequences", "best_of"), "n=… to generate([messages], …)"),
     **dict.fromkeys(("stream", "streamer"), "nothing: iterate over the reply"),
     **dict.fromkeys(
         ("response_format", "format", "guided_json", "structured_outputs"),

@@ -14,7 +14,7 @@ from inspect import iscoroutinefunction
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from mink_local.checks import check_types, shown
 from mink_local.errors import OptionError
@@ -55,7 +55,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-AnySampler = Sampler | str | Callable[[NDArray[np.float32]], ArrayLike]
+AnySampler = Sampler | str | Callable[[NDArray[np.float32]], Any]
 """A sampler, its text, or a function of the logits; see `SamplingParams`."""
 
 

@@ -78,7 +78,7 @@ def _as_row(logits: ArrayLike) -> NDArray[np.float32]:
         row = row.filled(-np.inf)
     row = np.asarray(row)
     if row.ndim != 1 or row.size == 0:
-        raise ValueError(f"logits must be a single non-empty row of shape (V,), not {row.shape}")
+        raise ValueError(f"logits must be one row of shape (V,), not {row.shape}: call this for each row")
     return np.require(row, requirements=["C_CONTIGUOUS", "WRITEABLE"])  # what kernels are compiled for
 
 

@@ -22,13 +22,15 @@ class FunctionSampler(Sampler):
     Args:
         function: Gets a row of logits, read-only float32 (V,); returns the ids of the candidates, in any
             order, or a mask (V,). After other cuts of a chain, it sees and names what these have left.
+        label: The sampler's name; the function's by default.
     """
 
     function: Select
+    label: str = ""
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        return getattr(self.function, "__name__", type(self.function).__name__)
+        return self.label or getattr(self.function, "__name__", type(self.function).__name__)
 
     def kernel_options(self, temperature: float) -> NDArray[np.float64]:  # noqa: ARG002
         return np.empty(0)
@@ -60,20 +62,9 @@ class FunctionSampler(Sampler):
         return self.name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        import pickle
-
-        try:
-            pickle.dumps(self.function)
-        except Exception:
-            return FunctionSampler, (_Gone(self.name),)
-        return FunctionSampler, (self.function,)
+        return FunctionSampler, (_elsewhere, self.name)
 
 
-@dataclass(frozen=True)
-class _Gone:
-    """In place of a function that cannot be pickled, for answers that travel."""
-
-    __name__: str
-
-    def __call__(self, _: Any) -> NoReturn:
-        raise GenerationError(f"the function {self.__name__} is in another process")
+def _elsewhere(_: Any) -> NoReturn:
+    """Stand in for a function in answers that travel: many functions cannot."""
+    raise GenerationError("the sampler is a function of another process")

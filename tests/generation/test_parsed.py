@@ -179,4 +179,4 @@ def test_an_edit_changes_what_is_sampled_and_nothing_else(tiny_path: Any) -> Non
             with pytest.raises((OptionError, GenerationError)):
                 model.chat("Hi", edit=wrong, **options).read()
         with pytest.raises(OptionError, match="edit"):
-            model.chat("Hi", edit=5)  # type: ignore[call-overload]
+            model.chat("Hi", edit=5)  # type: ignore[arg-type]
