@@ -314,7 +314,7 @@ class Sampler:
         row = _as_row(scores)
         try:
             if self.order == "temperature-first":
-                raise ValueError(f"{self} needs the temperature: pass {self}.at(temperature)")
+                raise ValueError(f"{self} needs the temperature: pass sampler.at(temperature)")
             return self.at(1.0)(input_ids, row)
         except (TypeError, ValueError) as error:
             return self._largest_alone(row, error)

@@ -232,8 +232,8 @@ def named(found: Any) -> set[int] | None:
     ids = [*flat] if isinstance(flat, list | tuple) else [flat]
     if ids and all(type(each) is bool for each in ids):
         return {i for i, each in enumerate(ids) if each} if len(ids) == 6 else None
-    whole = {int(each) for each in ids if type(each) is int or type(each) in INTS}
-    return whole if len(ids) and all(type(i) is int or type(i) in INTS for i in ids) else None
+    kinds = {type(each) for each in ids}  # a bool among ints becomes one
+    return {*map(int, ids)} if kinds and kinds <= {int, bool, *INTS} else None
 
 
 @given(returned)
@@ -286,7 +286,8 @@ def test_a_sampler_without_a_kernel_says_what_it_needs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sampler", "why"), [(TopP(0.5), "at(temperature)"), (Mirostat(), "llama.cpp"), (Told([], 0), "told")]
+    ("sampler", "why"),
+    [(TopP(0.5), "sampler.at(temperature)"), (Mirostat(), "llama.cpp"), (Told([], 0), "told")],
 )
 def test_what_cannot_decide_leaves_the_largest_logit_and_says_why_once(
     sampler: Sampler, why: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
