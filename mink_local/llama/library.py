@@ -5,12 +5,20 @@ or a distribution may bring it, their fields shift in silence, and an address is
 """
 
 import os
+import sys
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from mink_local.errors import MinkError
 
 _TESTED = "0.3.36"
+_SEPARATE, _FITS = "llama_cpp_py_sync", "llama-cpp-py-sync==0.11413"  # see scripts/library.txt
+_ON_WINDOWS = (
+    "install Microsoft's Visual C++ Redistributable (x64) and, for a CUDA wheel, that version of CUDA; "
+    "a processor without AVX2 needs a llama-cpp-python that was compiled on it"
+)
 _MADE_FOR = {"0.3.36": "0.5"}  # llama.cpp's version, by the binding's
 # What llama.cpp sets in each struct: read at another place, it would be something else.
 _DEFAULTS: dict[str, dict[str, object]] = {
@@ -66,8 +74,25 @@ def require_fit(functions: Any, number: str) -> None:
             )
 
 
-def _advice() -> str:
-    if os.environ.get("LLAMA_CPP_LIB_PATH"):
+def _use_separate_library() -> None:
+    """Have the binding, here and in child processes, load a separate package's llama.cpp if it has none."""
+    own, separate = (_folder(name) for name in ("llama_cpp", _SEPARATE))
+    if separate and own and not any(own.glob("lib/*llama*")):
+        os.environ.setdefault("LLAMA_CPP_LIB_PATH", str(separate))
+
+
+def _folder(package: str) -> Path | None:
+    spec = find_spec(package)
+    return Path(spec.origin).parent if spec and spec.origin else None
+
+
+def _advice(reason: str = "") -> str:
+    path = Path(os.environ.get("LLAMA_CPP_LIB_PATH", ""))
+    if "libgomp" in reason:
+        return "install GNU's OpenMP: sudo apt install libgomp1 (Debian, Ubuntu), sudo dnf install libgomp"
+    if path.name == _SEPARATE:
+        return f"pip install --force-reinstall --no-deps {_FITS}"
+    if path != Path():
         return "unset LLAMA_CPP_LIB_PATH, or point it to a llama.cpp that fits"
     return f'pip install --force-reinstall --no-deps "llama-cpp-python=={_TESTED}"'
 
@@ -79,11 +104,14 @@ def _installed() -> str:
         return "(not installed by pip)"
 
 
+_use_separate_library()
 try:
     import llama_cpp as binding
     from llama_cpp import llama_cpp as C
 except (ImportError, OSError, RuntimeError, AttributeError) as error:  # AttributeError: a function is missing
-    raise MinkError(f"llama-cpp-python {_installed()} cannot be loaded ({error}): {_advice()}") from error
+    is_windows = sys.platform == "win32" and not os.environ.get("LLAMA_CPP_LIB_PATH")
+    what_to_do = _ON_WINDOWS if is_windows and not isinstance(error, ImportError) else _advice(str(error))
+    raise MinkError(f"llama-cpp-python {_installed()} cannot be loaded ({error}): {what_to_do}") from error
 require_fit(C, binding.__version__)
 
 __all__ = ["C", "binding", "require_fit"]

@@ -1,6 +1,7 @@
 """llama-cpp-python over a llama.cpp that it is not made for: refused in one sentence, whoever loads it."""
 
 import ctypes
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from mink_local.llama.library import C, binding, require_fit
 from tests.support.python import run_python
 
 AFTER_OURS = {"llama_context_default_params": "embeddings", "llama_model_default_params": "check_tensors"}
+LIBRARIES = Path(__file__).parents[2] / "scripts/library.txt"
 UNKNOWN = "99.0"  # a version of the binding
 # Has llama-cpp-python lack a field that llama.cpp's struct has, as 0.3.36 does over llama.cpp 0.6.
 SHIFTED = """
@@ -115,3 +117,24 @@ def test_conversations_and_models_are_listed_without_a_library(
     module, option = arguments
     child = run_python("-c", f"import sys\nfrom {module} import main\nsys.argv[1:] = [{option!r}]\nmain()")
     assert "Traceback" not in child.succeeded().stderr
+
+
+def test_a_separate_package_brings_the_library_that_the_binding_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LLAMA_CPP_LIB_PATH", raising=False)
+    for package, content in (
+        ("llama_cpp", "import os\nraise OSError(os.environ.get('LLAMA_CPP_LIB_PATH', 'none'))"),
+        ("llama_cpp_py_sync", "raise AssertionError"),
+    ):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(content)
+    program = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport mink_local.llama.library"
+    failed = run_python("-c", program).stderr.splitlines()[-1]
+    assert f"({tmp_path / 'llama_cpp_py_sync'})" in failed
+    (pinned,) = re.findall("^llama-cpp-py-sync==[^ ]+", LIBRARIES.read_text(), re.MULTILINE)
+    assert pinned in failed
+    own = tmp_path / "llama_cpp/lib"
+    own.mkdir()
+    (own / "libllama.so").touch()
+    assert "(none)" in run_python("-c", program).stderr.splitlines()[-1]
