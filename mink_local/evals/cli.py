@@ -42,6 +42,7 @@ from mink_local.version import __version__
 if TYPE_CHECKING:
     from mink_local.evals.answering import Answerer
     from mink_local.evals.measurement import Measurement
+    from mink_local.evals.settings import SamplerSetting
     from mink_local.evals.tasks.base import Task
     from mink_local.models.catalog import ModelFile
     from mink_local.samplers import Sampler
@@ -274,25 +275,56 @@ def _recommended(models: Sequence[str], samplers: "Sequence[Sampler | Literal['m
 
     That is recorded as any other sampler: by its text.
     """
-    from mink_local.evals.settings import SamplerSetting
-    from mink_local.models.recommended import require_recommended
-
     others = [sampler for sampler in samplers if not isinstance(sampler, str)]
     if len(others) == len(samplers):
         return {}
+    found = _recommended_setting(models)
+    if click.get_current_context().get_parameter_source("temperatures") == ParameterSource.COMMANDLINE:
+        return {"samplers": [*others, found.sampler]}
+    return {"samplers": others, "settings": [found]}
+
+
+def _recommended_setting(models: Sequence[str]) -> "SamplerSetting":
+    """Return the setting that the only model's file recommends."""
+    from mink_local.evals.settings import SamplerSetting
+    from mink_local.models.recommended import require_recommended
+
     if len(set(models)) > 1:
-        raise click.UsageError(
-            f"--sampler {MODEL}: name a single model; a run of another may go to the same --out."
-        )
+        raise click.UsageError(f"{MODEL}: name a single model; a run of another may go to the same --out.")
     found = require_recommended(resolve(models[0]).path)
     if found.penalties:
         raise click.UsageError(
-            f"--sampler {MODEL}: the file also recommends a repeat penalty, which mink-eval does not apply: "
-            f'write --sampler "{found.sampler}" --temp {found.temperature:g} to run without it.'
+            f"{MODEL}: the file also recommends a repeat penalty, which mink-eval does not apply: write "
+            f'--arm "{found.sampler}@{found.temperature:g}" to run without it.'
         )
-    if click.get_current_context().get_parameter_source("temperatures") == ParameterSource.COMMANDLINE:
-        return {"samplers": [*others, found.sampler]}
-    return {"samplers": others, "settings": [SamplerSetting(found.sampler, found.temperature)]}
+    return SamplerSetting(found.sampler, found.temperature)
+
+
+def _with_arms(models: Sequence[str], options: dict[str, Any], arms: Sequence[str]) -> dict[str, Any]:
+    """Return `samplers` and `settings` for `Run` with the arms, without a grid unless one is given."""
+    if not arms:
+        return {}
+    source = click.get_current_context().get_parameter_source
+    is_grid = any(source(name) == ParameterSource.COMMANDLINE for name in ("samplers", "temperatures"))
+    settings = [_arm(models, arm) for arm in arms]
+    samplers = options["samplers"] if is_grid else []
+    return {"samplers": samplers, "settings": [*options.get("settings", ()), *settings]}
+
+
+def _arm(models: Sequence[str], text: str) -> "SamplerSetting":
+    """Return the setting of an arm. Raises UsageError."""
+    from mink_local.evals.settings import SamplerSetting
+
+    if "/" in text:
+        raise click.UsageError(
+            f"--arm {text}: reasoning has the answer's sampler; write one, without a slash."
+        )
+    if text == MODEL:
+        return _recommended_setting(models)
+    try:
+        return SamplerSetting.parse(text)
+    except ValueError as error:
+        raise click.UsageError(f"--arm {text}: {error}.") from None
 
 
 def _carry_out(measurement: "Measurement[Any]", out: Path, quiet: bool) -> None:
@@ -321,6 +353,15 @@ def _carry_out(measurement: "Measurement[Any]", out: Path, quiet: bool) -> None:
     "--greedy/--no-greedy",
     default=True,
     help="Also decode greedily, once per question: the baseline that samplers have to beat.",
+)
+@click.option(
+    "--arm",
+    "arms",
+    multiple=True,
+    metavar="SAMPLER@T|model",
+    help="A sampler at a temperature of its own, such as min-k:floor=2@1.5, or what the model's file "
+    "recommends; in place of --sampler and --temp, or beside them. Without these, the report compares all "
+    "with the first arm.",
 )
 @limit_option
 @click.option(
@@ -439,6 +480,7 @@ def run_command(
     answering = {name: options.pop(name) for name in ANSWERING}
     answerers = answerers_of(models, is_strict=True, ctx=ctx, **answering)
     options |= _recommended(models, options["samplers"])
+    options |= _with_arms(models, options, options.pop("arms"))
     run_ = _measurement("run")(tasks, answerers, ctx=ctx, **options)
     if dry_run:
         for sentence in run_.rehearse(out):
@@ -461,7 +503,13 @@ class AgainstType(SamplerType):
         if kind == "temp":
             return "temperature", click.FLOAT.convert(name, param, ctx)
         try:
+            if "@" in value:
+                from mink_local.evals.settings import SamplerSetting
+
+                return "arm", SamplerSetting.parse(value).arm
             return "sampler", str(super().convert(value, param, ctx))
+        except ValueError as error:
+            self.fail(f"{error}", param, ctx)
         except click.BadParameter as error:
             self.fail(f"{error.message} For a model, write model={value}.", param, ctx)
 
@@ -471,9 +519,9 @@ class AgainstType(SamplerType):
 @click.option(
     "--against",
     type=AgainstType(),
-    metavar="SAMPLER|all|model=NAME|temp=T",
-    help="Sampler, model or temperature to compare the others with; all: every pair of samplers. The report "
-    "is then in DIR/report-against-….  [default: min-k, and the first of several models]",
+    metavar="SAMPLER[@T]|all|model=NAME|temp=T",
+    help="Sampler, arm, model or temperature to compare the others with; all: every pair of samplers. The "
+    "report is then in DIR/report-against-….  [default: min-k, and the first of several models]",
 )
 @click.option(
     "--scorer",

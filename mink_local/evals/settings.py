@@ -23,7 +23,7 @@ from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model, read_rows
 from mink_local.generation.slots import N_OUTPUTS
 from mink_local.models.catalog import ModelFile
-from mink_local.samplers import Sampler, default_samplers, parse
+from mink_local.samplers import Sampler, default_samplers, parse, parse_setting
 
 HOT = 1e6  # the temperature that samplers see for infinity: close to uniform, but still ordered
 
@@ -56,6 +56,16 @@ class SamplerSetting(NamedTuple):
     sampler: Sampler
     temperature: float
 
+    @classmethod
+    def parse(cls, text: str) -> "SamplerSetting":
+        """Return the setting of a text such as `min-k@5`. Raises ValueError."""
+        return cls(*parse_setting(text))
+
+    @property
+    def arm(self) -> str:
+        """The text that `parse` reads."""
+        return arm_of(*self)
+
     @property
     def key(self) -> tuple[str, float]:
         """The sampler as text, and the temperature."""
@@ -84,6 +94,11 @@ class SamplerSetting(NamedTuple):
     def is_default(self) -> bool:
         """True if every option but the order has its default."""
         return self.sampler in default_samplers()
+
+
+def arm_of(sampler: object, temperature: float) -> str:
+    """Return a setting's text, SAMPLER@T."""
+    return f"{sampler}@{repr(float(temperature)).removesuffix('.0')}"
 
 
 def described(file: ModelFile) -> dict[str, Any]:

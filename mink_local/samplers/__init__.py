@@ -6,6 +6,7 @@ it. Some samplers look at probabilities, which depend on temperature. `order` sa
 `softmax(logits)`, "temperature-last", as llama.cpp does by default.
 """
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import fields
@@ -112,6 +113,21 @@ def parse(text: str, order: Order = "temperature-first") -> Sampler:
     check_types(text=(text, str))
     cuts = [_parse_cut(part, order) for part in _split(text)]
     return cuts[0] if len(cuts) == 1 else Chain(*cuts)
+
+
+def parse_setting(text: str, order: Order = "temperature-first") -> tuple[Sampler, float]:
+    """Return the sampler and the temperature of a text such as `min-k:tau=3@5`; 1 without an @.
+
+    Args and errors as for `parse`; the temperature is finite, and at least 0.
+    """
+    sampler, _, temperature = text.partition("@")
+    try:
+        number = float(temperature or 1)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise ValueError(f"temperature must be a finite number of at least 0, not {temperature!r}")
+    return parse(sampler, order), number
 
 
 def _split(text: str) -> list[str]:

@@ -97,6 +97,13 @@ class Response(ResponseKey):
         return ResponseKey(*(getattr(self, name) for name in KEY))
 
 
+class Asked(msgspec.Struct):
+    """What a command asked for: samplers at every temperature, and settings, each with its own."""
+
+    samplers: list[str] = []
+    settings: list[tuple[str, str]] = []
+
+
 class RunManifest(msgspec.Struct):
     """The parts of a run's manifest that are relied on."""
 
@@ -104,6 +111,7 @@ class RunManifest(msgspec.Struct):
     models: dict[str, dict[str, Any]]
     tasks: dict[str, dict[str, Any]]
     sessions: list[dict[str, Any]] = []
+    asked: list[Asked] = []
 
 
 def known_parts(manifest: Mapping[str, Any]) -> RunManifest | None:

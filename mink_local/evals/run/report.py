@@ -73,6 +73,7 @@ _KINDS = {
     "sampler": ("method", "at the same temperature"),
     "model": ("model", "by the same method at the same temperature"),
     "temperature": ("temperature", "by the same method"),
+    "arm": ("arm", "on the same questions"),
 }
 
 
@@ -91,7 +92,7 @@ def run_report(run: RecordedRun, chosen: tuple[str, Any] | None = None) -> Repor
     }
     frames = {name: frame for name, frame in frames.items() if len(frame)}
     settings = [settings_table(run.manifest)] if run.manifest else []
-    against = next((one for one in summary.baselines if one.kind != "temperature"), None)
+    against = next((one for one in summary.baselines if one.kind in ("sampler", "model")), None)
     return Report(
         "report",
         f"Min-k evaluation: {', '.join(summary.cells['task'].unique())}",

@@ -15,7 +15,8 @@ import pandas as pd
 
 from mink_local.errors import ReportError
 from mink_local.evals.measurement import frame
-from mink_local.evals.run.records import RecordedRun
+from mink_local.evals.run.records import RecordedRun, known_parts
+from mink_local.evals.settings import arm_of
 from mink_local.evals.stats import ALPHA, Interval, PairedTest, holm, paired_test, share
 from mink_local.evals.tables import columns_of
 from mink_local.samplers import SAMPLERS, MinK
@@ -38,8 +39,8 @@ class Baseline(NamedTuple):
     """What cells are compared with, all else being equal.
 
     Attributes:
-        kind: What differs: "sampler", "model" or "temperature".
-        value: The sampler, model or temperature; `EVERY` for all pairs of samplers.
+        kind: What differs: "sampler", "model" or "temperature"; "arm" is sampler and temperature together.
+        value: The sampler, model, temperature or arm; `EVERY` for all pairs of samplers.
     """
 
     kind: str
@@ -104,7 +105,7 @@ def summarise(run: RecordedRun, against: tuple[str, Any] | None = None) -> Summa
     """
     responses = _responses(run)
     judged = responses.dropna(subset="correct")
-    baselines = [Baseline(*against)] if against else _baselines(responses)
+    baselines = [Baseline(*against)] if against else _baselines(run, responses)
     for baseline in baselines:
         there = responses[baseline.kind].unique()
         if baseline.value not in (EVERY, *there):
@@ -133,7 +134,10 @@ def _responses(run: RecordedRun) -> pd.DataFrame:
         "sampler": sorted(found["sampler"].unique(), key=sampler_rank).index,
         "model": list(found["model"].unique()).index,
     }
-    return with_copies(found, GROUP, ["temperature", "repeat"]).sort_values(
+    found = with_copies(found, GROUP, ["temperature", "repeat"])
+    names = zip(found["sampler"], found["temperature"], found["copied"], strict=True)
+    found["arm"] = [arm_of(sampler, 0 if copied else t) for sampler, t, copied in names]
+    return found.sort_values(
         CELL, key=lambda column: column.map(order.get(column.name, lambda value: value)), ignore_index=True
     )
 
@@ -157,15 +161,26 @@ def sampler_rank(sampler: str) -> tuple[bool, int, str]:
     return (sampler != str(MinK()), names.index(name) if name in names else len(names), sampler)
 
 
-def _baselines(responses: pd.DataFrame) -> list[Baseline]:
+def _baselines(run: RecordedRun, responses: pd.DataFrame) -> list[Baseline]:
     samplers, models = responses["sampler"].unique(), responses["model"].unique()
     found = []
-    if len(samplers) > 1:
+    arms = [arm for arm in arms_of(run.manifest) if arm in set(responses["arm"])]
+    if arms:
+        found = [Baseline("arm", arms[0])]
+    elif len(samplers) > 1:
         min_k = [name for name in samplers if name.partition(":")[0] == MinK.name]
         found = [Baseline("sampler", name) for name in min_k[:1]]
     if len(models) > 1:
         found.append(Baseline("model", models[0]))
     return found
+
+
+def arms_of(manifest: Mapping[str, Any]) -> list[str]:
+    """Return the arms of a run that was asked for nothing else: others are compared with the first."""
+    known = known_parts(manifest)
+    if known is None or any(one.samplers for one in known.asked):
+        return []
+    return [f"{sampler}@{temperature}" for one in known.asked for sampler, temperature in one.settings]
 
 
 def _cells(responses: pd.DataFrame) -> pd.DataFrame:
@@ -310,12 +325,15 @@ def _pairs(judged: pd.DataFrame, varies: str, others: Mapping[Any, Any]) -> pd.D
     first = first.assign(other=first[varies].map(others).astype(judged[varies].dtype))
     if varies == "temperature":
         first = first[~first["copied"]]
-    elif varies == "model":
+    elif varies in ("model", "arm"):
         coldest = first.groupby([*GROUP, "sampler"])["temperature"].transform("min")
         first = first[~first["copied"] | (first["temperature"] == coldest)]
-    same = [name for name in (*CELL, *PLACE) if name != varies]
+    differs = ("sampler", "temperature") if varies == "arm" else (varies,)
+    same = [name for name in (*CELL, *PLACE) if name not in differs]
     other = judged[[*same, varies, "correct", "is_cut"]]
-    other = other.rename(columns={varies: "other", "correct": "other_correct", "is_cut": "other_is_cut"})
+    other = other.drop_duplicates([*same, varies]).rename(
+        columns={varies: "other", "correct": "other_correct", "is_cut": "other_is_cut"}
+    )
     return first.merge(other, on=[*same, "other"])
 
 

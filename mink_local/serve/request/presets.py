@@ -3,7 +3,6 @@
 Even a client that can only choose a model can have Min-k at temperature 5: `qwen3-4b:min-k-t5`.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Literal
 
 from mink_local.models.options import PRESETS
 from mink_local.models.recommended import Recommended, require_recommended
-from mink_local.samplers import Greedy, LlamaDefault, MinK, MinP, Sampler, TopP, parse
+from mink_local.samplers import Greedy, LlamaDefault, MinK, MinP, Sampler, TopP, parse_setting
 from mink_local.serve.bodies import ApiError
 
 
@@ -63,14 +62,7 @@ class Preset:
         Raises:
             ValueError: The sampler or the temperature is invalid.
         """
-        sampler, _, temperature = text.partition("@")
-        try:
-            number = float(temperature or 1)
-        except ValueError:
-            number = math.nan
-        if not 0 <= number < math.inf:
-            raise ValueError(f"temperature must be a finite number of at least 0, not {temperature!r}")
-        return cls(parse(sampler, "temperature-last"), number)
+        return cls(*parse_setting(text, "temperature-last"))
 
 
 BUILT_IN: Mapping[str, Preset] = {

@@ -1,5 +1,6 @@
 """`mink-eval run` with a real model: what is asked for is recorded once, however the run is stopped."""
 
+import csv
 import json
 import re
 from collections import Counter
@@ -220,3 +221,26 @@ def test_a_template_that_writes_the_date_gets_the_same_every_day(tiny: Callable[
     with closing(FileAnswerer(file, placement={"n_threads": 1})) as answerer:
         text = answerer.model.apply_chat_template([{"role": "user", "content": "Hello"}])
     assert text == "26 Jul 2024"
+
+
+@pytest.mark.slow
+def test_arms_are_settings_that_are_compared_with_the_first(
+    tmp_path: Path, here: list[object], mink_eval: MinkEval
+) -> None:
+    out = tmp_path / "run"
+    first, chain = "min-k:tau=3,floor=2", "top-k:k=20+top-p:p=0.9,order=temperature-first"
+    arms = ["--arm", "min-k:floor=2@1.5", "--arm", "top-k:k=20+top-p@0.6", "--arm", "greedy@0"]
+    mink_eval.run(*here, "--limit", 3, "-n", 4, "--out", out, *arms)
+    asked = {(one.sampler, one.temperature) for one in read_responses(out)}
+    assert asked == {(first, 1.5), (chain, 0.6), ("greedy", 0)}
+    mink_eval("report", out).succeeded()
+    with (out / "report" / "comparisons.csv").open(encoding="utf-8") as lines:
+        rows = [(row["sampler"], row["against"], row["common_questions"]) for row in csv.DictReader(lines)]
+    assert sorted(rows) == [(name, f"{first}@1.5", "3") for name in ("greedy", chain)]
+    mink_eval("report", out, "--against", "greedy@0").succeeded()
+    mink_eval("report", out, "--against", "greedy@0.7").refused(1, "min-k:tau=3,floor=2@1.5")
+    mink_eval("report", out, "--against", "greedy@x").refused(2, "temperature")
+    command = ["run", "gsm8k", *here, "--limit", 3, "-n", 4, "--out", out]
+    mink_eval(*command, "--arm", "min-k@1 / greedy").refused(2, "slash")
+    mink_eval(*command, "--arm", "min-k@hot").refused(2, "temperature")
+    mink_eval(*command, "--arm", "model").refused(1, "recommend")
