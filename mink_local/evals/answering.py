@@ -272,8 +272,8 @@ class FileAnswerer(Answerer):
     def unfinished(self) -> list[int]:
         model: Model | None = vars(self).get("model")  # reading the property would load it
         with suppress(MinkError):  # it has just been closed by another thread
-            jobs = [slot.job or () for slot in model.core.engine.slots] if model else []
-            return [decoding.answer.n_tokens for job in jobs for decoding in job]
+            slots = model.core.engine.slots if model else []
+            return [slot.job.answer.n_tokens for slot in slots if slot.job]
         return []
 
     def interrupt(self) -> None:

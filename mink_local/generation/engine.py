@@ -6,12 +6,9 @@
             print(piece, end="")
 
 Requests may come and go between any two steps. A free slot goes to the next request at once, and its prompt
-is evaluated in the others' batches. What requests have in common is evaluated once:
-
-- Answers to the same prompt share a slot, each sampling from the same logits, as long as they sample the same
-  tokens. When they diverge, the slot is forked: copied into a free one, or the diverging answers wait.
-- A prefix that a prompt shares with the tokens in any slot is copied from there. While another slot is still
-  prefilling such a prefix, the request waits for it and lets those behind it pass.
+is evaluated in the others' batches. What prompts have in common is evaluated once: a prefix that a prompt
+shares with the tokens in any slot is copied from there. While another slot is still prefilling such a prefix,
+the request waits for it and lets those behind it pass.
 
 While answers are being generated, prompts are prefilled in chunks small enough not to delay the next tokens.
 """
@@ -52,7 +49,6 @@ from mink_local.llama.token_sampler import RowSampler, TokenSampler
 from mink_local.llama.weights import Weights
 
 Step = list[tuple[Answer, Piece]]
-Group = list[Decoding]  # answers with the same prompt and the same tokens so far, in one slot
 Ready = tuple[Sequence[int], Sequence[Decoding], list[TokenSampler]]  # rows, their answers, what samples them
 _MOST_WAITED = 8192  # tokens
 
@@ -67,7 +63,7 @@ class _Round:
         ready: What samples them together; their tokens never depend on text.
     """
 
-    def __init__(self, slots: Sequence[Slot[Group]], ready: Ready, weights: Weights) -> None:
+    def __init__(self, slots: Sequence[Slot[Decoding]], ready: Ready, weights: Weights) -> None:
         self.ready = ready
         self._slots = slots
         self._tokens: Sequence[int] = ()  # one of each slot, not evaluated yet
@@ -133,10 +129,9 @@ class Engine:
         self._waiting: deque[Decoding | Job] = deque()
         self._turn = 0  # of the request that was the last to get a slot
         self._next_turns: dict[str, int] = {}  # of clients who must wait for others' turns
-        self._forked: list[Group] = []  # waiting for a slot
         self._budget = PromptBudget()
         self._began = 0.0  # the running step
-        self._batch: Batch[Group] | None = None  # of that step
+        self._batch: Batch[Decoding] | None = None  # of that step
         self._round: _Round | None = None  # the answers that it goes on with, and nothing else
         self._ended: Step = []  # not told yet
         # Tokens whose text is not told yet, and k
@@ -148,14 +143,14 @@ class Engine:
         n_threads = context.n_threads if self.tells_late else n_beside(context.n_threads)
         self._rows = RowSampler(context.n_vocab, n_threads)
         engine = weakref.proxy(self)  # a circle would keep a dropped model until the next garbage collection
-        self.slots: list[Slot[Group]] = [
+        self.slots: list[Slot[Decoding]] = [
             Slot(context, i, lambda slot: engine._keep(slot)) for i in range(context.n_seq)
         ]
 
     @property
     def idle(self) -> bool:
         """True if there is nothing to generate."""
-        return not (self._waiting or self._groups() or self._sampled)
+        return not (self._waiting or self.n_busy or self._sampled)
 
     @property
     def n_busy(self) -> int:
@@ -248,11 +243,8 @@ class Engine:
         """End answers and free what they occupy; return their last pieces."""
         ended = set(decodings)
         self._waiting = deque(each for each in self._waiting if each not in ended)
-        for group in self._groups():
-            group[:] = [each for each in group if each not in ended]
-        self._forked = [group for group in self._forked if group]
         for slot in self.slots:
-            if slot.job == []:
+            if slot.job in ended:
                 self._release(slot)
         return [(each.answer, _ended(each, error)) for each in decodings]
 
@@ -278,7 +270,6 @@ class Engine:
 
     def launch(self) -> None:
         """Begin a step: have a batch evaluated. On a GPU, that goes on when this returns."""
-        self._resume()
         self._ended += self._admit()
         last, self._batch = self._batch, None
         self._began = time.perf_counter()
@@ -289,20 +280,19 @@ class Engine:
                 self._batch = self._decode(busy)
         except GenerationError as error:
             told = self.tell()
-            failed = [each for slot in self.slots for each in slot.job or ()]
+            failed = [slot.job for slot in self.slots if slot.job]
             self._ended = [*told, *self._end(failed, error)]
         if self._batch is None:
             self._end_round()
 
-    def _decode(self, busy: Sequence[Slot[Group]]) -> Batch[Group] | None:
+    def _decode(self, busy: Sequence[Slot[Decoding]]) -> Batch[Decoding] | None:
         """Have a batch of slots evaluated, whatever they hold."""
-        groups = [slot.job or [] for slot in busy]
-        guided = [each for group in groups for each in group if not each.is_plain and each.is_compiled]
-        self._rows.fill_masks([decoding.sampler for decoding in guided])
+        jobs = [slot.job for slot in busy if slot.job]
+        self._rows.fill_masks([each.sampler for each in jobs if not each.is_plain and each.is_compiled])
         is_burst = self._is_burst(busy)
         return decode(self.context, busy, self._n_prompt(busy, is_burst), starts=not is_burst)
 
-    def _n_prompt(self, busy: Sequence[Slot[Group]], is_burst: bool) -> int:
+    def _n_prompt(self, busy: Sequence[Slot[Decoding]], is_burst: bool) -> int:
         """Return how many tokens of prompts are evaluated in a step."""
         reading = [slot for slot in busy if not slot.is_growing]
         if not reading:
@@ -312,7 +302,7 @@ class Engine:
         # Without a free slot, nobody else could be served meanwhile.
         return self._budget.longest if len(busy) < len(self.slots) else self.context.n_batch
 
-    def _is_burst(self, busy: Sequence[Slot[Group]]) -> bool:
+    def _is_burst(self, busy: Sequence[Slot[Decoding]]) -> bool:
         """Return whether prompts are read before an answer is started.
 
         Were each answer started at once, the others' prompts would be read in small parts beside it, and few
@@ -326,7 +316,7 @@ class Engine:
         if not reading or (len(busy) == 1 and reading[0] <= self._budget.unnoticed):
             return False
         ready = [slot for slot in busy if len(slot.pending) == 1]
-        read = [each.answer.evaluated_tokens for slot in ready for each in slot.job or ()]
+        read = [slot.job.answer.evaluated_tokens for slot in ready if slot.job]
         waited = self.context.n_evaluated - min((slot.deadline for slot in ready), default=0)
         return not ready or (min(reading) <= MUCH_LONGER * max(read) and waited <= _MOST_WAITED)
 
@@ -349,7 +339,7 @@ class Engine:
         self._budget.note(seconds, self._batch.n_growing, self._batch.n_prompt)
         return told
 
-    def _sample_rows(self, batch: Batch[Group]) -> Step:
+    def _sample_rows(self, batch: Batch[Decoding]) -> Step:
         """Sample from every row of a batch."""
         rows, told = self.context.rows, Step()
         ready = self._round.ready if self._round else _ready(batch.outputs)
@@ -364,20 +354,18 @@ class Engine:
         each = zip(decodings, tokens, ks, strict=True)
         sampled = {decoding: (token, k) for decoding, token, k in each if k > 0}
         outputs = [(slot, slot.job, position) for slot, position in batch.outputs]
-        for i, (slot, job, position) in enumerate(outputs):
-            if not job or slot.job is not job:  # its answers have ended, and others may have its slot
+        for i, (slot, decoding, position) in enumerate(outputs):
+            if decoding is None or slot.job is not decoding:  # it has ended, and another may have its slot
                 continue
-            first = job[0]
-            if position < first.answer.prompt_tokens:
-                for decoding in job.copy():
-                    told += self._taken(decoding, decoding.record(rows[i], position))
-            elif self.tells_late and first.is_plain and first in sampled and len(job) == 1:
-                self._go_on(slot, first, *sampled[first])
+            if position < decoding.answer.prompt_tokens:
+                told += self._taken(decoding, decoding.record(rows[i], position))
+            elif self.tells_late and decoding.is_plain and decoding in sampled:
+                self._go_on(slot, decoding, *sampled[decoding])
             else:
-                told += self._sample(slot, rows[i], sampled)
+                told += self._sample(slot, decoding, rows[i], sampled.get(decoding))
         return told
 
-    def _go_on(self, slot: Slot[Group], decoding: Decoding, token: int, k: int) -> None:
+    def _go_on(self, slot: Slot[Decoding], decoding: Decoding, token: int, k: int) -> None:
         """Queue a token whose text is told later, unless it is the last one."""
         self._sampled.append(([decoding], [token], [k]))
         if decoding.is_last(token):
@@ -385,7 +373,7 @@ class Engine:
         else:
             slot.push([token])
 
-    def _release(self, slot: Slot[Group]) -> None:
+    def _release(self, slot: Slot[Decoding]) -> None:
         self._end_round()
         slot.release()
 
@@ -397,7 +385,7 @@ class Engine:
     def _drop(self, decoding: Decoding) -> None:
         """Release the slot of an answer whose text has ended it, without the token evaluated meanwhile."""
         for slot in self.slots:
-            if slot.job == [decoding]:
+            if slot.job is decoding:
                 # First: a model that cannot forget just the end would have the free slot evaluate all again.
                 slot.truncate(decoding.answer.prompt_tokens + decoding.answer.n_tokens - 1)
                 self._release(slot)
@@ -424,7 +412,7 @@ class Engine:
             if self.kept is not None and slot.last_used:
                 self.kept.keep(slot.tokens, slot.seq_id, slot.client, waits=True)
 
-    def _keep(self, slot: Slot[Group]) -> None:
+    def _keep(self, slot: Slot[Decoding]) -> None:
         if self.kept is not None and self._may_copy(self.context.state_size(slot.seq_id)):
             self.kept.keep(slot.tokens, slot.seq_id, slot.client)
 
@@ -441,30 +429,15 @@ class Engine:
         """Return the number of prompt tokens not yet evaluated. May be called from any thread."""
         if answer.tokens or answer.finish_reason is not None:
             return 0
-        of_slots = (
-            len(slot.pending) for slot in self.slots if any(d.answer is answer for d in slot.job or ())
-        )
+        of_slots = (len(slot.pending) for slot in self.slots if slot.job and slot.job.answer is answer)
         return next(of_slots, answer.prompt_tokens)  # without a slot, it waits for one
 
-    def _groups(self) -> list[Group]:
-        return [slot.job for slot in self.slots if slot.job] + self._forked
-
     def _decodings(self) -> Iterator[Decoding]:
-        yield from (decoding for group in self._groups() for decoding in group)
+        yield from (slot.job for slot in self.slots if slot.job)
         yield from (each for each in self._waiting if isinstance(each, Decoding))
 
     def _fits(self, decoding: Decoding) -> bool:
         return decoding.answer.prompt_tokens < self.context.n_ctx
-
-    def _resume(self) -> None:
-        """Give free slots to answers that diverged from others."""
-        while self._forked:
-            first = self._forked[0][0]
-            slot = reserve(self.slots, [*first.answer.prompt, *first.answer.tokens])
-            if slot is None:
-                return
-            self._end_round()
-            slot.job = self._forked.pop(0)
 
     def _admit(self) -> Step:
         """Give slots to waiting requests, and do the jobs whose turn it is.
@@ -475,7 +448,7 @@ class Engine:
             The ends of answers that do not fit into the context: it may have changed since they were given.
         """
         while self._waiting and not isinstance(job := self._waiting[0], Decoding):
-            if self._groups() or self._sampled:  # a last token that is not told yet
+            if self.n_busy or self._sampled:  # a last token that is not told yet
                 return []
             self._waiting.popleft()
             job()
@@ -499,29 +472,19 @@ class Engine:
             if not isinstance(each, Decoding):
                 break
             waiting.append(each)
-        n_running = Counter(each.client for group in self._groups() for each in group)
+        n_running = Counter(slot.job.client for slot in self.slots if slot.job)
         most = self.most_of_client or len(self.slots)
         waiting.sort(key=lambda each: (n_running[each.client] >= most, each.turn))
         return waiting[: len(self.slots)]
 
     def _place(self, decoding: Decoding) -> bool:
-        """Give a request a slot, or a share of one; return False if it has to wait."""
-        # Nearly twice as many answers as slots keep every slot busy while answers diverge and end. A single
-        # slot generates one answer after another.
-        n_answers = sum(len(group) for group in self._groups())
-        if n_answers >= 2 * len(self.slots) - 1:
-            return False
-        for slot in self.slots:
-            if slot.job and not slot.is_generating and _can_share(slot.job[0], decoding):
-                decoding.begin(0, self.context.n_ctx)
-                slot.job.append(decoding)
-                return True
+        """Give a request a slot; return False if it has to wait."""
         self._read_kept(decoding)
         free = reserve(self.slots, decoding.answer.prompt, decoding.n_prompt_outputs)
         if free is None:
             return False
         decoding.begin(len(free.pending), self.context.n_ctx)
-        free.job, free.client = [decoding], decoding.client
+        free.job, free.client = decoding, decoding.client
         return True
 
     def _read_kept(self, decoding: Decoding) -> None:
@@ -534,7 +497,7 @@ class Engine:
                 if snapshot is not None:
                     slot.read(snapshot)
 
-    def _compact(self) -> list[Slot[Group]]:
+    def _compact(self) -> list[Slot[Decoding]]:
         """Move busy slots together unless they are adjacent; return them.
 
         llama.cpp evaluates only adjacent sequences together; gaps cost more than the copies. The slots chosen
@@ -553,61 +516,40 @@ class Engine:
         return place
 
     def _sample(
-        self, slot: Slot[Group], row: NDArray[np.float32], sampled: dict[Decoding, tuple[int, int]]
+        self,
+        slot: Slot[Decoding],
+        decoding: Decoding,
+        row: NDArray[np.float32],
+        sampled: tuple[int, int] | None,
     ) -> Step:
-        """Give every answer in a slot its token, and what must follow; then fork it if they diverge."""
-        told: Step = []
-        by_tokens: dict[tuple[int, ...], Group] = {}
-        for decoding in [*(slot.job or ())]:
-            n_before = decoding.answer.n_tokens
-            is_done = decoding in sampled
-            pieces = decoding.take(*sampled[decoding]) if is_done else decoding.sample(row)
-            told += self._taken(decoding, pieces)
-            if decoding.answer.finish_reason is None:
-                by_tokens.setdefault(tuple(decoding.answer.tokens[n_before:]), []).append(decoding)
-        self._fork(slot, by_tokens)
+        """Give an answer its token, and what must follow."""
+        n_before = decoding.answer.n_tokens
+        told = self._taken(decoding, decoding.take(*sampled) if sampled else decoding.sample(row))
+        if decoding.answer.finish_reason is None:
+            slot.push(decoding.answer.tokens[n_before:])
+        elif slot.job is decoding:
+            self._release(slot)
         return told
 
-    def _fork(self, slot: Slot[Group], by_tokens: dict[tuple[int, ...], Group]) -> None:
-        """Keep the answers with the first tokens in `slot`; move the others to copies of it.
 
-        If there are more of them than free slots, the remaining answers wait. Without answers, the slot is
-        released.
-        """
-        if not by_tokens:
-            self._release(slot)
-            return
-        [(tokens, group), *others] = by_tokens.items()
-        for other_tokens, other_group in others:
-            if (copy := find_free(self.slots)) is None:
-                self._forked.append(other_group)
-            else:
-                copy.copy_from(slot)
-                copy.job = other_group
-                copy.push(other_tokens)
-        slot.job = group
-        slot.push(tokens)
-
-
-def _ready(outputs: Sequence[tuple[Slot[Group], int]]) -> Ready:
+def _ready(outputs: Sequence[tuple[Slot[Decoding], int]]) -> Ready:
     """Return the answers that are sampled together."""
     ready = [
-        (i, decoding)
+        (i, slot.job)
         for i, (slot, position) in enumerate(outputs)
-        for decoding in slot.job or ()
-        if decoding.is_compiled and position >= decoding.answer.prompt_tokens
+        if slot.job and slot.job.is_compiled and position >= slot.job.answer.prompt_tokens
     ]
     decodings = [decoding for _, decoding in ready]
     return [i for i, _ in ready], decodings, [decoding.sampler for decoding in decodings]
 
 
-def _round_of(batch: Batch[Group], ready: Ready, weights: Weights, n_busy: int) -> _Round | None:
+def _round_of(batch: Batch[Decoding], ready: Ready, weights: Weights, n_busy: int) -> _Round | None:
     """Return the round that a batch is the first of, if each of its tokens is that of one answer's slot.
 
     A round evaluates nothing else, so there is none while one of the busy slots still reads its prompt.
     """
     decodings, slots = ready[1], [slot for slot, _ in batch.outputs]
-    is_alone = [slot.job for slot in slots] == [[decoding] for decoding in decodings]
+    is_alone = [slot.job for slot in slots] == decodings
     is_reading = max(n_busy, batch.n_tokens) > len(decodings)
     if is_reading or not is_alone or not all(each.is_plain for each in decodings):
         return None
@@ -630,14 +572,7 @@ def _ended(decoding: Decoding, error: BaseException | None) -> Piece:
         return piece
 
 
-def _cost_of_moving(place: Sequence[Slot[Group]]) -> tuple[int, int]:
+def _cost_of_moving(place: Sequence[Slot[Decoding]]) -> tuple[int, int]:
     """Return how many copies it takes to fill adjacent slots, and how many tokens are overwritten."""
     gaps = [slot for slot in place if not slot.job]
     return len(gaps), sum(len(slot.tokens) for slot in gaps if slot.last_used)
-
-
-def _can_share(first: Decoding, other: Decoding) -> bool:
-    """Return whether an answer can share another's slot: same prompt, no tokens yet."""
-    return (
-        not first.answer.tokens and other.n_prompt_outputs == 1 and first.answer.prompt == other.answer.prompt
-    )

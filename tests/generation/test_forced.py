@@ -66,7 +66,7 @@ def test_a_stop_string_in_the_middle(real: Model) -> None:
     assert (answer.text, answer.finish_reason, answer.stopped_by) == (RHYME[:22], "stop", "the hill")
 
 
-def test_answers_that_share_a_slot(real: Model) -> None:
+def test_answers_to_the_same_prompt(real: Model) -> None:
     """Some with the same constraint, some with others, and one without; all are as they should be."""
     choices = [[RHYME], [RHYME, "Jack Sprat could eat no fat."], ["Jack and Jill"], ["x"]]
     made = [Constraints(choice=one) for one in choices] * 2

@@ -214,7 +214,7 @@ def test_they_need_no_context_of_their_own(prompt: list[int], expected: list[flo
 def test_beside_other_requests_and_after_them(model: Model, prompt: list[int], expected: list[float]) -> None:
     """All logits are needed, so neither a cached prompt nor another answer's slot is reused.
 
-    An answer without them shares the slot of one with them.
+    An answer without them has the same prompt as one with them.
     """
     engine = forget(model).core.engine
     plain = request(prompt, max_tokens=8)

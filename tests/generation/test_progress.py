@@ -72,10 +72,10 @@ def test_every_prompt_gets_on_in_every_step(
             prompt = [choice.randrange(1000, 9000) for _ in range(choice.choice([3, 40, 200, 450]))]
             params = SamplingParams(max_tokens=choice.randint(2, 60), ignore_eos=True, seed=seed)
             answers.append(submit(engine, Request(prompt, params)))
-        before = {slot: (slot.job[0], len(slot.pending)) for slot in engine.slots if slot.job}
-        growing = [slot.job[0] for slot in engine.slots if slot.job and slot.is_growing]
+        before = {slot: (slot.job, len(slot.pending)) for slot in engine.slots if slot.job}
+        growing = [slot.job for slot in engine.slots if slot.job and slot.is_growing]
         engine.step()
-        now = {slot.job[0]: 1 if slot.is_growing else len(slot.pending) for slot in engine.slots if slot.job}
+        now = {slot.job: 1 if slot.is_growing else len(slot.pending) for slot in engine.slots if slot.job}
         n_read = [n - now[each] for each, n in before.values() if each in now and each not in growing]
         assert all(n_read)
         is_read = any(n == 1 and each not in growing for each, n in now.items())
