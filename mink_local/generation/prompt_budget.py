@@ -1,5 +1,7 @@
 """How many prompt tokens a step prefills."""
 
+from collections import deque
+
 from mink_local.llama.constants import N_BATCH
 
 _SLOWDOWN = 4.0  # maximum duration of a step with prompts beside answers, relative to one without
@@ -9,6 +11,7 @@ _FIRST = 64  # tokens, until the times are known
 _LEAST = 16  # tokens: fewer would cost nearly the same, and prompts must make progress
 _GROWTH = 2.0  # times as many tokens as were read lately: a few times by chance must not make one step long
 _MEMORY = 0.8  # of a time after the next one of its kind
+_LATELY = 16  # times, of which earlier ones would no longer count
 _SURPRISE = 2.0  # times the expected duration, beyond which a step says nothing: the machine was busy
 
 Sums = tuple[float, float, float, float, float]
@@ -32,9 +35,13 @@ class PromptBudget:
     def __init__(self) -> None:
         self._alone: Sums = (0, 0, 0, 0, 0)  # steps without prompts
         self._reading: Sums = (0, 0, 0, 0, 0)
+        self._noted: deque[tuple[float, int]] = deque(
+            maxlen=_LATELY
+        )  # steps without prompts, not learned yet
 
     def tokens(self, n_slots: int) -> int:
         """Return the next step's budget beside answers, given the number of slots in use."""
+        self._learn()
         step, token = self._times
         step += n_slots * token
         return self._within(max(_SLOWDOWN * step, _UNNOTICED), step)
@@ -57,14 +64,21 @@ class PromptBudget:
             n_answers: Number of answers that got a token.
             n_prompt: Number of prompt tokens evaluated.
         """
+        if not n_prompt:
+            self._noted.append((seconds, n_answers))
+            return
         tokens = n_answers + n_prompt
+        self._reading = _with(self._reading, tokens, self._usual(seconds, tokens))
+
+    def _learn(self) -> None:
+        """Learn from the last steps without prompts, which is only needed when one is to be read."""
+        while self._noted:
+            seconds, n_answers = self._noted.popleft()
+            self._alone = _with(self._alone, n_answers, self._usual(seconds, n_answers))
+
+    def _usual(self, seconds: float, tokens: int) -> float:
         step, token = self._times
-        if token:
-            seconds = min(seconds, _SURPRISE * (step + tokens * token))
-        if n_prompt:
-            self._reading = _with(self._reading, tokens, seconds)
-        else:
-            self._alone = _with(self._alone, tokens, seconds)
+        return min(seconds, _SURPRISE * (step + tokens * token)) if token else seconds
 
     def _within(self, seconds: float, step: float) -> int:
         """Return how many tokens of prompts a step may read that takes so long without them."""
