@@ -252,13 +252,13 @@ class _Recorder:
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._context, name)
-        if name not in ("decode", "decode_next", "copy", "clear", "truncate"):
+        if name not in ("decode", "copy", "clear", "truncate"):
             return attribute
 
-        def record(*arguments: Any) -> Any:
-            self._calls.append(partial(attribute, *arguments))
-            self.n_decoded += name.startswith("decode")
-            return attribute(*arguments)
+        def record(*arguments: Any, **options: Any) -> Any:
+            self._calls.append(partial(attribute, *arguments, **options))
+            self.n_decoded += name == "decode"
+            return attribute(*arguments, **options)
 
         return record
 

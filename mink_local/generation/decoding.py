@@ -5,6 +5,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 
@@ -46,7 +47,6 @@ class Decoding:
         kept: The file with a beginning of the prompt, how many tokens that has, and the file's size in bytes;
             None if it need not be read.
         stop_tokens: The token ids that end the answer, besides the model's own.
-        is_plain: Whether tokens never depend on the text before them.
 
     Raises:
         ValueError: The constraints, the prefix or the stop tokens do not fit the model.
@@ -108,8 +108,9 @@ class Decoding:
                 params.reasoning_budget, state, weights, list(request.prefix), reasoning.marks, texts
             )
         self._must_follow: deque[int] = deque()
+        self._forces_nothing = self._constrainer.guide is None and self._budget is None
         # Whether no token has to come next: known from the last step, or always, if text forces none.
-        self._is_free = self.is_plain = self._constrainer.guide is None and self._budget is None
+        self._is_free = self._forces_nothing
         looks_on = request.watch is not None or params.logprobs is not None
         self._needs_row = looks_on or request.edit is not None
         self._bans: tuple[
@@ -154,20 +155,33 @@ class Decoding:
             answer.prompt_top_logprobs.append(top)
         yield from ()
 
-    def sample(self, logits: NDArray[np.float32]) -> Iterator[Piece]:
-        """Append a token sampled from raw logits, float32 (V,), and those that must follow it.
+    def forced(self) -> int | None:
+        """Return the token that must come next, if there is one, instead of a sampled one.
+
+        Raises NoTokenLeftError if the constraints leave none.
+        """
+        return None if self._is_free else self._forced()
+
+    def take_from(self, logits: NDArray[np.float32], token: int | None, k: int) -> Iterator[Piece]:
+        """Append the token that comes after raw logits, float32 (V,), and those that must follow it.
 
         Yields the text that each adds. If each one's logits are needed, for log-probabilities, a token that
         must come next is appended alone.
+
+        Args:
+            logits: The logits.
+            token: The token; None if it has to be sampled here.
+            k: From how many candidates a `RowSampler` sampled it; 0 if it is forced, below 0 if it could not.
 
         Raises GenerationError if a logit is NaN, none is finite, or the constraints leave no token.
         """
         params = self._params
         self._show(logits)
-        row = edited(logits, self.answer.request.edit)
-        token, k = None if self._is_free else self._forced(), 0
-        if token is None:
+        if token is None or k < 0:  # a row that cannot be sampled from raises the error here
+            row = edited(logits, self.answer.request.edit)
             token, k = self.sampler(row, self.answer.n_tokens + 1), self._sampler.k
+        elif k > 0:
+            self._sampler.took(token, k)
         if params.logprobs is not None:
             self._logprob, self._top_logprobs = log_probabilities(logits, token, params.logprobs)
         yield self.append(token, k)
@@ -180,41 +194,51 @@ class Decoding:
             watch(logits.copy())
 
     def take(self, token: int, k: int) -> Iterator[Piece]:
-        """Append a token that a `RowSampler` has sampled, and those that must follow it.
+        """Append a token that a `RowSampler` has sampled, of an answer that need not be told at once.
 
-        Yields the text that each adds.
+        Yields the text that it adds.
         """
         self._sampler.took(token, k)
         yield self.append(token, k)
-        if not self.is_plain:
-            yield from self._append_forced()
 
     def _append_forced(self) -> Iterator[Piece]:
         while self.answer.finish_reason is None and (token := self._forced()) is not None:
             yield self.append(token, 0)
         self._is_free = True
 
-    @property
+    @cached_property
     def is_compiled(self) -> bool:
-        """Whether a `RowSampler` samples the next token, with `sampler`, instead of `sample`."""
-        return self._is_free and not self._needs_row and self._sampler.program is not None
+        """Whether a `RowSampler` can sample its tokens."""
+        return self.answer.request.edit is None and self._sampler.program is not None
+
+    @cached_property
+    def is_told_at_once(self) -> bool:
+        """Whether the next token depends on the text, or something looks at each row of logits."""
+        return not self._forces_nothing or self._needs_row or not self.is_compiled
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether a `RowSampler` needs a mask for its tokens."""
+        return self._constrainer.guide is not None and self.is_compiled
+
+    @property
+    def is_banning(self) -> bool:
+        """Whether it bans tokens that would end it."""
+        return bool(self._bans)
 
     @property
     def sampler(self) -> TokenSampler:
-        """What samples the next token."""
-        if self._bans:
-            self._sampler.banned = self._bans[self.answer.n_tokens >= self._params.min_tokens]
+        """What samples the tokens."""
         return self._sampler
 
-    @property
-    def n_alike(self) -> int:
-        """Number of tokens until the answer has its least length, or its greatest."""
-        lengths = self._params.min_tokens, max(1, self._max_tokens)
-        return min(length - self.answer.n_tokens for length in lengths if length > self.answer.n_tokens)
+    def update_bans(self) -> None:
+        """Ban what must not be the next token."""
+        self._sampler.banned = self._bans[self.answer.n_tokens >= self._params.min_tokens]
 
-    def is_last(self, token: int) -> bool:
-        """Return whether the next token ends the answer, whatever its text."""
-        return self.answer.n_tokens + 1 >= self._max_tokens or self._ends(token)
+    @property
+    def n_left(self) -> int:
+        """Number of tokens until the answer has its greatest length."""
+        return max(1, self._max_tokens - self.answer.n_tokens)
 
     def _forced(self) -> int | None:
         """Return the token that must come next, if there is one, having told the sampler."""

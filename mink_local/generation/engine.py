@@ -19,6 +19,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,73 +36,22 @@ from mink_local.generation.slots import (
     Batch,
     Slot,
     common_prefix,
-    decode,
-    decode_next,
+    evaluate,
     find_free,
+    next_batch,
     reserve,
 )
+from mink_local.generation.table import Table
 from mink_local.generation.template import ChatTemplate
 from mink_local.generation.tool_calls import ToolParser
 from mink_local.llama.context import Context
 from mink_local.llama.devices import n_beside
 from mink_local.llama.token_data import SamplingBuffers
-from mink_local.llama.token_sampler import RowSampler, TokenSampler
+from mink_local.llama.token_sampler import RowSampler
 from mink_local.llama.weights import Weights
 
 Step = list[tuple[Answer, Piece]]
-Ready = tuple[Sequence[int], Sequence[Decoding], list[TokenSampler]]  # rows, their answers, what samples them
 _MOST_WAITED = 8192  # tokens
-
-
-class _Round:
-    """Answers that are generated together, one in each slot: their next batch differs in its tokens alone.
-
-    So a step touches few objects of each, which a pass over the logits has driven out of the CPU's cache: the
-    next tokens are queued here, and in the slots only when the round ends.
-
-    Attributes:
-        ready: What samples them together; their tokens never depend on text.
-    """
-
-    def __init__(self, slots: Sequence[Slot[Decoding]], ready: Ready, weights: Weights) -> None:
-        self.ready = ready
-        self._slots = slots
-        self._tokens: Sequence[int] = ()  # one of each slot, not evaluated yet
-        self._n_left = min(decoding.n_alike for decoding in ready[1])  # steps
-        self._ends_generation = weights.ends_generation
-        self._stop_tokens = frozenset[int]().union(*(decoding.stop_tokens for decoding in ready[1]))
-        self._harmless = set[int]()  # tokens that end no answer
-        for slot in slots:
-            slot.push(())  # its answer has begun: no other one may share it
-
-    def go_on(self, tokens: Sequence[int], ks: Sequence[int]) -> bool:
-        """Queue everybody's token; return False if some answer may end, which is not the round's to tell."""
-        self._n_left -= 1
-        if self._n_left <= 0 or min(ks) <= 0 or self._may_end(tokens):
-            return False
-        self._tokens = tokens
-        return True
-
-    def _may_end(self, tokens: Sequence[int]) -> bool:
-        """Return whether one of the tokens ends an answer."""
-        if self._harmless.issuperset(tokens):
-            return False
-        if not self._stop_tokens.isdisjoint(tokens) or any(map(self._ends_generation, tokens)):
-            return True
-        self._harmless.update(tokens)
-        return False
-
-    def evaluate(self, context: Context) -> bool:
-        """Evaluate everybody's token; return False if that was interrupted."""
-        if not decode_next(context, self._slots, self._tokens):
-            return False
-        self._tokens = ()
-        return True
-
-    def end(self) -> None:
-        """Leave it to the slots to have the tokens evaluated."""
-        for slot, token in zip(self._slots, self._tokens, strict=False):
-            slot.push((*slot.pending, token))
 
 
 Job = Callable[[], object]  # to be called while nothing is generated
@@ -132,10 +82,12 @@ class Engine:
         self._budget = PromptBudget()
         self._began = 0.0  # the running step
         self._batch: Batch[Decoding] | None = None  # of that step
-        self._round: _Round | None = None  # the answers that it goes on with, and nothing else
+        # Its logits that follow tokens within prompts: the answers, how many tokens precede, the row.
+        self._of_prompts: list[tuple[Decoding, int, int]] = []
         self._ended: Step = []  # not told yet
-        # Tokens whose text is not told yet, and k
-        self._sampled: list[tuple[Sequence[Decoding], Sequence[int], Sequence[int]]] = []
+        self._untold: list[
+            tuple[Decoding, int, int]
+        ] = []  # answers, their tokens whose text is not told, and k
 
     def use(self, context: Context) -> None:
         """Switch to another context. The engine must be idle."""
@@ -146,11 +98,12 @@ class Engine:
         self.slots: list[Slot[Decoding]] = [
             Slot(context, i, lambda slot: engine._keep(slot)) for i in range(context.n_seq)
         ]
+        self._table = Table(context.n_seq)
 
     @property
     def idle(self) -> bool:
         """True if there is nothing to generate."""
-        return not (self._waiting or self.n_busy or self._sampled)
+        return not (self._waiting or self.n_busy or self._untold)
 
     @property
     def n_busy(self) -> int:
@@ -271,30 +224,42 @@ class Engine:
     def launch(self) -> None:
         """Begin a step: have a batch evaluated. On a GPU, that goes on when this returns."""
         self._ended += self._admit()
-        last, self._batch = self._batch, None
+        self._batch = None
         self._began = time.perf_counter()
         try:
-            if self._round is not None:
-                self._batch = last if self._round.evaluate(self.context) else None
-            elif busy := self._compact():
-                self._batch = self._decode(busy)
+            if busy := self._compact():
+                self._batch = self._evaluated(busy)
         except GenerationError as error:
             told = self.tell()
             failed = [slot.job for slot in self.slots if slot.job]
             self._ended = [*told, *self._end(failed, error)]
-        if self._batch is None:
-            self._end_round()
 
-    def _decode(self, busy: Sequence[Slot[Decoding]]) -> Batch[Decoding] | None:
-        """Have a batch of slots evaluated, whatever they hold."""
-        jobs = [slot.job for slot in busy if slot.job]
-        self._rows.fill_masks([each.sampler for each in jobs if not each.is_plain and each.is_compiled])
+    def _evaluated(self, busy: Sequence[Slot[Decoding]]) -> Batch[Decoding] | None:
+        """Have the next batch evaluated; return it, or None if that was interrupted."""
+        waiting = [slot for slot in busy if slot.pending]
         is_burst = self._is_burst(busy)
-        return decode(self.context, busy, self._n_prompt(busy, is_burst), starts=not is_burst)
+        n_prompt = self._n_prompt(busy, is_burst) if waiting else 0
+        batch = next_batch(self.context, self._table, waiting, n_prompt, starts=not is_burst)
+        begun = [(slot.job, slot, part) for slot, part in batch.parts if part.n_outputs and slot.job]
+        guided = [answer.sampler for answer, _, _ in begun if answer.needs_mask]
+        self._rows.fill_masks([*self._table.line_up.guided, *guided])
+        if not evaluate(self.context, self._table, self.slots, batch):
+            return None
+        self._of_prompts = []
+        for answer, slot, part in begun:
+            ends = len(slot.tokens), int(batch.logits_of(slot.seq_id))
+            places = zip(*(range(end - part.n_outputs + 1, end + 1) for end in ends), strict=True)
+            self._of_prompts += [
+                (answer, *place) for place in places if place[0] < answer.answer.prompt_tokens
+            ]
+            if not slot.pending:
+                slot.begin()
+                self._table.join(slot.seq_id, answer, len(slot.tokens))
+        return batch
 
     def _n_prompt(self, busy: Sequence[Slot[Decoding]], is_burst: bool) -> int:
         """Return how many tokens of prompts are evaluated in a step."""
-        reading = [slot for slot in busy if not slot.is_growing]
+        reading = [slot for slot in busy if slot.pending and not slot.needs_logits]
         if not reading:
             return 0
         if not is_burst and len(reading) < len(busy):
@@ -310,7 +275,7 @@ class Engine:
         much longer, and for no more tokens than a few batches. A single prompt may be the first of a burst
         whose others come while it is read, if that takes long.
         """
-        if len(self.slots) == 1 or any(slot.is_generating for slot in busy):
+        if len(self.slots) == 1 or any(slot.has_begun for slot in busy):
             return False
         reading = [len(slot.pending) for slot in busy if len(slot.pending) > 1]
         if not reading or (len(busy) == 1 and reading[0] <= self._budget.unnoticed):
@@ -323,64 +288,124 @@ class Engine:
     def tell(self) -> Step:
         """Return the answers that have ended since the last step, or whose text has waited from then on."""
         told, self._ended = self._ended, []
-        for decoding, token, k in (each for columns in self._sampled for each in zip(*columns, strict=True)):
+        untold, self._untold = self._untold, []
+        for decoding, token, k in untold:
             told += self._taken(decoding, decoding.take(token, k))
             if decoding.answer.finish_reason is not None:
                 self._drop(decoding)
-        self._sampled = []
         return told
 
     def collect(self) -> Step:
         """End a step: sample the tokens that its batch yields; return those told now, like `step`."""
         if self._batch is None:
             return []
-        told = self._sample_rows(self._batch) if self._batch.outputs else []
+        told: Step = []
+        if self._batch.outputs.size:
+            rows = self.context.rows
+            told += self._record(rows)
+            told += self._sample(self._batch, rows)
+        if not self.tells_late:
+            told += self.tell()
         seconds = time.perf_counter() - self._began
         self._budget.note(seconds, self._batch.n_growing, self._batch.n_prompt)
         return told
 
-    def _sample_rows(self, batch: Batch[Decoding]) -> Step:
-        """Sample from every row of a batch."""
-        rows, told = self.context.rows, Step()
-        ready = self._round.ready if self._round else _ready(batch.outputs)
-        if self._round is None:
-            self._round = _round_of(batch, ready, self._weights, self.n_busy)
-        numbers, decodings, samplers = ready
-        tokens, ks = self._rows(rows, numbers, samplers) if decodings else ([], [])
-        if self._round is not None and self._round.go_on(tokens, ks):
-            self._sampled.append((decodings, tokens, ks))
-            return [] if self.tells_late else self.tell()
-        self._round = None
-        each = zip(decodings, tokens, ks, strict=True)
-        sampled = {decoding: (token, k) for decoding, token, k in each if k > 0}
-        outputs = [(slot, slot.job, position) for slot, position in batch.outputs]
-        for i, (slot, decoding, position) in enumerate(outputs):
-            if decoding is None or slot.job is not decoding:  # it has ended, and another may have its slot
-                continue
-            if position < decoding.answer.prompt_tokens:
+    def _record(self, rows: NDArray[np.float32]) -> Step:
+        """Give answers the logits within their prompts."""
+        told: Step = []
+        for decoding, position, i in self._of_prompts:
+            if decoding.answer.finish_reason is None:  # else it has ended meanwhile
                 told += self._taken(decoding, decoding.record(rows[i], position))
-            elif self.tells_late and decoding.is_plain and decoding in sampled:
-                self._go_on(slot, decoding, *sampled[decoding])
-            else:
-                told += self._sample(slot, decoding, rows[i], sampled.get(decoding))
         return told
 
-    def _go_on(self, slot: Slot[Decoding], decoding: Decoding, token: int, k: int) -> None:
-        """Queue a token whose text is told later, unless it is the last one."""
-        self._sampled.append(([decoding], [token], [k]))
-        if decoding.is_last(token):
-            self._release(slot)
+    def _sample(self, batch: Batch[Decoding], rows: NDArray[np.float32]) -> Step:
+        """Sample the next token of every running answer, and queue it; return what is told at once."""
+        self._wait_for_masks()
+        forced = self._forced()
+        line_up = self._table.line_up
+        places = batch.logits_of(line_up.rows).tolist()
+        for each in line_up.banning:
+            each.update_bans()
+        n, known = line_up.n_late, dict[Decoding, tuple[int | None, int]]()
+        for each in line_up.answers[n:]:
+            if each in forced or not each.is_compiled:
+                known[each] = forced.get(each), 0
+        if known:
+            ways = [each not in known for each in line_up.answers]
+            sampled = [*compress(line_up.answers, ways)]
+            tokens, ks = self._rows(rows, [*compress(places, ways)], [each.sampler for each in sampled])
         else:
-            slot.push([token])
+            sampled = line_up.answers
+            tokens, ks = self._rows(rows, places, line_up.samplers)
+        if min(ks[:n], default=1) > 0:
+            self._go_on(line_up.rows[:n], line_up.answers[:n], tokens[:n], ks[:n])
+        else:
+            n = 0  # one of them cannot be sampled from
+        told: Step = []
+        if n < len(line_up.answers):
+            known |= zip(sampled, zip(tokens, ks, strict=True), strict=True)
+            for row, place, each in zip(
+                line_up.rows.tolist()[n:], places[n:], line_up.answers[n:], strict=True
+            ):
+                told += self._told_at_once(self.slots[row], each, rows[place], *known[each])
+        return told
+
+    def _wait_for_masks(self) -> None:
+        """Wait for the masks; if they cannot be computed, that ends the answers that need one."""
+        try:
+            self._rows.wait()
+        except BaseException as error:
+            guided = [each for each in self._table.line_up.answers if each.needs_mask]
+            self._ended += self._end(guided, error)
+
+    def _forced(self) -> dict[Decoding, int]:
+        """Return the tokens that must come next; what fails there ends its answer."""
+        line_up, forced = self._table.line_up, dict[Decoding, int]()
+        for each in line_up.answers[line_up.n_late :]:
+            try:
+                token = each.forced()
+            except BaseException as error:
+                self._ended += self._end([each], error)
+            else:
+                if token is not None:
+                    forced[each] = token
+        return forced
+
+    def _go_on(
+        self,
+        rows: NDArray[np.int64],
+        answers: Sequence[Decoding],
+        tokens: Sequence[int],
+        ks: Sequence[int],
+    ) -> None:
+        """Queue answers' tokens, whose text may be told later; free the slots of those that are over."""
+        is_full = self._table.go_on(rows, tokens)
+        self._untold += zip(answers, tokens, ks, strict=True)
+        if is_full.any() or not self._weights.end_tokens.isdisjoint(tokens):
+            for row, token, is_over in zip(rows.tolist(), tokens, is_full.tolist(), strict=True):
+                if is_over or token in self._weights.end_tokens:
+                    self._release(self.slots[row])
+
+    def _told_at_once(
+        self, slot: Slot[Decoding], decoding: Decoding, row: NDArray[np.float32], token: int | None, k: int
+    ) -> Step:
+        """Give an answer a token, and queue it with what must follow."""
+        n_before = decoding.answer.n_tokens
+        told = self._taken(decoding, decoding.take_from(row, token, k))
+        tokens = decoding.answer.tokens[n_before:]
+        if decoding.answer.finish_reason is not None:
+            if slot.job is decoding:
+                self._release(slot)
+        elif len(tokens) == 1:
+            self._table.go_on(np.array([slot.seq_id]), tokens)
+        else:
+            self._table.leave(slot.seq_id)
+            slot.begin(tokens)
+        return told
 
     def _release(self, slot: Slot[Decoding]) -> None:
-        self._end_round()
+        self._table.leave(slot.seq_id)
         slot.release()
-
-    def _end_round(self) -> None:
-        if self._round is not None:
-            self._round.end()
-        self._round = None
 
     def _drop(self, decoding: Decoding) -> None:
         """Release the slot of an answer whose text has ended it, without the token evaluated meanwhile."""
@@ -448,7 +473,7 @@ class Engine:
             The ends of answers that do not fit into the context: it may have changed since they were given.
         """
         while self._waiting and not isinstance(job := self._waiting[0], Decoding):
-            if self.n_busy or self._sampled:  # a last token that is not told yet
+            if self.n_busy or self._untold:  # a last token that is not told yet
                 return []
             self._waiting.popleft()
             job()
@@ -460,7 +485,6 @@ class Engine:
                 if self.n_busy == len(self.slots):
                     break
                 continue
-            self._end_round()
             self._waiting.remove(decoding)
             self._turn = decoding.turn
         return ended
@@ -512,48 +536,9 @@ class Engine:
         gaps = [slot for slot in place if not slot.job]
         outside = [slot for slot in busy if slot not in place]
         for gap, slot in zip(gaps, outside, strict=True):
+            self._table.move(slot.seq_id, to=gap.seq_id)
             gap.take_over(slot)
         return place
-
-    def _sample(
-        self,
-        slot: Slot[Decoding],
-        decoding: Decoding,
-        row: NDArray[np.float32],
-        sampled: tuple[int, int] | None,
-    ) -> Step:
-        """Give an answer its token, and what must follow."""
-        n_before = decoding.answer.n_tokens
-        told = self._taken(decoding, decoding.take(*sampled) if sampled else decoding.sample(row))
-        if decoding.answer.finish_reason is None:
-            slot.push(decoding.answer.tokens[n_before:])
-        elif slot.job is decoding:
-            self._release(slot)
-        return told
-
-
-def _ready(outputs: Sequence[tuple[Slot[Decoding], int]]) -> Ready:
-    """Return the answers that are sampled together."""
-    ready = [
-        (i, slot.job)
-        for i, (slot, position) in enumerate(outputs)
-        if slot.job and slot.job.is_compiled and position >= slot.job.answer.prompt_tokens
-    ]
-    decodings = [decoding for _, decoding in ready]
-    return [i for i, _ in ready], decodings, [decoding.sampler for decoding in decodings]
-
-
-def _round_of(batch: Batch[Decoding], ready: Ready, weights: Weights, n_busy: int) -> _Round | None:
-    """Return the round that a batch is the first of, if each of its tokens is that of one answer's slot.
-
-    A round evaluates nothing else, so there is none while one of the busy slots still reads its prompt.
-    """
-    decodings, slots = ready[1], [slot for slot, _ in batch.outputs]
-    is_alone = [slot.job for slot in slots] == decodings
-    is_reading = max(n_busy, batch.n_tokens) > len(decodings)
-    if is_reading or not is_alone or not all(each.is_plain for each in decodings):
-        return None
-    return _Round(slots, ready, weights)
 
 
 def _ended(decoding: Decoding, error: BaseException | None) -> Piece:

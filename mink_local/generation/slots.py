@@ -7,7 +7,8 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.llama.context import Context, Segment
+from mink_local.generation.table import Table
+from mink_local.llama.context import Context, Next, Segment
 
 N_OUTPUTS = 128  # logits rows per batch: 78 MB with a vocabulary of 151,936
 MIN_SHARED_PREFIX = 4  # a shorter prefix is cheaper to evaluate again than to copy
@@ -23,13 +24,15 @@ class Slot(Generic[Job]):
     Attributes:
         seq_id: llama.cpp's number of the sequence.
         tokens: Token ids whose keys and values are in the cache.
-        pending: Token ids to be evaluated after `tokens`.
+        pending: Token ids to be evaluated after `tokens`, of a prompt or a text that must follow. A running
+            answer's next token is in the table instead.
         n_outputs: Number of pending tokens, counted from the end, whose logits are computed.
         deadline: The slot with the lowest one comes first in a batch. A prompt's is the number of tokens that
             the context will have evaluated if it evaluates only this prompt from now on: a short prompt
             overtakes a long one that has just arrived, but not one that has been waiting.
         job: What the slot is used for; None if it is free.
         client: Whose conversation is in the cache.
+        has_begun: Whether the pending tokens are an answer's own.
         last_used: Number of tokens that the context had evaluated when the slot was released; 0 if it was
             never used, or if its tokens are in another slot too.
 
@@ -45,6 +48,7 @@ class Slot(Generic[Job]):
         self.pending: Sequence[int] = ()
         self.n_outputs = 1
         self.deadline = 0
+        self.has_begun = False
         self.job: Job | None = None
         self.client = ""
         self.last_used = 0
@@ -58,22 +62,20 @@ class Slot(Generic[Job]):
         """
         self._lose_all_but(tokens)
         self.truncate(common_prefix(self.tokens, tokens[: len(tokens) - n_outputs]))
-        self.pending, self.n_outputs = tokens[len(self.tokens) :], n_outputs
-        self.deadline = self._context.n_evaluated + len(self.pending)
+        self._read(tokens[len(self.tokens) :], n_outputs)
 
-    def push(self, tokens: Sequence[int]) -> None:
-        """Queue more tokens of an answer; the logits after them are needed before those of prompts."""
-        self.pending, self.n_outputs, self.deadline = tokens, 1, 0
+    def _read(self, tokens: Sequence[int], n_outputs: int) -> None:
+        self.pending, self.n_outputs, self.has_begun = tokens, n_outputs, False
+        self.deadline = self._context.n_evaluated + len(tokens)
 
-    @property
-    def is_generating(self) -> bool:
-        """Whether the pending tokens are an answer's own."""
-        return self.deadline == 0
+    def begin(self, tokens: Sequence[int] = ()) -> None:
+        """Let an answer begin or go on, with a text that must follow; its logits come before prompts'."""
+        self.pending, self.n_outputs, self.has_begun = tokens, 1, True
 
     @property
-    def is_growing(self) -> bool:
+    def needs_logits(self) -> bool:
         """Whether the pending tokens are an answer's own, or the last one of a prompt."""
-        return self.deadline == 0 or len(self.pending) == 1
+        return len(self.pending) == 1 or (self.has_begun and len(self.pending) > 0)
 
     def truncate(self, length: int) -> None:
         """Remove all but the first `length` tokens, or all tokens if the model cannot remove just the end."""
@@ -81,11 +83,17 @@ class Slot(Generic[Job]):
             del self.tokens[length:]
             self.restore()
 
-    def restore(self) -> None:
-        """Remove anything an unfinished batch may have left after `tokens`, or everything; see `truncate`."""
-        if not self._context.truncate(len(self.tokens), self.seq_id):
-            self._context.clear(self.seq_id)
-            self.tokens, self.pending = array("i"), [*self.tokens, *self.pending]
+    def restore(self) -> bool:
+        """Remove anything an unfinished batch may have left after `tokens`.
+
+        Returns False if the model cannot: the cache is empty then, and all tokens have to be read again.
+        """
+        if self._context.truncate(len(self.tokens), self.seq_id):
+            return True
+        self._context.clear(self.seq_id)
+        tokens, self.tokens = self.tokens, array("i")
+        self._read([*tokens, *self.pending], self.n_outputs)
+        return False
 
     def copy_from(self, other: "Slot[Job]") -> None:
         """Copy another slot's cache."""
@@ -113,8 +121,8 @@ class Slot(Generic[Job]):
     def take_over(self, other: "Slot[Job]") -> None:
         """Continue another slot's job and free that slot."""
         self.copy_from(other)
-        self.job, self.pending = other.job, other.pending
-        self.n_outputs, self.deadline = other.n_outputs, other.deadline
+        self.job, self.pending, self.n_outputs = other.job, other.pending, other.n_outputs
+        self.deadline, self.has_begun = other.deadline, other.has_begun
         other.release()
         other.last_used = 0
 
@@ -135,7 +143,7 @@ class Slot(Generic[Job]):
         """Free the slot. The cache keeps its tokens for a request with the same prefix."""
         if self.job is not None:
             self.last_used = self._context.n_evaluated
-        self.job, self.pending = None, ()
+        self.job, self.pending, self.has_begun = None, (), False
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -186,84 +194,92 @@ def _will_share(slot: Slot[Job], tokens: Sequence[int], n_cached: int) -> int:
 
 
 class Batch(NamedTuple, Generic[Job]):
-    """What a batch has evaluated.
+    """What a step evaluates.
 
     Attributes:
-        outputs: For every row of logits, its slot and the number of the slot's tokens that it follows.
-        n_tokens: Number of tokens.
-        n_growing: Number of slots that grow.
+        rows: The rows of the table whose next token it has.
+        parts: Segments of other slots, in the order of these.
+        n_growing: Number of answers that get a token.
         n_prompt: Number of tokens of prompts.
+        outputs: The sequence of each row of logits.
     """
 
-    outputs: list[tuple[Slot[Job], int]]
-    n_tokens: int
+    rows: NDArray[np.int64]
+    parts: list[tuple[Slot[Job], Segment]]
     n_growing: int
     n_prompt: int
+    outputs: NDArray[np.int64]
+
+    def logits_of(self, seq_ids: NDArray[np.int64] | int) -> NDArray[np.int64]:
+        """Return the row of logits after the last token of each of some sequences."""
+        return np.asarray(np.searchsorted(self.outputs, seq_ids, "right") - 1)
 
 
-def decode(
-    context: Context, busy: Sequence[Slot[Job]], n_prompt: int, *, starts: bool = True
-) -> Batch[Job] | None:
-    """Evaluate one batch: the next tokens of growing slots, then those of prompts.
+def next_batch(
+    context: Context, table: Table, waiting: Sequence[Slot[Job]], n_prompt: int, *, starts: bool
+) -> Batch[Job]:
+    """Return the next batch: the next tokens of answers, then those of prompts.
 
     Args:
+        waiting: The slots with pending tokens.
         n_prompt: Maximum number of tokens of prompts.
         starts: Whether the last token of a prompt is evaluated, so that its answer starts. If not, prompts of
             about the same length go on in step, too.
-
-    Returns None if the batch was interrupted. Raises GenerationError if llama.cpp fails. In both cases, the
-    slots are as before.
     """
-    growing = [slot for slot in busy if slot.is_growing] if starts else []
-    room = context.n_batch - len(busy) + 1
+    rows = table.line_up.in_order
+    growing = [slot for slot in waiting if slot.needs_logits] if starts else []
+    n_growing = len(rows) + len(growing)
+    room = context.n_batch - len(rows) - len(waiting) + 1
     # llama.cpp runs the model once for each length of the sequences in a batch: they go on in step.
-    in_step = min([room // max(1, len(growing)), *(len(slot.pending) for slot in growing)])
+    longest = 1 if len(rows) else room // max(1, n_growing)
+    in_step = min([longest, *(len(slot.pending) for slot in growing)])
     parts = [(slot, slot.next_segment(in_step)) for slot in growing]
-    if n_prompt and len(growing) < len(busy):
-        reading = [slot for slot in busy if not slot.is_growing]
-        n_tokens = min(n_prompt, room - in_step * len(growing))
-        parts += _of_prompts(reading, n_tokens, context.n_outputs - len(growing), starts=starts)
+    if n_prompt and len(growing) < len(waiting):
+        reading = [slot for slot in waiting if not slot.needs_logits]
+        n_tokens = min(n_prompt, room - in_step * n_growing)
+        parts += _of_prompts(reading, n_tokens, context.n_outputs - n_growing, starts=starts)
         parts.sort(key=lambda part: part[1].seq_id)
-    if not _is_done(context, [slot for slot, _ in parts], context.decode, *(segment for _, segment in parts)):
-        return None
-    outputs = []
-    n_evaluated = 0
-    for slot, segment in parts:
-        slot.evaluated(segment)
-        n_evaluated += len(segment.tokens)
-        end = len(slot.tokens) + 1
-        for position in range(end - segment.n_outputs, end):
-            outputs.append((slot, position))
-    return Batch(outputs, n_evaluated, len(growing), n_evaluated - in_step * len(growing))
+    n_evaluated = len(rows) + sum(len(segment.tokens) for _, segment in parts)
+    outputs = rows
+    if parts:
+        outputs = np.sort([*rows, *(part.seq_id for _, part in parts for _ in range(part.n_outputs))])
+    return Batch(rows, parts, n_growing, n_evaluated - in_step * n_growing, outputs)
 
 
-def decode_next(context: Context, slots: Sequence[Slot[Job]], tokens: Sequence[int]) -> bool:
-    """Evaluate a token of each slot, whose last batch had one of each, too; see `decode`.
+def evaluate(context: Context, table: Table, slots: Sequence[Slot[Job]], batch: Batch[Job]) -> bool:
+    """Evaluate a batch.
 
-    Returns False if the batch was interrupted.
+    Returns False if it was interrupted. Raises GenerationError if llama.cpp fails. In both cases, the slots
+    and the table are as before, or those of a model that cannot rewind have everything to read again.
     """
-    if not _is_done(context, slots, context.decode_next, tokens):
-        return False
-    for slot, token in zip(slots, tokens, strict=True):
-        slot.tokens.append(token)
-    return True
-
-
-def _is_done(
-    context: Context,
-    slots: Iterable[Slot[Job]],
-    evaluate: Callable[..., bool],
-    *batch: Segment | Sequence[int],
-) -> bool:
-    """Evaluate a batch; restore its slots, and return False, if it was interrupted or llama.cpp fails."""
-    done = False
+    rows, done = batch.rows, False
+    following = Next(table.token[rows], table.position[rows], rows)
     try:
-        done = not context.interrupted and evaluate(*batch)
+        done = not context.interrupted and context.decode(
+            *(segment for _, segment in batch.parts), following=following
+        )
     finally:
         if not done:
-            for slot in slots:
+            for slot, _ in batch.parts:
                 slot.restore()
+            for row in rows.tolist():
+                _take_back(table, slots[row])
+    if done:
+        for row, token in zip(rows.tolist(), following.tokens.tolist(), strict=True):
+            slots[row].tokens.append(token)
+        table.position[rows] += 1
+        for slot, segment in batch.parts:
+            slot.evaluated(segment)
     return done
+
+
+def _take_back(table: Table, slot: Slot[Job]) -> None:
+    """Let a running answer go on with the same token after an unfinished batch."""
+    slot.pending = [int(table.token[slot.seq_id])]
+    if slot.restore():
+        slot.pending = ()
+    else:
+        table.leave(slot.seq_id)
 
 
 def _of_prompts(

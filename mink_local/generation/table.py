@@ -1,7 +1,7 @@
-"""The table of running answers: a row for each slot, in arrays that a step reads without touching the answers."""
+"""The table of running answers: a row for each slot, in arrays that a step reads instead of the answers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,34 +12,33 @@ from mink_local.llama.token_sampler import TokenSampler
 _POISON = -1  # in rows where nothing runs: llama.cpp would refuse such a token
 
 
-@dataclass(frozen=True)
-class LineUp:
-    """The running answers in the order of their rows, those first whose text may be told later.
+class LineUp(NamedTuple):
+    """The running answers, those first whose text may be told later.
 
     Attributes:
         rows: Their rows.
         answers: The answers.
-        n_late: How many may be told later: they are the first ones.
-        samplers: What samples them.
+        samplers: What samples their tokens.
+        n_late: How many may be told later.
         banning: Those that ban tokens, depending on their length.
+        guided: The samplers that need a mask.
+        in_order: All rows, in ascending order.
     """
 
     rows: NDArray[np.int64]
-    answers: Sequence[Decoding]
+    answers: list[Decoding]
+    samplers: list[TokenSampler]
     n_late: int
-    samplers: list[TokenSampler] = field(init=False)
-    banning: Sequence[Decoding] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "samplers", [each.sampler for each in self.answers])
-        object.__setattr__(self, "banning", [each for each in self.answers if each.is_banning])
+    banning: list[Decoding]
+    guided: list[TokenSampler]
+    in_order: NDArray[np.int64]
 
 
 class Table:
     """The running answers: those that have one token to be evaluated next, or one to be sampled.
 
-    An answer joins when its prompt has been evaluated, and leaves at its end, or while a text that must follow
-    is evaluated. Its row is the number of its slot, so it does not move because another leaves.
+    An answer joins when its prompt has been evaluated, and leaves at its end, or while a text that must
+    follow is evaluated. Its row is the number of its slot, so it does not move because another leaves.
 
     Attributes:
         token: The token to be evaluated next, int32 (rows,).
@@ -53,19 +52,21 @@ class Table:
         self._line_up: LineUp | None = None
 
     @property
-    def rows(self) -> NDArray[np.int64]:
-        """The rows of running answers, in ascending order."""
-        return np.flatnonzero(self.position != _POISON)
-
-    @property
     def line_up(self) -> LineUp:
         """The running answers."""
         if self._line_up is None:
             running = [(row, each) for row, each in enumerate(self._answers) if each is not None]
             running.sort(key=lambda pair: pair[1].is_told_at_once)
-            n_late = sum(not each.is_told_at_once for _, each in running)
-            rows = np.array([row for row, _ in running], np.int64)
-            self._line_up = LineUp(rows, [each for _, each in running], n_late)
+            answers = [each for _, each in running]
+            self._line_up = LineUp(
+                np.array([row for row, _ in running], np.int64),
+                answers,
+                [each.sampler for each in answers],
+                sum(not each.is_told_at_once for each in answers),
+                [each for each in answers if each.is_banning],
+                [each.sampler for each in answers if each.needs_mask],
+                np.flatnonzero(self.position != _POISON),
+            )
         return self._line_up
 
     def join(self, row: int, answer: Decoding, position: int) -> None:
@@ -88,8 +89,9 @@ class Table:
             self.join(to, answer, 0)
             self.token[to], self.position[to], self.n_left[to] = columns
 
-    def go_on(self, rows: NDArray[np.int64], tokens: Sequence[int]) -> NDArray[np.int64]:
-        """Queue the next tokens of some rows; return which of these then have their greatest length, by place."""
+    def go_on(self, rows: NDArray[np.int64], tokens: Sequence[int]) -> NDArray[np.bool_]:
+        """Queue the next tokens of some rows; return for each whether it then has its greatest length."""
         self.token[rows] = tokens
         self.n_left[rows] -= 1
-        return np.flatnonzero(self.n_left[rows] <= 0)
+        is_full: NDArray[np.bool_] = self.n_left[rows] <= 0
+        return is_full

@@ -2,7 +2,7 @@
 
 import ctypes
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,6 +34,24 @@ class Segment(NamedTuple):
     position: int
     seq_id: int = 0
     n_outputs: int = 1
+
+
+class Next(NamedTuple):
+    """One token of each of several sequences, in arrays (n,): the next one, which yields logits.
+
+    Attributes:
+        tokens: Token ids, int32.
+        positions: Their positions, int32.
+        seq_ids: Their sequences, in ascending order.
+    """
+
+    tokens: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    seq_ids: NDArray[np.int64]
+
+
+_NO_TOKENS = np.zeros(0, np.int32)
+NOTHING = Next(_NO_TOKENS, _NO_TOKENS, np.zeros(0, np.int64))
 
 
 def end_workers() -> None:
@@ -138,8 +156,12 @@ class Context:
     def interrupted(self, value: bool) -> None:
         self._interrupt[0] = value
 
-    def decode(self, *segments: Segment) -> bool:
+    def decode(self, *segments: Segment, following: Next = NOTHING) -> bool:
         """Evaluate a batch of at most one segment per sequence and `n_batch` tokens in total.
+
+        Args:
+            segments: Those of sequences that are not in `following`.
+            following: The next tokens of other sequences.
 
         Returns:
             False if interrupted: the KV cache then holds some of the segments' tokens, or none.
@@ -148,18 +170,9 @@ class Context:
             GenerationError: llama.cpp failed.
             ModelError: The context is closed.
         """
-        self._n_rows = sum(segment.n_outputs for segment in segments)
-        return self._evaluate(self._batch.fill(segments))
-
-    def decode_next(self, tokens: Sequence[int]) -> bool:
-        """Evaluate the last batch, of one token of each sequence, again: with other tokens, a position later.
-
-        Returns and raises as `decode`.
-        """
-        return self._evaluate(self._batch.advance(tokens))
-
-    def _evaluate(self, batch: C.llama_batch) -> bool:
         handle = self.handle
+        batch = self._batch.fill(following, segments)
+        self._n_rows = len(following.tokens) + sum(segment.n_outputs for segment in segments)
         with logged(self._verbose):
             status = C.llama_decode(handle, batch)
         if status >= 0:
@@ -262,25 +275,22 @@ class _TokenBatch:
             logits=_pointer(self._output, ctypes.c_int8),
         )
 
-    def fill(self, segments: Iterable[Segment]) -> C.llama_batch:
-        token: list[int] = []
-        pos: list[int] = []
-        seq_id: list[int] = []
-        output: list[int] = []
+    def fill(self, following: Next, segments: Sequence[Segment]) -> C.llama_batch:
+        end = len(following.tokens)
+        self._token[:end], self._pos[:end], self._seq_id[:end] = following
+        self._output[:end] = 1
         for tokens, position, sequence, n_outputs in segments:
-            n = len(tokens)
-            token += tokens
-            pos += range(position, position + n)
-            seq_id += [sequence] * n
-            output += [0] * (n - n_outputs) + [1] * n_outputs
-        end = self._struct.n_tokens = len(token)
-        self._token[:end], self._pos[:end] = token, pos
-        self._seq_id[:end], self._output[:end] = seq_id, output
-        return self._struct
-
-    def advance(self, tokens: Sequence[int]) -> C.llama_batch:
-        self._token[: len(tokens)] = tokens
-        self._pos[: len(tokens)] += 1
+            start, end = end, end + len(tokens)
+            self._token[start:end], self._seq_id[start:end] = tokens, sequence
+            self._pos[start:end] = range(position, position + len(tokens))
+            self._output[start:end] = 0
+            self._output[end - n_outputs : end] = 1
+        self._struct.n_tokens = end
+        if segments and len(following.tokens):
+            # llama.cpp evaluates only adjacent sequences together, in this order.
+            order = np.argsort(self._seq_id[:end], kind="stable")
+            for column in (self._token, self._pos, self._seq_id, self._output):
+                column[:end] = column[:end][order]
         return self._struct
 
 

@@ -8,6 +8,7 @@ import ctypes
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property, partial
 from operator import is_
 from random import Random
@@ -146,7 +147,8 @@ class RowSampler:
 
     def fill_masks(self, samplers: Sequence[TokenSampler]) -> None:
         """Begin to compute the masks of samplers with a guide, for the next call: in other threads."""
-        self._wait()  # for those of a batch that was given up
+        with suppress(BaseException):
+            self.wait()  # for those of a batch that was given up
         guided = {each: each.constrainer.guide for each in samplers if each.constrainer.guide}
         if [*guided] != self._guided:
             self._guided, self._samplers = [*guided], []
@@ -171,7 +173,9 @@ class RowSampler:
         Returns:
             The tokens, and the numbers of candidates; where that is not positive, it is a kernel's error.
         """
-        self._wait()
+        self.wait()
+        if not samplers:
+            return [], []
         if samplers != self._samplers:
             self._plan(samplers)
         tasks = self._tasks
@@ -194,7 +198,7 @@ class RowSampler:
         tasks["chain"] = [sampler.address for sampler in samplers]
         tasks["penalties"] = [sampler.constrainer.penalties for sampler in samplers]
         of_sampler = {sampler: i for i, sampler in enumerate(self._guided)}
-        tasks["mask"] = [of_sampler.get(sampler, -1) for sampler in samplers]
+        tasks["mask"] = [of_sampler[each] if each.constrainer.guide else -1 for each in samplers]
         tasks["cut_end"] = np.cumsum([len(program.cuts) for program in programs])
         tasks["cut"][1:] = tasks["cut_end"][:-1]
         self._cuts = np.concatenate([program.cuts for program in programs])
@@ -243,11 +247,11 @@ class RowSampler:
             APPLY, logits, tasks, self._cuts, self._edits, self._masks.arrays, self._buffers[i].arrays
         )
 
-    def _wait(self) -> None:
-        """Wait for the masks."""
-        if self._filling is not None:
-            self._filling.result()
-        self._filling = None
+    def wait(self) -> None:
+        """Wait for the masks. Raises what has kept them from being computed."""
+        filling, self._filling = self._filling, None
+        if filling is not None:
+            filling.result()
 
 
 def broken(error: int, step: int) -> str:

@@ -13,7 +13,7 @@ from mink_local.generation.answer import Answer
 from mink_local.generation.engine import Engine
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request
-from mink_local.llama.context import Context, Segment
+from mink_local.llama.context import NOTHING, Context, Next, Segment
 
 STORY = [{"role": "user", "content": "Tell me a story about a dog named Max."}]
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
@@ -37,21 +37,15 @@ def real() -> Iterator[Model]:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Segment, ...]]:
     """The batches that are evaluated."""
     batches: list[tuple[Segment, ...]] = []
-    decode, decode_next = Context.decode, Context.decode_next
+    decode = Context.decode
 
-    def watched(self: Context, *parts: Segment) -> bool:
-        batches.append(parts)
-        return decode(self, *parts)
-
-    def next_watched(self: Context, tokens: Sequence[int]) -> bool:
-        pairs = zip(batches[-1], tokens, strict=True)
-        batches.append(
-            tuple(last._replace(tokens=[token], position=last.position + 1) for last, token in pairs)
-        )
-        return decode_next(self, tokens)
+    def watched(self: Context, *parts: Segment, following: Next = NOTHING) -> bool:
+        columns = (column.tolist() for column in following)
+        nexts = (Segment([token], *place) for token, *place in zip(*columns, strict=True))
+        batches.append(tuple(sorted([*nexts, *parts], key=lambda part: part.seq_id)))
+        return decode(self, *parts, following=following)
 
     monkeypatch.setattr(Context, "decode", watched)
-    monkeypatch.setattr(Context, "decode_next", next_watched)
     return batches
 
 

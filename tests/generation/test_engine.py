@@ -208,12 +208,11 @@ def test_a_batch_on_which_llama_cpp_fails_ends_those_in_it(
     answers = [submit(engine, greedy(text)) for text in QUESTIONS[:5]]
     run(engine, 3)
 
-    def fail(*_: object) -> bool:
+    def fail(*_: object, **__: object) -> bool:
         raise GenerationError("llama.cpp failed")
 
     with monkeypatch.context() as patch:
         patch.setattr(Context, "decode", fail)
-        patch.setattr(Context, "decode_next", fail)
         assert {answer.finish_reason for answer, _ in engine.step()} == {"error"}
     run(engine)
     assert [answer.finish_reason for answer in answers] == ["error"] * 4 + ["length"]

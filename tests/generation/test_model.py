@@ -14,7 +14,7 @@ import pytest
 from mink_local import Constraints, MinK, SamplingParams, load_model
 from mink_local.errors import ContextOverflowError, GenerationError
 from mink_local.generation.model import Model
-from mink_local.llama.context import Context, Segment
+from mink_local.llama.context import Context, Next, Segment
 from mink_local.samplers import Greedy
 from tests.conftest import forget
 from tests.generation.conftest import FRANCE, STORY, answered
@@ -116,10 +116,10 @@ def test_interrupt_during_prefill(smollm2: Model, monkeypatch: pytest.MonkeyPatc
     """The next answer is right, however much of the prompt has been evaluated."""
     model, decode, batches, is_asked = forget(smollm2), Context.decode, count(), Event()
 
-    def interrupting(self: Context, *parts: Segment) -> bool:
+    def interrupting(self: Context, *parts: Segment, following: Next) -> bool:
         if next(batches) == n_batches and is_asked.wait(60):
             reply.interrupt()
-        return decode(self, *parts)
+        return decode(self, *parts, following=following)
 
     with monkeypatch.context() as patch:
         patch.setattr(Context, "decode", interrupting)
