@@ -26,7 +26,6 @@ class SamplingStep:
         row: The logits (V,) as the sampler saw them: after bias, penalties and grammar.
         ids: Tokens with a finite logit in `row`; the arrays below are parallel to this one.
         logits: Their logits.
-        weights: Min-k's weight of the drop after each candidate; NaN for the last.
         p: Probabilities at temperature 1, before the cut.
         temperature: Above 0.
         sampler: The sampler used for the step.
@@ -39,7 +38,6 @@ class SamplingStep:
     row: NDArray[np.float32]
     ids: NDArray[np.int64]
     logits: Floats
-    weights: Floats
     p: Floats
     temperature: float
     sampler: Sampler
@@ -47,6 +45,15 @@ class SamplingStep:
     k: int
     compared: tuple[Sampler, ...]
     sampled: int
+
+    @cached_property
+    def weights(self) -> Floats:
+        """Min-k's weight of the drop after each candidate, by the sampler's options; NaN for the last."""
+        min_k = next((each for each in self.sampler.members if isinstance(each, MinK)), MinK())
+        ranks = np.arange(1.0, len(self.ids) + 1)
+        decay = np.log(ranks + 1) if min_k.decay == "log" else ranks**min_k.alpha
+        spread = self.logits[0] - self.logits[-1] + 1e-8 if min_k.normalize else 1.0
+        return np.append(self.logits[:-1] - self.logits[1:], np.nan) / spread / decay
 
     @property
     def cliff(self) -> int:
@@ -148,13 +155,10 @@ def sampling_step(
     order = np.argsort(-logits.astype(np.float64), kind="stable")
     order = order[np.isfinite(logits[order])]
     ordered = logits[order].astype(np.float64)
-    span = ordered[0] - ordered[-1] + 1e-8
-    gaps = np.append(ordered[:-1] - ordered[1:], np.nan)
     step = SamplingStep(
         row=logits,
         ids=order,
         logits=ordered,
-        weights=gaps / span / np.arange(1, len(order) + 1),
         p=_softmax(ordered),
         temperature=temperature,
         sampler=sampler,

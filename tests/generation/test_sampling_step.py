@@ -64,6 +64,14 @@ def test_another_temperature_is_the_same_as_from_the_beginning(logits: NDArray[n
         assert np.array_equal(moved.p_sampled, fresh.p_sampled)
 
 
+@pytest.mark.parametrize("sampler", [MinK(tau=0, alpha=0.1), MinK(tau=0, alpha=3), MinK(tau=0, decay="log")])
+def test_the_cliff_is_the_samplers(logits: NDArray[np.float32], sampler: MinK) -> None:
+    """Also where another sampler is looked at first."""
+    for row in logits:
+        for step in (sampling_step(row, 0, 1.0, sampler=sampler), sampling_step(row, 0, 1.0).of(sampler)):
+            assert step.cliff == step.k == sampler.cutoff(row)
+
+
 def test_both_orders_are_told_apart_where_they_differ(logits: NDArray[np.float32]) -> None:
     row, own = logits[0], TopP(p=0.5)
     last = replace(own, order="temperature-last")
