@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 _MOST_THREADS = 8
 _WORTHWHILE = 1 << 20  # logits for each thread: reading fewer takes less time than waking one
+_COLDEST = 1e-30
 _MIROSTAT_M = 100  # tokens from which version 1 estimates Zipf's exponent; llama.cpp's default
 
 
@@ -264,7 +265,11 @@ def broken(error: int, step: int) -> str:
 
 
 def _temperature(last: Sampler, temperature: float) -> Any:
-    """Return llama.cpp's sampler for the temperature; `last` is the last sampler of a chain."""
+    """Return llama.cpp's sampler for the temperature; `last` is the last sampler of a chain.
+
+    Below `_COLDEST`, divided logits overflow there, and the token would be the one with the highest id.
+    """
+    temperature = temperature if temperature > _COLDEST else 0.0
     if isinstance(last, DynamicTemperature):
         return C.llama_sampler_init_temp_ext(temperature, last.range, last.exponent)
     return C.llama_sampler_init_temp(temperature)

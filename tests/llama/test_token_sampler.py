@@ -99,6 +99,13 @@ def test_a_certain_token_takes_a_random_number_too(rows: Row) -> None:
     assert one != two
 
 
+@pytest.mark.parametrize("temperature", [1e-45, 1e-42, 1e-38, 1e-37, 1e-31, 1e-20])
+@pytest.mark.parametrize("sampler", [TopK(40), Chain(TopK(40), DynamicTemperature(0.0, 1.0))])
+def test_near_zero_the_largest_logit_is_taken(rows: Row, sampler: Sampler, temperature: float) -> None:
+    for row in rows:
+        assert TokenSampler(sampler, temperature, 1, row.size)(row, 1) == row.argmax()
+
+
 # What llama.cpp's own samplers do after the cuts
 
 
