@@ -103,7 +103,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """True if there is nothing to generate."""
-        return not (self._waiting or self.n_busy or self._untold)
+        return not (self._waiting or self.n_busy or self._untold or self._ended)
 
     @property
     def n_busy(self) -> int:
@@ -473,7 +473,7 @@ class Engine:
             The ends of answers that do not fit into the context: it may have changed since they were given.
         """
         while self._waiting and not isinstance(job := self._waiting[0], Decoding):
-            if self.n_busy or self._untold:  # a last token that is not told yet
+            if self.n_busy or self._untold or self._ended:  # a last token that is not told yet
                 return []
             self._waiting.popleft()
             job()

@@ -198,7 +198,7 @@ def test_clients_whose_turn_is_over_are_forgotten(model: Model) -> None:
         run(engine)
     del decoding
     gc.collect()
-    assert len(known) <= 1
+    assert len(known) <= len(engine.slots), "those whose conversation a slot holds"
 
 
 def test_a_batch_on_which_llama_cpp_fails_ends_those_in_it(
@@ -216,6 +216,29 @@ def test_a_batch_on_which_llama_cpp_fails_ends_those_in_it(
         assert {answer.finish_reason for answer, _ in engine.step()} == {"error"}
     run(engine)
     assert [answer.finish_reason for answer in answers] == ["error"] * 4 + ["length"]
+
+
+@pytest.mark.parametrize("tells_late", [False, True])
+def test_masks_that_fail_end_the_answers_that_need_one(
+    model: Model, monkeypatch: pytest.MonkeyPatch, tells_late: bool
+) -> None:
+    """Not the others, nor the model's thread; and nobody waits for what is never told."""
+    monkeypatch.setattr(model.core.engine, "tells_late", tells_late)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the guide fell over")
+
+    guided = SamplingParams(constraints=Constraints(regex="[a-z]{9,}"), max_tokens=20)
+    requests = [Request([300 + i], each) for i, each in enumerate([guided, SamplingParams(max_tokens=4)] * 2)]
+    with monkeypatch.context() as patch:
+        patch.setattr("mink_local.llama.token_sampler.fill_masks", fail)
+        answers = list(model.answer_all(requests))
+        answers += model.answer_all([requests[0]])
+    assert len(answers) == 5
+    for answer in answers:
+        is_guided = answer.request.params.constraints is not None
+        assert ("fell over" in str(answer.error)) == is_guided
+    assert model.complete("One", guided).read()
 
 
 def test_an_interrupt_is_for_what_is_being_generated(model: Model) -> None:
