@@ -24,6 +24,7 @@ CONSTRAINTS: list[dict[str, Any]] = [
     {"choice": ["yes", "no, never"]},
     {"json_schema": {"type": "array", "items": {"type": "boolean"}, "maxItems": 4}},
 ]
+MANY = 1000  # candidates
 SAMPLERS = [*default_samplers(), Chain(TopK(50), Xtc(probability=0.7), MinK()), Chain(TopP(0.9), MinK())]
 
 
@@ -37,13 +38,9 @@ def made(seed: int) -> Request:
     sampler = choice.choice(SAMPLERS)
     if choice.random() < 0.1:
         sampler = CommonNumbers(TopP(0.9), choice.randint(0, 3))
-    last = sampler.members[-1].comes_last
     options: dict[str, Any] = {
         "sampler": sampler,
-        # Mirostat and adaptive-p choose among all tokens, where rounding may count.
-        "temperature": 0.0
-        if sampler.name == "greedy"
-        else choice.choice([0.3, 1.0, 5.0][: 1 if last else 3]),
+        "temperature": 0.0 if sampler.name == "greedy" else choice.choice([0.3, 1.0, 5.0]),
         "max_tokens": choice.randint(1, 24),
         "seed": choice.randint(0, 5),
     }
@@ -92,7 +89,7 @@ def together(
 def test_four_modes(tiny: Callable[..., Path], n_requests: int) -> None:
     """In 64 or 5 slots, told late or at once; some requests are cancelled, and some batches given up.
 
-    The model prefers few tokens, so that rounding, which depends on what is evaluated together, changes none.
+    Rounding depends on what is evaluated together, and changes tokens only where nearly all are candidates.
     """
     path = tiny(scale=8.0)
     with load_model(path, n_ctx=256, n_parallel=1, trust=True, n_threads=1) as model:
@@ -107,14 +104,17 @@ def test_four_modes(tiny: Callable[..., Path], n_requests: int) -> None:
             engine.tells_late = tells_late
             requests = [made(seed) for seed in range(n_requests)]
             answers, cancelled = together(engine, requests, random.Random(n_parallel + tells_late))
+            compared = [
+                (result(answer), result(expected), answer in cancelled)
+                for answer, expected in zip(answers, alone, strict=True)
+                if max(expected.k, default=0) < MANY
+            ]
             differ = [
-                (seed, result(answer), result(expected))
-                for seed, (answer, expected) in enumerate(zip(answers, alone, strict=True))
-                if not (
-                    result(answer) == result(expected)
-                    or (answer in cancelled and expected.tokens[: answer.n_tokens] == answer.tokens)
-                )
+                (ours, theirs)
+                for ours, theirs, is_cut in compared
+                if ours != theirs and not (is_cut and theirs[0][: len(ours[0])] == ours[0])
             ]
             assert not differ
+            assert len(compared) > 0.7 * n_requests
             assert len(cancelled) >= n_requests / 40
             assert engine.n_busy == engine.n_waiting == 0
