@@ -7,7 +7,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -97,16 +97,21 @@ class Part:
 
     Attributes:
         index: Its number.
-        text: The text so far; of a call, its arguments.
+        texts: The pieces of its text so far; of a call, its arguments.
         call: The call's id and name.
         is_open: Whether it may still grow.
     """
 
     kind: Literal["reasoning", "text", "call"]
     index: int
-    text: str = ""
+    texts: list[str] = field(default_factory=list)
     call: ToolCallDelta | None = None
     is_open: bool = True
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self.texts)
 
 
 class PartsBuilder(ResponseBuilder):
@@ -141,16 +146,18 @@ class PartsBuilder(ResponseBuilder):
         if call or not self.parts or self.parts[-1].kind != kind:
             self.close()
             self.parts.append(Part(kind, len(self.parts), call=call))
-            self.opened(self.parts[-1])
-        self.parts[-1].text += text
-        if text:
+            if self.request.stream:
+                self.opened(self.parts[-1])
+        self.parts[-1].texts.append(text)
+        if text and self.request.stream:
             self.grown(self.parts[-1], text)
 
     def close(self) -> None:
         """Close the open part, if there is one."""
         if self.parts and self.parts[-1].is_open:
             self.parts[-1].is_open = False
-            self.closed(self.parts[-1])
+            if self.request.stream:
+                self.closed(self.parts[-1])
 
     @abstractmethod
     def opened(self, part: Part) -> None:
