@@ -44,7 +44,12 @@ class FairThreads:
         """Return what a function returns in a thread, when it is the client's turn."""
         await self._turn(client.identity)
         work = asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
-        work.add_done_callback(lambda _: self._end(client.identity))  # also if nobody waits for it any more
+
+        def end(_: object) -> None:  # also if nobody waits for it any more
+            _ = work.cancelled() or work.exception()  # asyncio would complain about an error that nobody saw
+            self._end(client.identity)
+
+        work.add_done_callback(end)
         return await asyncio.shield(work)
 
     async def _turn(self, who: str) -> None:
