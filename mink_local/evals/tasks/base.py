@@ -4,6 +4,7 @@ import csv
 import io
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -181,9 +182,15 @@ class Task(ABC):
         the file is malformed.
         """
 
+        n_of: Counter[str] = Counter()  # questions, by their id in the file
+
         def question(row: Any, number: int) -> Question | None:
-            found = self.question(row, seed)
-            return found and msgspec.structs.replace(found, id=found.id or str(number), task=self.name)
+            if (found := self.question(row, seed)) is None:
+                return None
+            name = found.id or str(number)
+            n_of[name] += 1
+            own = name if n_of[name] == 1 else f"{name}-{n_of[name]}"
+            return msgspec.structs.replace(found, id=own, task=self.name)
 
         return read_each_once(path, self.rows(path), question)
 
@@ -275,7 +282,7 @@ def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise DataError(f"{path}, line {line}: not {encoding} text; save the file as UTF-8") from None
     if "\0" in text:
         raise DataError(f"{path} has NUL characters; if this is UTF-16 or UTF-32, save it as UTF-8")
-    yield from enumerate(io.StringIO(text, newline=None), start=1)
+    yield from enumerate(io.StringIO(text.removeprefix("\ufeff"), newline=None), start=1)
 
 
 def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:

@@ -73,7 +73,10 @@ _UNUSED = {
     "unnamed: 0",  # the index of a pandas frame
 }
 _NEAR = 0.8  # similarity from which a name is a known one, misspelt
-_INDEX = re.compile("[0-9]{1,18}")  # an answer in CSV that may be one
+_INDEX = re.compile("0|[1-9][0-9]{0,17}")  # an answer in CSV that may be one, unlike 007
+_PASSAGES = ("article", "body", "context", "narrative", "passage", "story", "support")
+_ANSWERS = re.compile(r"answer|output|solution|cop\b|label|target|gold|ideal")
+"""Names of columns that are ignored, and without which questions have no sense, or no verdict."""
 _NO_ANSWERS = ("nan", "NaN", "<NA>")  # what pandas writes for a missing one
 _CALCULATION = re.compile(r"<<[^<>]*>>")  # of GSM8K
 _LABEL = re.compile(r"\(?([A-J])[).:]\s*")
@@ -207,6 +210,12 @@ def own_task(path: Path, scorer: str = "") -> OwnTask:
     if not rows:
         raise DataError(f"{path} contains no questions")
     n_answered = sum(bool(row.answers) for row in rows)
+    unread = {name: None for row in rows for name in row.unknown if _ANSWERS.search(name.casefold())}
+    if unread and not n_answered:
+        raise DataError(
+            f"{path} has no answers under a name that is known, and nothing would be scored: rename "
+            f"{' or '.join(map(repr, unread))} to 'answer', or to _… to ask without answers"
+        )
     if scorer and not n_answered:
         raise DataError(f"{path} has no answers that --scorer could compare with")
     remarks = []
@@ -266,6 +275,13 @@ def _with_our_names(row: Mapping[str, Any], is_csv: bool) -> dict[str, Any]:
         fields["choices"] = _with_labels(fields["choices"])
     if is_csv and "answer" in fields:
         fields["answer"] = _from_csv(fields["answer"])
+    if isinstance(fields.get("answer"), bool):
+        fields["answer"] = str(fields["answer"])
+    if passage := next((name for name in given if name.casefold() in _PASSAGES), None):
+        raise DataError(
+            f"{passage!r} would not be shown: put it before each question, or name the column _{passage} if "
+            "the questions do without"
+        )
     by_name = {name.casefold(): value for name, value in given.items()}
     named = [by_name[name] for name in _CATEGORIES if isinstance(by_name.get(name), str | int)]
     category = " ".join(str(named[0]).split()) if named else ""

@@ -101,14 +101,14 @@ WRONG = [
     ("own", [{**AB, "answer": ["a", "C"]}], 1, "'C'"),
     ("own", [{**Q, "answer": 4, "choises": ["a", "b"]}], 1, "'choises': did you mean 'choices'"),
     ("own", [{**Q, "answer": 4, "catgory": "a"}], 1, "'catgory': did you mean 'category'"),
-    ("own", [{**Q, "answer": True}], 1, "answer"),
+    ("own", [{**Q, "answer": 4, "article": "Long."}], 1, "'article'"),
+    ("own", [{"Question": "How many?", "Answer": "3", "Body": "Ann has 3 apples."}], 1, "'Body'"),
     ("own", [{**Q, "answer": float("nan")}], 1, "JSON"),
     ("own", [AB], 1, "'choices'"),
     ("own", [{**Q, "choices": ["a"], "answer": "A"}], 1, "choices"),
     ("own", [{**AB, "answer": "C"}], 1, "'C'"),
     ("own", [{**Q, "choices": ["B", "C"], "answer": "B"}], 1, "'B'"),  # the first or the second?
     ("own", [{**Q, "id": "\x1b[2J"}], 1, "id"),
-    ("own", [{**Q, "id": 1}, {"prompt": "How?", "id": "1"}], 2, "line 1"),
     ("own", [Q, Q], 2, "line 1"),
 ]
 

@@ -113,13 +113,39 @@ def test_formats_and_encodings(write: Write, name: str, content: str, encoding: 
 
 
 @pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "Wie viele?", "answer": None, "answer_number": 11},
+        {"question": "Which?", "opa": "a", "opb": "b", "cop": 1},
+        {"instruction": "Write a poem.", "output": "Roses are red."},
+    ],
+)
+def test_answers_that_would_not_be_found_are_asked_for(write: Write, row: dict[str, object]) -> None:
+    """Nothing would be scored; whoever wants that says so."""
+    path = write(row)
+    unread = ["answer_number", "cop", "output"]
+    with pytest.raises(DataError, match="|".join(unread)):
+        find_task(str(path))
+    hidden = {f"_{name}" if name in unread else name: value for name, value in row.items()}
+    assert find_task(str(write(hidden))).open_ended
+
+
+def test_equal_ids_are_numbered_and_values_are_taken_as_they_are_written(write: Write) -> None:
+    rows = "question,answer,id\nZIP?,02138,a\nAgent?,007,a\nBond?,7,b\n"
+    _, questions = read(write(rows, name="mine.csv"))
+    assert [(one.id, one.gold) for one in questions] == [("a", "02138"), ("a-2", "007"), ("b", "7")]
+    task, [question] = read(write({"question": "Is it?", "answer": True}))
+    assert flexible(task, question, "The final answer is true.").correct
+    assert not flexible(task, question, "The final answer is false.").correct
+
+
+@pytest.mark.parametrize(
     ("content", "said"),
     [
         ("question,answer\n", "no questions"),
         ("question,question\nWhy?,4\n", "line 1: two columns"),
         ("question,answer\nWhy?,4,5\n", "line 2: more columns"),
         ("question,anwser\nWhy?,4\n", "line 2: unknown field 'anwser'"),
-        ("question,answer,id\nWhy?,4,a\nHow?,5,a\n", "line 3: same id as in line 2"),
         ('question,answer\nWhy?,"4\n', "not CSV"),
         ("question,A,B,answer\nWhy?,1,0,1\n", r"line 2: 'answer' is '1', which may mean \(A\) 1 or \(B\) 0"),
     ],
