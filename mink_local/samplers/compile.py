@@ -112,7 +112,7 @@ class _CompiledFunction:
             options = {"nogil": True, "error_model": "numpy", "fastmath": self._fastmath}
             options["boundscheck"] = None if is_own else True  # None: as NUMBA_BOUNDSCHECK says
             dispatcher = numba.njit(self._function, **options)
-            if self._is_cached and numba.config.CACHE_DIR:
+            if self._is_cached and numba.config.CACHE_DIR and not numba.config.DISABLE_JIT:
                 import_module("mink_local.samplers.code_cache").use_cache(dispatcher)
             return dispatcher
         finally:
