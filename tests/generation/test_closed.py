@@ -2,9 +2,13 @@
 
 import contextlib
 import inspect
+from collections import ChainMap, UserList, deque
 from collections.abc import Callable, Iterator
+from decimal import Decimal
+from http import HTTPStatus
 from itertools import islice, product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -113,6 +117,11 @@ STRANGE: list[Any] = [
     None, True, -1, 10**6, 2**31, 2**63, 1.5, float("nan"), "x", "", b"Hi", [], ["x"], [-1], [10**6], [2**40],
     [1.5], [[]], {}, {"a": 1}, [{}], [{"role": 5, "content": "x"}], object(), np.array([-1]),
     np.zeros((2, 2), int), [([1], [10**6])], [([1], [-1])], [("text", "x")], [([1, 2], 99)], type,
+    # What imitates a right value, or subclasses it
+    np.ma.array([1, 2], mask=[True, False]), np.bool_(True), np.float16(1), np.str_("x"), np.array(1),
+    HTTPStatus.OK, MappingProxyType({"a": 1}), [ChainMap({"role": "user", "content": "x"})], UserList([1]),
+    deque(["x"]), range(3), {"a": 1}.items(), Decimal(1), Path("x"), (each for each in "ab"), len,
+    lambda row: row,
 ]  # fmt: skip
 
 
