@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mink_local.evals.answering import FileAnswerer
-from mink_local.evals.run.records import seed_of
+from mink_local.evals.run.records import read_run, scored, seed_of
 from mink_local.evals.stats import what_can_be_found
 from mink_local.models.catalog import ModelFile
 from tests.evals.conftest import Write
@@ -106,7 +106,7 @@ def test_fields_of_a_record(tmp_path: Path, here: list[object], mink_eval: MinkE
     )
     assert len(record.k) == 4
     assert record.prompt_tokens > 20
-    assert [verdict and verdict.correct for verdict in (record.strict, record.flexible)] == [False, False]
+    assert (record.strict, record.flexible, record.last) == (None, None, None)  # as reports score
 
 
 def test_thoughts_end_at_their_budget(
@@ -120,7 +120,7 @@ def test_thoughts_end_at_their_budget(
     [record] = read_responses(tmp_path / "run")
     assert (record.thoughts_cut, record.k[0]) == (True, 0)
     assert mink_eval("report", tmp_path / "run").status == 0
-    assert "thoughts 100" in (tmp_path / "run" / "report" / "report.md").read_text(encoding="utf-8")
+    assert "reasoning cut off 100" in (tmp_path / "run" / "report" / "report.md").read_text(encoding="utf-8")
     assert "reasoning_budget" in mink_eval("run", "gsm8k", *command, "--reasoning-budget", 5).stderr
 
 
@@ -154,7 +154,7 @@ def test_a_task_from_an_own_file(tmp_path: Path, tiny_path: Path, mink_eval: Min
     talk = write({"instruction": "Tell me a story."}, name="talk.jsonl")
     command = ["--model", tiny_path, "-n", 4, "--parallel", 1, "--threads", 1, "-o", tmp_path / "run"]
     mink_eval("run", mine, talk, *command).succeeded()
-    by_task = {record.task: record for record in read_responses(tmp_path / "run")}
+    by_task = {record.task: record for record in scored(read_run(tmp_path / "run")).responses}
     assert by_task["mine"].question_id == "sum"
     assert by_task["mine"].strict
     assert by_task["talk"].flexible is None

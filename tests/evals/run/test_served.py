@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mink_local.evals.run.records import read_run, scored
 from mink_local.evals.tasks import Verdict
 from mink_local.evals.tasks.base import NO_ANSWER
 from tests.evals.conftest import Write
@@ -91,7 +92,7 @@ def test_a_thought_is_no_answer_wherever_it_comes_from(
         for number, source in enumerate((model, serving.url, server.url)):
             out = tmp_path / str(number)
             mink_eval("run", data, "-s", "greedy", "--model", source, "-o", out).succeeded()
-    found = [read_responses(tmp_path / str(number)) for number in range(3)]
+    found = [scored(read_run(tmp_path / str(number))).responses for number in range(3)]
     verdict = Verdict("6", correct=True) if is_right else NO_ANSWER
     assert {(one.strict, one.flexible) for [one] in found} == {(verdict, verdict)}
     assert {one.response for [one] in found} == {found[0][0].response}
@@ -107,7 +108,8 @@ def test_another_server_gets_what_it_knows(run: Run, server: JudgeServer, tmp_pa
     found = read_responses(tmp_path / "run")
     assert {(one.sampler, one.temperature) for one in found} == {("greedy", 0), (TOP_P, 2)}
     assert {one.seed % 2**31 for one in found} == {body["seed"] for body in server.bodies}
-    assert {(one.flexible and one.flexible.correct, one.n_tokens) for one in found} == {(True, 5)}
+    right = {one.flexible and one.flexible.correct for one in scored(read_run(tmp_path / "run")).responses}
+    assert (right, {one.n_tokens for one in found}) == ({True}, {5})
     assert {one.model for one in found} == {f"judge-1 at {server.url}"}
 
 
