@@ -289,7 +289,7 @@ class Splitter:
         self._reasoning = reasoning
         self._parser = parser
         self._in_content = reasoning_in_content
-        self._thoughts: list[str] = []  # the reasoning
+        self._considered = ""  # reasoning that may end in calls
         self._stops = StopStrings()
         self._may_end: Callable[[str], bool] = bool
         self.waiting = ""  # for a piece
@@ -340,15 +340,18 @@ class Splitter:
             return _plain(text)
         self.waiting += text
         reasoning, content = self._reasoning.feed(text, is_final=is_final)
-        self._thoughts.append(reasoning)
         found: Iterable[Event] = [content]
-        if self._parser is not None and is_final and self.in_reasoning and not is_cut:
-            found = self._parser.calls_at_end("".join(self._thoughts))
-        elif self._parser is not None:
+        if self._parser is not None:
+            reasoning, self._considered = self._parser.split_reasoning(self._considered + reasoning)
             found = self._parser.feed(content, is_final=is_final, is_cut=is_cut)
+            if is_final and self.in_reasoning and not is_cut:
+                self._considered, found = self._parser.calls_at_end(self._considered)
+            if is_final or not self.in_reasoning:  # these were only considered
+                reasoning, self._considered = reasoning + self._considered, ""
         shown = ""
         if self._in_content and not had_content:
-            shown = self.waiting[: len(self.waiting) - self._reasoning.n_held - len(content)]
+            n_later = self._reasoning.n_held + len(self._considered) + len(content)
+            shown = self.waiting[: len(self.waiting) - n_later]
             if shown and self._reasoning.follows_tag:
                 shown = f"{self._reasoning.marks.start}{shown.lstrip()}"
                 self._reasoning.follows_tag = False
@@ -373,7 +376,7 @@ class Splitter:
         return self._may_end(self.waiting[: max(0, len(self.waiting) - n_held)])
 
     def _piece(self, reasoning: str, found: Iterable[Event]) -> Piece:
-        n_held = self._reasoning.n_held + len(self._stops.held)
+        n_held = self._reasoning.n_held + len(self._stops.held) + len(self._considered)
         n_held += self._parser.n_held if self._parser else 0
         n_certain = max(0, len(self.waiting) - n_held)
         piece, self.waiting = Piece(self.waiting[:n_certain]), self.waiting[n_certain:]

@@ -1,8 +1,7 @@
-"""How models write tool calls, as their chat templates teach them, and how a call is read.
+"""How models write the arguments of a call, and how these are read.
 
-They write them between marks of their own (`CALL_MARKS`), in a wrapper such as a fence, or alone at the start
-of a line. A call is a JSON object, or a name followed by a JSON object, by tagged parameters, or by
-parentheses as in Python (`HEADS`, `Format`); it is read when all of it is there.
+Arguments are JSON, tagged parameters, parentheses as in Python, or JSON with quotes of its own; or all of a
+call is a JSON object. It is read when all of it is there.
 """
 
 import ast
@@ -15,22 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 OPEN = "<tool_call>"
-CALL_MARKS = {  # what precedes calls, and what may follow them
-    OPEN: "</tool_call>",  # Hermes, Qwen, GLM
-    "<function=": "</function>",  # Qwen3-Coder, inside the former or alone
-    "[TOOL_CALLS]": "[/TOOL_CALLS]",  # Mistral
-    "<|python_tag|>": "<|eom_id|>",  # LLaMA-3
-    "<|tool_call|>": "<|/tool_call|>",  # Phi-4, Granite
-    "<|tool_call_start|>": "<|tool_call_end|>",  # LFM2
-    "<TOOLCALL>": "</TOOLCALL>",  # Nemotron
-    "<｜tool▁calls▁begin｜>": "<｜tool▁calls▁end｜>",  # DeepSeek
-    "<｜tool▁call▁begin｜>": "<｜tool▁call▁end｜>",
-    "<|tool_calls_section_begin|>": "<|tool_calls_section_end|>",  # Kimi K2
-    "<|tool_call_begin|>": "<|tool_call_end|>",
-    "<|START_ACTION|>": "<|END_ACTION|>",  # Command R7B, Command A
-    "<|tool_call>": "<tool_call|>",  # Gemma 4
-    "<start_function_call>": "<end_function_call>",  # FunctionGemma
-}
+OPEN_END = "</tool_call>"
 WRAPPERS = {  # the same for calls of known tools at the start of a line
     "<tools>": "</tools>",
     "```json": "```",
@@ -40,22 +24,12 @@ WRAPPERS = {  # the same for calls of known tools at the start of a line
     "```\n": "```",
     "[": "]",
 }
-CALL_ENDS = frozenset(CALL_MARKS.values())
+MARKED = "\ufdd0"
+"""Among what may follow a call: it stands between marks."""
 GEMMA_QUOTES = ('<|"|>', "<escape>")
 _LONGEST_QUOTE = max(map(len, GEMMA_QUOTES))
-CALL_TEXTS = (
-    *CALL_MARKS, *sorted(CALL_ENDS), "[ARGS]", "[CALL_ID]", "<｜tool▁sep｜>", "<|tool_call_argument_begin|>",
-    *GEMMA_QUOTES,
-)  # fmt: skip
-"""Texts around and in calls that are control tokens in some vocabularies."""
-
 SPACES = re.compile(r"\s*")
 FEW_SPACES = re.compile(r"\s{0,64}")
-
-
-def marks_of(chat_template: str) -> frozenset[str]:
-    """Return the marks that a chat template has before calls, and Hermes's, which many models know."""
-    return frozenset(mark for mark in CALL_MARKS if mark in chat_template) | {OPEN}
 
 
 def end_of(pattern: re.Pattern[str], text: str, at: int) -> int:
@@ -130,8 +104,6 @@ def _bracket_after(*quotes: str) -> Callable[[str, End], bool]:
     return end
 
 
-# A line break belongs in no string of JSON: before a mark it shows that one has no end.
-STOP = re.compile(rf"\n\s*(?:{'|'.join(map(re.escape, sorted(CALL_ENDS)))})")
 NO_CALL = (SyntaxError, ValueError, TypeError, LookupError, AttributeError, RecursionError, MemoryError)
 
 
@@ -197,7 +169,7 @@ def _gemma_arguments(text: str) -> dict[str, Any]:
     return _json_object(_GEMMA_WORD.sub(_of_gemma_in_json, text))
 
 
-def _tags(key: str, between: str, end: str, closing: str, pad: str = "") -> Format:
+def tags(key: str, between: str, end: str, closing: str, pad: str = "", text: str = "") -> Format:
     """Return the format of arguments in tags.
 
     Args:
@@ -206,8 +178,9 @@ def _tags(key: str, between: str, end: str, closing: str, pad: str = "") -> Form
         end: The text after a value.
         closing: The text after all of them.
         pad: A line break that belongs to the tags, if there is one next to them.
+        text: What stands between name and value if that is a string; without it, the schema tells.
     """
-    begin = re.compile(rf"\s*{re.escape(key)}([^<>]{{1,128}}?){between}{pad}")
+    begin = re.compile(rf"\s*{re.escape(key)}([^<>\"]{{1,128}}?)({between}){pad}")
 
     def value_ends(text: str, at: int) -> bool | None:
         """Return whether a value ends before what stands here, or None if more text must show it."""
@@ -236,73 +209,40 @@ def _tags(key: str, between: str, end: str, closing: str, pad: str = "") -> Form
                 return False
             found.at, found.quote = at + len(end), "" if ends else end
 
-    def call(name: str, text: str, schema: Any) -> Call:
+    def call(name: str, written: str, schema: Any) -> Call:
         given = schema.get("properties") if isinstance(schema, Mapping) else None
         kinds, values, found = given if isinstance(given, Mapping) else {}, {}, End(0)
-        while start := begin.match(text, found.at):
-            stop = text.index(end, start.end())
-            while not value_ends(text, stop + len(end)):
-                stop = text.index(end, stop + 1)
-            value, found.at = text[start.end() : stop], stop + len(end)
+        while start := begin.match(written, found.at):
+            stop = written.index(end, start.end())
+            while not value_ends(written, stop + len(end)):
+                stop = written.index(end, stop + 1)
+            value, found.at = written[start.end() : stop], stop + len(end)
             value = value.removesuffix("\n") if pad else value
-            values[start[1].strip()] = typed(value, kinds.get(start[1].strip()))
+            if value.startswith(_CDATA[0]) and value.endswith(_CDATA[1]):
+                values[start[1].strip()] = value[len(_CDATA[0]) : -len(_CDATA[1])]
+                continue
+            given_type = {"type": "string" if "".join(start[2].split()) == text else "other"}
+            values[start[1].strip()] = typed(value, given_type if text else kinds.get(start[1].strip()))
         return Call(name, as_json(values))
 
     return Format(is_over, call)
 
 
 _LONGEST_TAG = 300
+_CDATA = "<![CDATA[", "]]>"
 _BRACKET = _bracket_after('"', "'")
 OBJECT = Format(_BRACKET, _of_object)
 JSON = Format(_BRACKET, lambda name, text, _: Call(name, as_json(_json_object(text))))
 PYTHON = Format(_BRACKET, lambda name, text, _: Call(name, as_json(_python_arguments(text))))
-_GEMMA = Format(
+GEMMA = Format(
     _bracket_after(*GEMMA_QUOTES), lambda name, text, _: Call(name, as_json(_gemma_arguments(text)))
 )
-_PARAMETERS = _tags("<parameter=", ">", "</parameter>", "</function>", "\n?")
-_ARG_KEYS = _tags("<arg_key>", r"</arg_key>\s*<arg_value>", "</arg_value>", "</tool_call>")
 
-_NAME = r"(?P<name>[^\s\"'\\<>(){}\[\],;:=`]{1,128})"
-_FEW = FEW_SPACES.pattern
+NAME = r"(?P<name>[^\s\"'\\<>(){}\[\],;:=`]{1,128})"
+FEW = FEW_SPACES.pattern
 
 
-class Head(NamedTuple):
-    """How a call between marks begins before its arguments.
-
-    Attributes:
-        pattern: All that precedes the arguments.
-        format: How they are written.
-        is_known: Whether the name must be a tool's.
-        closing: What may follow the arguments.
-    """
-
-    pattern: re.Pattern[str]
-    format: Format
-    is_known: bool = False
-    closing: frozenset[str] = frozenset()
-
-
-def _head(form: str, *rest: Any) -> Head:
-    """Return a head: in `form`, `~` is spaces, and `@` the name."""
-    return Head(re.compile(form.replace("~", _FEW).replace("@", _NAME)), *rest)
-
-
-PYTHON_HEAD = _head(r"@~(?=\()", PYTHON, True)
-HEADS = (
-    _head(r"functions\.@:\w{1,64}~<\|tool_call_argument_begin\|>~(?=\{)", JSON),
-    _head(r"function<｜tool▁sep｜>@~```json~(?=\{)", JSON, False, frozenset({"```"})),
-    _head(r"@<｜tool▁sep｜>~(?=\{)", JSON),
-    _head(r"@~(?:\[CALL_ID\]~\w{1,64}~)?\[ARGS\]~(?=\{)", JSON),
-    _head(r"@>~(?=\{)", JSON),
-    _head(r"@>~(?=<parameter=|</function>)", _PARAMETERS),
-    _head(r"@~(?=<arg_key>)", _ARG_KEYS),
-    _head(r"call:@(?=\{)", _GEMMA),
-    _head(r"@~(?=\{)", JSON, True),
-    _head(r"@~(?=</tool_call>)", _ARG_KEYS, True),
-    PYTHON_HEAD,
-)
-ARGUMENTS = re.compile(r"[({]|<parameter=|<arg_key>|</\w+>")
-"""What a head ends before."""
+PYTHON_HEAD = re.compile(rf"{NAME}{FEW}(?=\()")
 
 
 class _JsonConstants(ast.NodeTransformer):
@@ -346,15 +286,19 @@ def _of_gemma_in_json(word: re.Match[str]) -> str:
 
 
 def typed(text: str, schema: Any) -> Any:
-    """Return the value of a parameter: a string if its schema says so, else what it is in JSON or Python."""
+    """Return the value of a parameter: what it is in JSON or Python, unless its schema has only strings."""
     kinds = _kinds(schema)
-    if "string" not in kinds or (text in ("null", "None") and "null" in kinds):
+    if kinds != {"string"}:
         for read in (json.loads, lambda text: ast.literal_eval(_python(text))):
             with suppress(*NO_CALL):
                 value = read(text)
                 as_json(value)
-                return value
+                if "string" not in kinds or _KINDS.get(type(value), "") in kinds:
+                    return value
     return text
+
+
+_KINDS = {dict: "object", list: "array", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 
 def _kinds(schema: Any) -> set[str]:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal
 
-from mink_local.generation.call_formats import CALL_MARKS, OPEN
+from mink_local.generation.call_formats import OPEN, OPEN_END
 from mink_local.generation.request import Request, Tool
+from mink_local.generation.text import literal
 from mink_local.llama.constraints import Constraints
 from mink_local.llama.guide import check
 
@@ -37,42 +38,71 @@ _Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class CallStyle:
-    """How a model is made to write calls, and how its chat template takes earlier ones.
+    """How a model writes calls, and how its chat template takes earlier ones.
 
     Attributes:
         before, between, after: The texts before the name, between name and arguments, and after them.
         separator: The text between calls; without one, a message has a single call.
+        opening, closing: The texts around all calls.
+        kind: How arguments are written: as JSON, in tags, as in Python, or as in JSON with another quote.
+        key, equals, end: In tags, the texts before a name, before its value and after that.
+        equals_other: The text before a value that is no string.
+        quote: What stands around strings.
+        is_rendered: Whether the template writes earlier calls; otherwise they become text.
         arguments, has_short_ids, has_parts: See `Taken`.
     """
 
-    before: str
-    between: str
-    after: str
+    before: str = ""
+    between: str = ""
+    after: str = ""
     separator: str | None = None
+    opening: str = ""
+    closing: str = ""
+    kind: Literal["json", "tags", "python", "quoted"] = "json"
+    key: str = ""
+    equals: str = ""
+    equals_other: str = ""
+    end: str = ""
+    quote: str = ""
+    is_rendered: bool = True
     arguments: Literal["object", "text"] = "object"
     has_short_ids: bool = False
     has_parts: bool = False
 
-    def write(self, name: str, arguments: str) -> str:
-        """Return a call as the model writes it; the arguments are JSON."""
-        return f"{self.before}{name}{self.between}{arguments}{self.after}"
+    def write(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+        """Return calls, names and arguments, as the model writes them; only as JSON or Python."""
+        written = [f"{self.before}{name}{self._between(values)}{self.after}" for name, values in calls]
+        return self.opening + (self.separator or "\n").join(written) + self.closing
+
+    def _between(self, arguments: Mapping[str, Any]) -> str:
+        if self.kind == "python":
+            return "(" + ", ".join(f"{key}={_json(value)}" for key, value in arguments.items()) + ")"
+        return self.between + _json(arguments)
 
     def id_of(self, call_id: Any) -> Any:
         """Return a call's id as the template takes it."""
         return hashlib.sha256(str(call_id).encode()).hexdigest()[:9] if self.has_short_ids else call_id
 
 
-HERMES = CallStyle(f'{OPEN}\n{{"name": "', '", "arguments": ', f"}}\n{CALL_MARKS[OPEN]}", separator="\n")
-LLAMA = CallStyle('{"name": "', '", "parameters": ', "}")
-PLAIN = CallStyle('{"name": "', '", "arguments": ', "}", separator="\n")  # grammars allow no control tokens
-
-
-def style_of(chat_template: str) -> CallStyle | None:
-    """Return how calls are written in a chat template with tools, or None if unknown."""
-    mark = next((mark for mark in CALL_MARKS if mark in chat_template), None)
-    if mark in (None, "<|python_tag|>"):
-        return LLAMA if '"parameters": ' in chat_template else None
-    return HERMES if mark == OPEN else PLAIN
+HERMES = CallStyle(f'{OPEN}\n{{"name": "', '", "arguments": ', f"}}\n{OPEN_END}", separator="\n")
+GPT_OSS = CallStyle(" to=functions.", "<|channel|>commentary json<|message|>")
+_LFM2 = CallStyle(
+    between="(",
+    separator=", ",
+    opening="<|tool_call_start|>[",
+    closing="]<|tool_call_end|>",
+    kind="python",
+    is_rendered=False,
+)
+_GRANITE = CallStyle(
+    '{"name": "', '", "arguments": ', "}", ", ", opening="<|tool_call|>[", closing="]", is_rendered=False
+)
+# By what their templates have in them: these write no calls, or write them in channels.
+BY_HAND = {
+    "<|channel|>analysis": GPT_OSS,
+    "List of tools: ": _LFM2,
+    "respond only with <|tool_call|> followed by a JSON list": _GRANITE,
+}
 
 
 def as_text(messages: _Messages, tools: Sequence[Tool]) -> _Messages:
@@ -83,11 +113,17 @@ def as_text(messages: _Messages, tools: Sequence[Tool]) -> _Messages:
             results = [f"<tool_response>\n{message['content']}\n</tool_response>" for message in group]
             texts.append({"role": "user", "content": "\n".join(results)})
             continue
-        for message in map(dict, group):
-            calls = [call["function"] for call in message.pop("tool_calls", ())]
-            written = [HERMES.write(call["name"], _json(call["arguments"])) for call in calls]
-            texts.append({**message, "content": "\n".join(filter(None, [message["content"], *written]))})
+        for message in group:
+            texts.append(with_written_calls(message, HERMES))
     return _with_instructions(texts, tools) if tools else texts
+
+
+def with_written_calls(message: Mapping[str, Any], style: CallStyle) -> dict[str, Any]:
+    """Return a message whose calls are part of its content."""
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    written = style.write([(call["name"], call["arguments"]) for call in calls]) if calls else ""
+    kept = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**kept, "content": "\n".join(filter(None, [message["content"], written]))}
 
 
 def _with_instructions(messages: _Messages, tools: Sequence[Tool]) -> _Messages:
@@ -119,8 +155,15 @@ def one_call_each(messages: _Messages) -> Iterator[dict[str, Any]]:
     yield from waiting
 
 
-def with_call_grammar(request: Request, style: CallStyle | None) -> Request:
+def with_call_grammar(
+    request: Request, style: CallStyle | None, ids: Mapping[str, int] | None = None, text: str = ""
+) -> Request:
     """Return a request whose answer is a call if it must be one, or if it has a schema, a call or that.
+
+    Args:
+        style: How the model writes calls; None for Hermes's style.
+        ids: Ids of tokens in that style which have no text.
+        text: What begins an answer that is no call.
 
     Raises:
         ConstraintError: The schema of a tool's parameters cannot be enforced.
@@ -136,7 +179,9 @@ def with_call_grammar(request: Request, style: CallStyle | None) -> Request:
             schema = parameters[function["name"]] = function.get("parameters") or NO_PARAMETERS
             check("json_schema", schema, f"tools[{i}].function.parameters")
     is_parallel = request.parallel_tool_calls is True and isinstance(choice, str)
-    grammar = calls_grammar(style or HERMES, parameters, is_parallel=is_parallel, answer=answer)
+    grammar = calls_grammar(
+        style or HERMES, parameters, is_parallel=is_parallel, answer=answer, ids=ids or {}, text=text
+    )
     constraints = replace(constraints, grammar=grammar, json_schema=None)
     return replace(request, params=replace(request.params, constraints=constraints), tool_choice="auto")
 
@@ -147,6 +192,8 @@ def calls_grammar(
     *,
     is_parallel: bool,
     answer: Any = None,
+    ids: Mapping[str, int] | None = None,
+    text: str = "",
 ) -> str:
     """Return a grammar for tool calls, in Lark's syntax.
 
@@ -155,14 +202,88 @@ def calls_grammar(
         parameters: JSON schemas of the tools' parameters, by tool name.
         is_parallel: Whether to allow several calls, if the style does.
         answer: JSON schema of an answer that may come in place of a call.
+        ids: Ids of tokens in the style which have no text.
+        text: What begins such an answer.
     """
+    ids = ids or {}
+    written = {name: _arguments(style, schema, ids) for name, schema in parameters.items()}
+    if None in written.values():  # Hermes's style can say what this one cannot
+        return calls_grammar(HERMES, parameters, is_parallel=is_parallel, answer=answer, ids=ids, text=text)
     calls = [
-        f"{json.dumps(f'{style.before}{name}{style.between}')} %json {json.dumps(schema)}"
-        for name, schema in parameters.items()
+        " ".join(filter(None, (_literal(f"{style.before}{name}{style.between}", ids), arguments)))
+        for name, arguments in written.items()
     ]
     start = "call"
     if is_parallel and style.separator is not None:
-        start += f" ({json.dumps(style.separator)} call)*"
+        start += f" ({_literal(style.separator, ids)} call)*"
+    start = " ".join((_literal(style.opening, ids), start, _literal(style.closing, ids)))
     if answer is not None:
-        start += f" | %json {answer if isinstance(answer, str) else json.dumps(answer)}"
-    return f"start: {start}\ncall: ({' | '.join(calls)}) {json.dumps(style.after)}\n"
+        schema = answer if isinstance(answer, str) else json.dumps(answer)
+        start += f" | {_literal(text, ids)} %json {schema}"
+    end = style.end if style.kind == "tags" else style.quote
+    value = f"value: /(?s:.*)/ {_literal(end, ids)}\n" if end else ""
+    if not any(token in end for token in ids):  # llguidance reads up to the first one
+        value = f"value[suffix={json.dumps(end)}]: /(?s:.*)/\n" if end else ""
+    return f"start: {start}\ncall: ({' | '.join(calls)}) {_literal(style.after, ids)}\n{value}"
+
+
+def _literal(text: str, ids: Mapping[str, int]) -> str:
+    """Return a text, perhaps none, in Lark's syntax."""
+    return literal(text, ids) if text else ""
+
+
+def _arguments(style: CallStyle, schema: Mapping[str, Any], ids: Mapping[str, int]) -> str | None:
+    """Return a rule for arguments in a style, or None if it cannot keep to the schema."""
+    if style.kind == "json":
+        return f"%json {json.dumps(schema)}"
+    if not schema.keys() <= _PLAIN | {"type", "properties", "required", "additionalProperties", "$defs"}:
+        return None
+    properties, required = schema.get("properties", {}), schema.get("required", ())
+    parameters = {}
+    for name, each in properties.items():
+        value = _value(style, each, schema.get("$defs"), ids)
+        if value is None or not name.isidentifier():
+            return None
+        parameters[name] = value.replace("@", name)
+    if style.kind == "tags":
+        return " ".join(f"({rule}){'?' * (name not in required)}" for name, rule in parameters.items())
+    comma, bracket = ('", "', '")"') if style.kind == "python" else ('","', '"}"')
+    return " ".join(filter(None, (_listed(parameters, required, comma), bracket)))
+
+
+def _listed(parameters: Mapping[str, str], required: Sequence[str], comma: str) -> str:
+    """Return a rule for parameters between commas, those that are required first."""
+    first = [rule for name, rule in parameters.items() if name in required]
+    others = [rule for name, rule in parameters.items() if name not in required]
+    if first:
+        return " ".join((f" {comma} ".join(first), *(f"({comma} {rule})?" for rule in others)))
+    chains = [
+        " ".join((rule, *(f"({comma} {one})?" for one in others[i + 1 :]))) for i, rule in enumerate(others)
+    ]
+    return f"({' | '.join(chains)})?" if chains else ""
+
+
+_PLAIN = {"description", "title", "default", "examples", "$schema", "$comment", "strict"}
+
+
+def _value(style: CallStyle, schema: Any, defs: Any, ids: Mapping[str, int]) -> str | None:
+    """Return a rule for a parameter named @, or None."""
+    if not isinstance(schema, Mapping):
+        return None
+    kind, keys = schema.get("type"), schema.keys() - _PLAIN - {"type"}
+    whole = json.dumps({**schema, "$defs": defs} if defs else schema)
+    if style.kind == "python":
+        return f'"@=" %json {whole}' if kind != "object" else None
+    equals = style.equals if kind == "string" else style.equals_other
+    before, end = f"{style.key}@{equals}", style.end
+    if style.kind == "quoted":
+        before, end = f"@:{style.quote if kind == 'string' else ''}", style.quote if kind == "string" else ""
+    if kind == "string" and not keys:
+        body = "value"
+    elif kind == "string" and keys == {"enum"} and all(isinstance(each, str) for each in schema["enum"]):
+        body = f"({' | '.join(_literal(each, ids) for each in schema['enum'])}) {_literal(end, ids)}"
+    elif kind in ("integer", "number", "boolean") or (style.kind == "tags" and kind in ("array", "object")):
+        body = f"%json {whole} {_literal(end, ids)}"
+    else:
+        return None
+    return f"{_literal(before, ids)} {body}"

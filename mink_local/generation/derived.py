@@ -239,7 +239,7 @@ def _shown_reasoning(render: Render, field: str) -> tuple[str, Marks | None] | N
 def _marks_around(text: str, prompt: str) -> Marks | None:
     """Return the marks around reasoning in a text, given the prompt before the answer."""
     before, _, after = text.partition(REASON)
-    start = before[_n_common(before, prompt) :]
+    start = before[len(common(before, prompt)) :]
     if "<" not in start and "[" not in start:  # the prompt opens it
         start = before.rstrip().rpartition("\n")[2]
     start = before[before.rindex(start) :] if start else ""
@@ -249,9 +249,9 @@ def _marks_around(text: str, prompt: str) -> Marks | None:
     return Marks(start, end[0]) if end and is_mark(start) and is_mark(end[0]) else None
 
 
-def _n_common(a: str, b: str) -> int:
-    """Return the number of characters with which both texts begin."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+def common(a: str, b: str) -> str:
+    """Return the text with which both texts begin."""
+    return a[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))]
 
 
 def _is_alone(render: Render, field: str) -> bool:

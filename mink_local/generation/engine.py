@@ -137,10 +137,12 @@ class Engine:
         request = replace(
             request, prompt=read_prompt(request.prompt), prefix=self._weights.ids("prefix", request.prefix)
         )
-        asked, request = request, with_call_grammar(request, template.style)
+        texts = template.texts | (template.call_texts if request.tools else {})
+        ids = {text.decode(): token for token, text in texts.items()}
+        asked, request = request, with_call_grammar(request, template.style, ids, template.marks.text)
         answer.request = request
         parser = ToolParser(
-            request.tools, template.call_marks, is_parallel=request.parallel_tool_calls is not False
+            request.tools, template.form, is_parallel=request.parallel_tool_calls is not False
         )
         prompt = template.tokens(
             # `tokens` counts all of a text; of messages, it takes the beginning itself.
@@ -151,6 +153,8 @@ class Engine:
         )
         answer.model = self._weights.path.stem
         splitter, answer.begun = template.reasoning(request, prompt)
+        if request is not asked:  # its grammar has what begins an answer
+            splitter.marks = splitter.marks._replace(text="")
         decoding = Decoding(
             answer,
             [*prompt, *request.prefix],
@@ -159,7 +163,7 @@ class Engine:
             splitter,
             parser if request.tools else None,
             template.stop(request.prompt),
-            template.texts | (template.call_texts if request.tools else {}),
+            texts,
         )
         decoding.client = client
         answer.request = asked

@@ -112,6 +112,8 @@ class Model(Unique):
         self._end.atexit = False  # the thread sees to that itself
         if template.is_plain:
             log.warning("%s has no chat template: its turns are plain text (User: … Assistant: …)", name)
+        elif template.supports_tools and template.style is None:
+            log.info("how %s's chat template writes calls is not understood: they are in Hermes's form", name)
 
     @property
     def recommended(self) -> SamplingParams | None:

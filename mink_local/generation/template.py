@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import date as Date
 from functools import cached_property, partial
 from itertools import islice, pairwise
@@ -13,12 +12,19 @@ from typing import Any, cast
 from mink_local.checks import check_types, shown
 from mink_local.errors import MinkError, OptionError
 from mink_local.generation.answer import Piece
-from mink_local.generation.call_formats import CALL_TEXTS, marks_of
-from mink_local.generation.call_styles import CallStyle, as_text, one_call_each, style_of
+from mink_local.generation.call_derivation import understood_style
+from mink_local.generation.call_forms import NO_FORM, Form, form_of
+from mink_local.generation.call_styles import (
+    BY_HAND,
+    HERMES,
+    CallStyle,
+    as_text,
+    one_call_each,
+    with_written_calls,
+)
 from mink_local.generation.derived import (
     Reasoning,
     as_parts,
-    how_calls_are_taken,
     reasoning_of,
     roles_with_parts,
     with_reasoning,
@@ -64,7 +70,6 @@ class ChatTemplate:
             in_process=weights.trust or self.is_plain,
         )
         self.supports_tools = "tools" in source
-        self.call_marks = marks_of(source)
 
     @cached_property
     def _reasoning(self) -> Reasoning:
@@ -90,12 +95,25 @@ class ChatTemplate:
     @cached_property
     def style(self) -> CallStyle | None:
         """How calls are written; None if the template does not show them, or in an unknown way."""
-        style = style_of(self._weights.chat_template or "") if self.supports_tools else None
+        source = self._weights.chat_template or ""
+        by_hand = next((style for sign, style in BY_HAND.items() if sign in source), None)
+        return by_hand or (self._derived_style if self.supports_tools else None)
+
+    @cached_property
+    def _derived_style(self) -> CallStyle | None:
         with suppress(MinkError):  # a template that does not end is not asked again and again
-            if style is not None:
-                taken = how_calls_are_taken(self._renderer)
-                return replace(style, **vars(taken)) if taken else None
-        return style
+            return understood_style(self._renderer, self.marks)
+        return None
+
+    @cached_property
+    def form(self) -> Form:
+        """How calls are read; also of a template that shows calls, but no tools."""
+        style = self.style or self._derived_style
+        if style is None:
+            return NO_FORM
+        form = form_of(style)
+        # Its template teaches Hermes's marks, but the model writes fences.
+        return form._replace(allows_bare=True) if _WRITES_FENCES.search(self._weights.path.stem) else form
 
     @cached_property
     def _roles_with_parts(self) -> frozenset[str]:
@@ -182,8 +200,9 @@ class ChatTemplate:
     @cached_property
     def call_texts(self) -> dict[int, bytes]:
         """Texts of the control tokens that are part of calls in the chat template."""
-        source = self._weights.chat_template or ""
-        return self._texts_of(text for text in CALL_TEXTS if text in source)
+        style = self.style or HERMES
+        written = "".join(str(value) for value in vars(style).values())
+        return self._texts_of(text for text in self._weights.control_tokens if text and text in written)
 
     def _texts_of(self, texts: Iterable[str]) -> dict[int, bytes]:
         """Return those of some texts that are each a token without a text, by its id."""
@@ -337,6 +356,7 @@ class ChatTemplate:
 
 
 _AT_A_TIME = 1000
+_WRITES_FENCES = re.compile(r"(?i)qwen2\.?5.?coder")
 _OWN = ("content", "reasoning_content")
 # Spaces and HTML are user-defined tokens in some vocabularies, and text like any other.
 _ORDINARY = re.compile(r"[\s▁]*|</?\w+>")
@@ -387,6 +407,8 @@ def template_input(
         raise ValueError("the last message calls tools: append a message with role tool for each call")
     if style is None:
         return {"messages": as_text(found, tools)}
+    if not style.is_rendered:
+        found = [with_written_calls(message, style) for message in found]
     given = {"messages": [*one_call_each(found)] if style.separator is None else found}
     return given | {"tools": [dict(tool) for tool in tools]} if tools else given
 

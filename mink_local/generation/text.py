@@ -166,6 +166,8 @@ class ReasoningSplitter:
     def _read_marks(self, marks: Marks) -> None:
         self.marks = marks
         self._start, self._end = marks.start.strip(), marks.end.strip()
+        # A model that begins its content has ended its reasoning.
+        self._ends = re.compile("|".join(map(re.escape, filter(None, (self._end, marks.text)))))
         later = (self._start, self._end) if marks.is_repeated else ()
         self._later = tuple(filter(None, (*marks.frame, *later, marks.ignored)))
         longest_first = sorted(self._later, key=len, reverse=True)
@@ -216,9 +218,11 @@ class ReasoningSplitter:
             self.state, self._strip = "text", False  # without reasoning, leading whitespace is kept
 
     def _reasoning(self, is_final: bool) -> str:
-        reasoning, mark, content = self.held.partition(self._end)
+        found = self._ends.search(self.held)
+        reasoning, mark = (self.held[: found.start()], found[0]) if found else (self.held, "")
+        content = self.held[len(reasoning) + len(mark) :]
         if not (mark or is_final):  # hold back what may be the start of one
-            reasoning = reasoning[: len(reasoning) - started_length(reasoning, (self._end,))]
+            reasoning = reasoning[: len(reasoning) - started_length(reasoning, (self._end, self.marks.text))]
         taken = self._take(len(reasoning.rstrip()))
         if is_final:
             self.held = ""

@@ -8,24 +8,23 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from mink_local.generation.call_formats import (
-    ARGUMENTS,
-    CALL_ENDS,
-    CALL_MARKS,
     FEW_SPACES,
-    HEADS,
+    MARKED,
     NO_CALL,
     OBJECT,
     OPEN,
+    OPEN_END,
     PYTHON,
     PYTHON_HEAD,
     SPACES,
-    STOP,
     WRAPPERS,
     End,
     Format,
     end_of,
 )
+from mink_local.generation.call_forms import NO_FORM, Form
 from mink_local.generation.request import Tool
+from mink_local.generation.text import started_length
 
 _MOST_WRAPPERS = 5  # nested
 _MOST_TRIES = 8  # to find a call inside what is none
@@ -81,14 +80,15 @@ class _Begun:
 class ToolParser:
     """Finds tool calls in an answer's text, piece by piece.
 
-    A call is found between the marks of the chat template; or, if it names a known tool, at the start of a
-    line, as LLaMA-3 writes it, or in a fence or the like, as Qwen2.5-Coder does. Text that merely begins like
-    a call remains text. A call is emitted when it is complete; one that is cut off is left out. Marks and
+    A call is found between the marks of the chat template; or, if the form allows it, without any at the end
+    of an answer, if it names a known tool: at the start of a line, as LLaMA-3 writes it, or in a fence or the
+    like, as Qwen2.5-Coder does. Text that merely begins like a call remains text. A call is emitted when it
+    is complete; one that is cut off is left out. Marks and
     wrappers around calls are dropped, and whitespace unless it is between texts.
 
     Args:
         tools: The tools; the types of their parameters matter where the model writes no JSON.
-        marks: What precedes calls; see `marks_of`.
+        form: How the chat template's calls are read; those in Hermes's marks always are.
         is_parallel: Whether to emit more than the first call.
 
     Attributes:
@@ -96,21 +96,34 @@ class ToolParser:
     """
 
     def __init__(
-        self, tools: Iterable[Tool], marks: Iterable[str] = (OPEN,), *, is_parallel: bool = True
+        self,
+        tools: Iterable[Tool],
+        form: Form = NO_FORM,
+        *,
+        is_parallel: bool = True,
     ) -> None:
         functions = [tool["function"] for tool in tools if "function" in tool]
         self.is_cut = False
         self._n_calls = self._n_tries = 0
         self._schemas = {function["name"]: function.get("parameters") for function in functions}
-        self._marks = {mark: CALL_MARKS[mark] for mark in marks}
-        self._openings = WRAPPERS | self._marks
-        self._mark = re.compile("|".join(map(re.escape, (*self._marks, *self._marks.values()))))
+        self._form = form
+        self._marks = {OPEN: frozenset({OPEN_END, MARKED})} | dict(form.marks)
+        self._ends = {end for ends in self._marks.values() for end in ends if len(end) > 1}
+        self._openings = {mark: frozenset({end}) for mark, end in WRAPPERS.items()} | self._marks
+        self._mark = re.compile("|".join(map(re.escape, (*self._marks, *sorted(self._ends)))))
         kinds = ("", '"type":"function",', '"type":"function","function":{')
         self._starts = [f'{{{kind}"name":"{name}",' for kind in kinds for name in self._schemas]
         self._is_parallel = is_parallel
+        # A line break belongs in no string of JSON: before a mark it shows that one has no end.
+        ends = map(re.escape, sorted(each for each in self._ends if each.startswith(("</", "<|", "[/"))))
+        self._stop = re.compile(rf"\n\s*(?:{'|'.join(ends)})")
+        self._bare: tuple[Event, ...] = ()  # calls without marks
+        self._bare_at: int | None = None  # where these begin
+        self._bare_space = ""  # before them
         self._text, self._at = "", 0  # what is held back, from a place on
         self._begun: _Begun | None = None  # the call that begins there
         self._closings: frozenset[str] = frozenset()  # what may follow the last one
+        self._section: frozenset[str] = frozenset()  # the same, with what has followed it
         self._space = ""  # what is held back before the place: spaces, after a call also a separator
         self._gap = ""  # between text and the call after it; for more text after the call
         self._has_text = self._follows_call = False
@@ -119,11 +132,13 @@ class ToolParser:
     @property
     def in_call(self) -> bool:
         """Whether a call has begun, or what may be one, and not ended."""
-        return self._begun is not None
+        return self._begun is not None or self._bare_at is not None
 
     @property
     def n_held(self) -> int:
         """Number of characters held back."""
+        if self._bare_at is not None:
+            return len(self._bare_space) + len(self._text) - self._bare_at
         return len(self._space) + len(self._text) - self._at
 
     def feed(self, text: str, *, is_final: bool = False, is_cut: bool = False) -> Iterator[Event]:
@@ -135,20 +150,40 @@ class ToolParser:
             is_cut: Whether it is cut off there: what may begin a call is dropped.
         """
         self._text += text
-        return filter(self._is_wanted, self._read(is_final, is_cut))
+        return filter(self._is_wanted, self._deferred(self._read(is_final, is_cut), is_final))
 
-    def calls_at_end(self, reasoning: str) -> list[Event]:
-        """Return the calls that reasoning ends with which has no end: the model did not go on after them."""
+    def split_reasoning(self, reasoning: str) -> tuple[str, str]:
+        """Return reasoning up to the first mark of a call in it, and from there on."""
+        found = next((match for match in self._mark.finditer(reasoning) if match[0] in self._marks), None)
+        at = found.start() if found else len(reasoning) - started_length(reasoning, self._marks)
+        return reasoning[:at], reasoning[at:]
+
+    def calls_at_end(self, reasoning: str) -> tuple[str, list[Event]]:
+        """Return reasoning without the calls at its end, after which the model did not go on, and these."""
         starts = [match.start() for match in self._mark.finditer(reasoning) if match[0] in self._marks]
         for start in starts[-_MOST_WRAPPERS:]:
-            parser = copy(self)
-            events = [*parser.feed(reasoning[start:], is_final=True)]
+            events = [*copy(self).feed(reasoning[start:], is_final=True)]
             if events and all(isinstance(event, ToolCallDelta) for event in events):
-                return events
-        return []
+                return reasoning[:start].rstrip(), events
+        return reasoning, []
 
     def _is_wanted(self, event: Event) -> bool:
         return self._is_parallel or isinstance(event, str) or event.index == 0
+
+    def _deferred(self, events: Iterable[Event], is_final: bool) -> Iterator[Event]:
+        """Yield events, calls without marks at the end of all: they are text if other text follows."""
+        for event in events:
+            if self._bare_at is None:
+                yield event
+            elif not isinstance(event, str):
+                self._bare = (*self._bare, event)
+            elif event.strip():
+                yield self._bare_space + self._text[self._bare_at : self._at]
+                self._n_calls -= len(self._bare)
+                self._bare_at, self._bare = None, ()
+        if is_final:
+            yield from self._bare
+            self._bare_at, self._bare = None, ()
 
     def _read(self, is_final: bool, is_cut: bool) -> Iterator[Event]:
         while self._begun or self._skip(is_final):
@@ -172,7 +207,7 @@ class ToolParser:
         """Go past spaces, and past what closes a call; return whether something else follows."""
         self._hold(end_of(SPACES, self._text, self._at))
         while self._follows_call and self._at < len(self._text):
-            closers = self._closings.union(self._marks.values())
+            closers = self._closings | self._ends
             begun = [each for each in closers if each.startswith(self._text[self._at : self._at + len(each)])]
             closer = max(begun, key=len, default="")
             if self._text[self._at] in ";," and not self._space.strip():
@@ -185,9 +220,9 @@ class ToolParser:
             else:  # it may be one
                 return False
             self._hold(end_of(SPACES, self._text, self._at))
-        if self._at == len(self._text):
+        if self._at == len(self._text) and self._bare_at is None:
             self._text, self._at = "", 0
-        return self._text != ""
+        return self._at < len(self._text)
 
     def _hold(self, end: int) -> None:
         """Hold back the text up to a place as what separates a call from what follows it."""
@@ -199,26 +234,26 @@ class ToolParser:
         """Return the call that begins here, or whether more text may show that one does."""
         text, at, closings = self._text, self._at, self._closings
         for _ in range(_MOST_WRAPPERS):
-            openings = self._openings if self._is_line_start or at > self._at else self._marks
+            is_start = self._form.allows_bare and self._is_line_start
+            openings = self._openings if is_start or at > self._at else self._marks
             begun = [each for each in openings if each.startswith(text[at : at + len(each)])]
             opening = max(begun, key=len, default="")
             if len(text) - at < len(opening):
                 return True
-            closings |= {openings[opening]} if opening else set()
+            closings |= openings.get(opening, frozenset())
             at = end_of(FEW_SPACES, text, at + len(opening)) if opening else at
-        if not CALL_ENDS.isdisjoint(closings):
-            return self._look_after_mark(at, closings)
-        return (self._is_line_start or at > self._at) and self._look_for_known(at, closings)
+        if MARKED in closings:
+            return self._look_after_mark(at, closings | self._section)
+        is_start = self._form.allows_bare and (self._is_line_start or at > self._at)
+        return is_start and self._look_for_known(at, closings)
 
     def _look_after_mark(self, at: int, closings: frozenset[str]) -> _Begun | bool:
-        if self._text.startswith("{", at):
-            return _Begun(OBJECT, at, closings)
-        for head in HEADS:
-            match = head.pattern.match(self._text, at)
-            if match and (not head.is_known or match["name"] in self._schemas):
-                closings = closings.union(head.closing)
+        for head in self._form.heads:
+            if match := head.pattern.match(self._text, at):
                 return _Begun(head.format, match.end(), closings, match["name"])
-        return len(self._text) - at < _LONGEST_START and not ARGUMENTS.search(self._text, at)
+        if len(self._text) - at < _LONGEST_START and self._form.may_begin(self._text[at:]):
+            return True
+        return _Begun(OBJECT, at, closings) if self._text.startswith("{", at) else at == len(self._text)
 
     def _look_for_known(self, at: int, closings: frozenset[str]) -> _Begun | bool:
         objects = ['{"arguments":', '{"parameters":', *self._starts]
@@ -226,7 +261,7 @@ class ToolParser:
         begun = "".join(self._text[at : at + _LONGEST_START].split())
         if begun.startswith(tuple(objects)):
             return _Begun(OBJECT, at, closings)
-        match = PYTHON_HEAD.pattern.match(self._text, at)
+        match = PYTHON_HEAD.match(self._text, at)
         if match and begun.startswith(tuple(calls)):
             return _Begun(PYTHON, match.end(), closings, match["name"])
         return any(start.startswith(begun) for start in (*objects, *calls))
@@ -240,7 +275,7 @@ class ToolParser:
         if is_over and (call := self._call(begun)):
             yield call
             return
-        stop = STOP.search(self._text, begun.at)
+        stop = self._stop.search(self._text, begun.at)
         if is_cut and not (is_over or begun.end.is_broken or stop):
             self._leave_out()
             return
@@ -256,14 +291,16 @@ class ToolParser:
             name, arguments = begun.format.call(begun.name, written, self._schemas.get(begun.name))
         except NO_CALL:
             return None
-        is_marked = not CALL_ENDS.isdisjoint(begun.closings)
+        is_marked = MARKED in begun.closings
         if not is_marked and name not in self._schemas:
             return None
+        if not is_marked and self._bare_at is None:
+            self._bare_at, self._bare_space = self._at, self._space
         self._gap = self._gap if self._follows_call else self._space
         self._space, self._at, self._is_line_start = "", begun.end.at, True
-        self._follows_call, self._closings = True, begun.closings
+        self._follows_call, self._closings, self._section = True, begun.closings, begun.closings
         if is_marked:  # and models write a bracket too many before the mark
-            self._closings |= {f"}}{gap}{each}" for gap in ("", "\n") for each in begun.closings & CALL_ENDS}
+            self._closings |= {f"}}{gap}{each}" for gap in ("", "\n") for each in begun.closings & self._ends}
         self._n_calls += 1
         return ToolCallDelta(self._n_calls - 1, arguments, f"call_{secrets.token_hex(12)}", name)
 
@@ -279,5 +316,5 @@ class ToolParser:
             space = (space or self._gap) if self._has_text else space.lstrip()
         text = space + self._text[self._at : end]
         self._space, self._at, self._is_line_start, self._closings = "", end, False, frozenset()
-        self._has_text, self._follows_call = True, False
+        self._has_text, self._follows_call, self._section = True, False, frozenset()
         return text

@@ -10,6 +10,7 @@ from mink_local.llama.json_schema import kept_schema
 IS_LARK = re.compile(r"^[ \t]*(%llguidance\b|start\s*(\[.*\]\s*)?:(?!:=))", re.MULTILINE)
 _LARK_PART = re.compile(
     r'"(?:\\.|[^"\\\n])*"|/(?![/*])(?:\\.|[^/\\\n])+/|//[^\n]*|\#[^\n]*|(?P<schema>%json\b\s*)|%llguidance\s*\{\s*\}|'
+    r"<\[\d{1,9}\]>|"  # a token
     r"(?P<refused>%(?:llguidance|regex)\b|<|\btemperature\s*=)"
 )
 _GBNF_PART = re.compile(

@@ -7,10 +7,10 @@ import pytest
 
 from mink_local import Constraints, MinK, Request, SamplingParams
 from mink_local.errors import ConstraintError
-from mink_local.generation.call_formats import marks_of
+from mink_local.generation.call_derivation import understood_style
+from mink_local.generation.call_forms import form_of
 from mink_local.generation.call_styles import (
     HERMES,
-    LLAMA,
     CallStyle,
     as_text,
     one_call_each,
@@ -62,26 +62,35 @@ def named(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
-def rendered(model: str, messages: list[dict[str, Any]]) -> tuple[str, str]:
-    """Return a real template, and the prompt's text, from messages as the engine gives them to it."""
+LLAMA = CallStyle('{"name": "', '", "parameters": ', "}")
+
+
+def rendered(model: str, messages: list[dict[str, Any]]) -> tuple[CallStyle | None, str]:
+    """Return the style of a real template, and the prompt's text, from messages as the engine gives them."""
     template = shared(f"vocab/{model}.jinja").read_text()
     if "llama" in model:
         messages = list(one_call_each(messages))
     renderer = Renderer(template, bos_token="", eos_token="", in_process=True)
-    return template, renderer(**template_input(messages, [WEATHER, DAYS, NOW]))
+    style = understood_style(renderer)
+    return style, renderer(**template_input(messages, [WEATHER, DAYS, NOW], style))
 
 
 @pytest.mark.parametrize("model", ["Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct"])
 def test_a_real_template_shows_the_tools_and_what_became_of_calls(model: str) -> None:
     called = {"role": "assistant", "content": "", "tool_calls": CALLS}
-    template, text = rendered(model, [USER, called, *RESULTS])
+    style, text = rendered(model, [USER, called, *RESULTS])
     assert "count_days" in text
     assert text.index("noon") > text.index('"name": "now", "')
     # The parser reads the form in which the template writes earlier calls.
     called = {"role": "assistant", "content": "", "tool_calls": CALLS[:1]}
     text = rendered(model, [USER, called, RESULTS[1]])[1]
-    start = text.index("get_weather", text.index(USER["content"])) - len('{"name": "')
-    events = ToolParser([WEATHER], marks_of(template)).feed(text[start : text.index("sunny")])
+    start = text.index("{", text.index(USER["content"]))
+    assert style is not None
+    written = (
+        style.before.partition("{")[0]
+        + text[start : text.index("<|e" if "<|e" in text[start:] else "<|im", start)]
+    )
+    events = ToolParser([WEATHER], form_of(style)).feed(written, is_final=True)
     [found] = whole_calls([event for event in events if isinstance(event, ToolCallDelta)])
     assert json.loads(found["function"]["arguments"]) == {"place": {"name": "Rome"}}
 
@@ -153,7 +162,7 @@ def called(model: Model, request: Request, style: CallStyle) -> list[str | ToolC
     constraints = with_call_grammar(request, style).params.constraints
     sampling = SamplingParams(sampler=MinK(), temperature=5.0, max_tokens=80, seed=1, constraints=constraints)
     [answer] = model.answer_all([Request([USER], sampling)])
-    parser = ToolParser(request.tools, marks_of(""))
+    parser = ToolParser(request.tools, form_of(style))
     return [*parser.feed(answer.text, is_final=True)]
 
 

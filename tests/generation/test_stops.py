@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from mink_local import Constraints, SamplingParams
 from mink_local.generation.answer import Answer, Splitter
-from mink_local.generation.call_formats import CALL_MARKS
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request, Tool
 from mink_local.generation.text import ReasoningSplitter
@@ -25,9 +24,7 @@ STOPS = ["a", "ab", "ba", "aba", "\n", "\n\n", " b", "}", "<", "</tool_call>", "
 def answered(pieces: list[str], stop: list[str], *, is_cut: bool = False, is_shown: bool = False) -> Answer:
     """Return the answer with a text, as it is generated."""
     answer = Answer(Request("x"))
-    splitter = Splitter(
-        ReasoningSplitter("start"), ToolParser([NOW], CALL_MARKS), reasoning_in_content=is_shown
-    )
+    splitter = Splitter(ReasoningSplitter("start"), ToolParser([NOW]), reasoning_in_content=is_shown)
     splitter.stop_at(stop, lambda _: True)
     for piece in pieces:
         answer.add(splitter.feed(piece))

@@ -16,7 +16,7 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from mink_local import Constraints, load_model
 from mink_local.errors import MinkError
 from mink_local.generation import rendering
-from mink_local.generation.call_styles import HERMES, LLAMA
+from mink_local.generation.call_styles import HERMES
 from mink_local.generation.model import Model
 from mink_local.generation.rendering import Renderer
 from mink_local.generation.template import ChatTemplate, markup_pattern, template_input
@@ -179,7 +179,7 @@ def test_arguments_reach_a_template_as_an_object(given: Any, arguments: Any) -> 
     messages = deepcopy(CALLED)
     messages[1]["tool_calls"][0]["function"]["arguments"] = given
     text = replace(HERMES, arguments="text")
-    for style in (HERMES, LLAMA, text, None):
+    for style in (HERMES, text, None):
         [*_, called, _] = template_input(messages, (), style)["messages"]
         if style is None:
             assert json.dumps(arguments) in called["content"]
@@ -360,11 +360,10 @@ ID = "{{ call.id | length }}{{ messages[2].tool_call_id == call.id }}"
         ("{{ call.function.arguments | tojson }}", '{"query": "rain é"}'),
         ("{{ '' + call.function.arguments }}", '{"query": "rain é"}'),
         ("{{ call.function.arguments }}", '{"query": "rain é"}'),
-        ("{% for k, v in call.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}", "query=rain é"),
         (
             "{% if call.id | length != 9 %}{{ raise_exception('id') }}{% endif %}"
-            "{{ call.function.arguments | tojson }}" + ID,
-            '{"query": "rain é"}9True',
+            "{{ call.function.arguments | tojson }}</c:all>" + ID,
+            '{"query": "rain é"}</c:all>9True',
         ),
     ],
 )
@@ -375,10 +374,14 @@ def test_calls_are_written_as_the_template_takes_them(
     """As objects or as JSON, with ids of nine letters, results as text or as parts: found by rendering."""
     template = (
         "{# tools <tool_call> #}{% for m in messages %}{% if m.role == 'tool' %}" + result + "{% else %}"
-        "{{ m.content }}{% endif %};{% for call in m.tool_calls or [] %}" + shown + "{% endfor %}{% endfor %}"
+        "{{ m.content }}{% endif %};"
+        "{% for call in m.tool_calls or [] %}<c:all>{{ call.function.name }}<a:rgs>"
+        + shown
+        + "</c:all>{% endfor %}{% endfor %}"
     )
     with load_model(tiny(template=template), trust=True) as model:
-        assert model.apply_chat_template(CALLED) == f"Look up rain.;;{calls}It falls.;"
+        prompt = model.apply_chat_template(CALLED)
+        assert prompt == f"Look up rain.;;<c:all>search<a:rgs>{calls}</c:all>It falls.;"
 
 
 @pytest.mark.parametrize(

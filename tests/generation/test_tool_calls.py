@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mink_local import load_model
-from mink_local.generation.call_formats import CALL_MARKS, GEMMA_QUOTES, OPEN, WRAPPERS, marks_of
-from mink_local.generation.call_styles import (
-    HERMES,
-    LLAMA,
-    PLAIN,
-    CallStyle,
-    style_of,
-)
+from mink_local.generation.call_formats import GEMMA_QUOTES, WRAPPERS
+from mink_local.generation.call_forms import NO_FORM, Form, form_of
+from mink_local.generation.call_styles import CallStyle
 from mink_local.generation.request import Tool
 from mink_local.generation.tool_calls import ToolCallDelta, ToolParser
 from tests.support.calls import whole_calls
@@ -43,10 +39,10 @@ Parsed = tuple[str, list[tuple[str, str]]]
 
 
 def parsed(
-    pieces: list[str], marks: frozenset[str] | None = None, is_parallel: bool = True, is_cut: bool = False
+    pieces: list[str], form: Form | None = None, is_parallel: bool = True, is_cut: bool = False
 ) -> Parsed:
     """Return the text of an answer and its calls, (name, arguments), after checking the events' form."""
-    parser = ToolParser(TOOLS, CALL_MARKS if marks is None else marks, is_parallel=is_parallel)
+    parser = ToolParser(TOOLS, NO_FORM if form is None else form, is_parallel=is_parallel)
     steps = [
         *(list(parser.feed(piece)) for piece in pieces),
         list(parser.feed("", is_final=True, is_cut=is_cut)),
@@ -74,7 +70,6 @@ COMMAND = (
 BOTH = {  # calls of both tools
     "Hermes": f"<tool_call>\n{WEATHER}\n</tool_call>\n<tool_call>\n{NOW}\n</tool_call>",
     "Hermes, once": f"<tool_call>\n{WEATHER}\n{NOW}\n</tool_call>",
-    "LLaMA": f'<|python_tag|>{PARAMETERS}; {{"name": "now", "parameters": {{}}}}',
     "LLaMA, bare": f" {PARAMETERS}; {NOW}",
     "Mistral": f'[TOOL_CALLS] [{WEATHER[:-1]}, "id": "a1b2c3d4e"}}, {NOW}]',
     "Mistral, v11": '[TOOL_CALLS]get_weather[CALL_ID]a[ARGS]{"city": "Rom"}[TOOL_CALLS]now[CALL_ID]b[ARGS]{}',
@@ -112,6 +107,15 @@ BOTH = {  # calls of both tools
         "<start_function_call>call:get_weather{city:<escape>Rom<escape>}<end_function_call>"
         "<start_function_call>call:now{}<end_function_call>"
     ),
+    "names as keys": '<|tools_prefix|>[{"get_weather": {"city": "Rom"}}, {"now": {}}]<|tools_suffix|>',
+    "DSML": (
+        '<D:calls>\n<D:invoke name="get_weather">\n<D:parameter name="city" string="true">Rom</D:parameter>\n'
+        '</D:invoke>\n<D:invoke name="now">\n</D:invoke>\n</D:calls>'
+    ),
+    "tags alone": (
+        '<function name="get_weather"><param name="city"><![CDATA[Rom]]></param></function>\n'
+        '<function name="now"></function>'
+    ),
     "Nemotron": f"<TOOLCALL>[{WEATHER}, {NOW}]</TOOLCALL>",
     "Phi": f"<|tool_call|>[{WEATHER}, {NOW}]<|/tool_call|>",
     "array": f"[{WEATHER}, {NOW}]",
@@ -125,17 +129,85 @@ BOTH = {  # calls of both tools
 }
 
 
+GEMMA = CallStyle("<|tool_call>call:", "{", "<tool_call|>", "", kind="quoted", quote='<|"|>')
+_R1_CALL = "<｜tool▁call▁begin｜>"
+STYLES = {
+    "Mistral": CallStyle('{"name": "', '", "arguments": ', "}", ", ", opening="[TOOL_CALLS][", closing="]"),
+    "Mistral, v11": CallStyle("[TOOL_CALLS]", "[CALL_ID]callidab1[ARGS]", "", ""),
+    "Mistral, v13": CallStyle("[TOOL_CALLS]", "[ARGS]", "", ""),
+    "Qwen3-Coder": CallStyle(
+        "<tool_call>\n<function=", ">", "\n</function>\n</tool_call>", "\n", kind="tags", key="\n<parameter=",
+        equals=">\n", equals_other=">\n", end="\n</parameter>",
+    ),
+    "LLaMA, tagged": CallStyle("<function=", ">", "</function>", ""),
+    "GLM": CallStyle(
+        "<tool_call>", "", "\n</tool_call>", "", kind="tags", key="\n<arg_key>",
+        equals="</arg_key>\n<arg_value>", equals_other="</arg_key>\n<arg_value>", end="</arg_value>",
+    ),
+    "DeepSeek R1": CallStyle(
+        f"{_R1_CALL}function<｜tool▁sep｜>", "\n```json\n", "\n```<｜tool▁call▁end｜>", "\n",
+        opening="<｜tool▁calls▁begin｜>", closing="<｜tool▁calls▁end｜>",
+    ),
+    "DeepSeek V3": CallStyle(
+        _R1_CALL, "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "",
+        opening="<｜tool▁calls▁begin｜>", closing="<｜tool▁calls▁end｜>",
+    ),
+    "LFM2": CallStyle(
+        between="(", separator=", ", opening="<|tool_call_start|>[", closing="]<|tool_call_end|>",
+        kind="python",
+    ),
+    "Kimi": CallStyle(
+        "<|tool_call_begin|>functions.", ":0<|tool_call_argument_begin|>", "<|tool_call_end|>", "",
+        opening="<|tool_calls_section_begin|>", closing="<|tool_calls_section_end|>",
+    ),
+    "Command": CallStyle(
+        '\n    {"tool_call_id": "0", "tool_name": "', '", "parameters": ', "}", ",",
+        opening="<|START_ACTION|>[", closing="\n]<|END_ACTION|>",
+    ),
+    "Gemma 4": GEMMA,
+    "FunctionGemma": replace(
+        GEMMA, before="<start_function_call>call:", after="<end_function_call>", quote="<escape>"
+    ),
+    "Nemotron": CallStyle(
+        '{"name": "', '", "arguments": ', "}", ", ", opening="<TOOLCALL>[", closing="]</TOOLCALL>"
+    ),
+    "Phi": CallStyle(
+        '{"name": "', '", "arguments": ', "}", ", ", opening="<|tool_call|>[", closing="]<|/tool_call|>"
+    ),
+    "names as keys": CallStyle(
+        '{"', '": ', "}", ", ", opening="<|tools_prefix|>[", closing="]<|tools_suffix|>"
+    ),
+    "DSML": CallStyle(
+        '<D:invoke name="', '">', "\n</D:invoke>\n", "", "<D:calls>\n", "</D:calls>", "tags",
+        '\n<D:parameter name="', '" string="true">', '" string="false">', "</D:parameter>",
+    ),
+    "tags alone": CallStyle(
+        '<function name="', '">', "</function>", "\n", kind="tags", key='<param name="', equals='">',
+        equals_other='">', end="</param>",
+    ),
+}  # fmt: skip
+FORMS = {name: form_of(style) for name, style in STYLES.items()}
+FORMS |= {"Qwen3-Coder, bare": FORMS["Qwen3-Coder"], "Command, names first": FORMS["Command"]}
+ANY_FORM = Form(
+    {mark: ends for form in FORMS.values() for mark, ends in form.marks.items()},
+    tuple(head for form in FORMS.values() for head in form.heads),
+)
+BARE = {name for name in BOTH if name not in FORMS and name not in ("Hermes", "Hermes, once", "fence, tags")}
+
+
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("before", ["", "I look.\n"])
 @pytest.mark.parametrize("after", ["", "Done. "])
 def test_calls_are_found(name: str, before: str, after: str) -> None:
-    text = f"{before}{BOTH[name]}\n\n{after}"
+    text, form = f"{before}{BOTH[name]}\n\n{after}", FORMS.get(name, NO_FORM)
     content = f"{before.rstrip()}\n\n{after}" if before and after else before.rstrip() + after
-    expected = content, [ROM, EMPTY]
-    assert parsed([text]) == expected
-    assert parsed(list(text)) == expected
+    expected: Parsed = content, [ROM, EMPTY]
+    if after and name in BARE:  # it is only quoted
+        expected = text, []
+    assert parsed([text], form) == expected
+    assert parsed(list(text), form) == expected
     for cut in range(len(text)):
-        assert parsed([text[:cut], text[cut:]]) == expected
+        assert parsed([text[:cut], text[cut:]], form) == expected
 
 
 @pytest.mark.parametrize("name", BOTH)
@@ -144,8 +216,8 @@ def test_a_call_that_is_cut_off_is_left_out(name: str, before: str) -> None:
     """It is no text, and no call with other arguments."""
     text, seen = before + BOTH[name], set()
     for cut in range(len(before) + 1, len(text)):
-        content, calls = parsed([text[:cut]], is_cut=True)
-        assert parsed(list(text[:cut]), is_cut=True) == (content, calls)
+        content, calls = parsed([text[:cut]], FORMS.get(name, NO_FORM), is_cut=True)
+        assert parsed(list(text[:cut]), FORMS.get(name, NO_FORM), is_cut=True) == (content, calls)
         seen.add(len(calls))
         assert content.strip() == before.strip()
         assert calls == [ROM, EMPTY][: len(calls)]
@@ -156,11 +228,10 @@ def test_a_call_that_is_cut_off_is_left_out(name: str, before: str) -> None:
     ("text", "content", "calls"),
     [
         (f"<tool_call>{WEATHER}", "", [ROM]),
-        (f"I look:\n```json\n{WEATHER}\n```\n\n```python\n1\n```", "I look:\n\n```python\n1\n```", [ROM]),
-        (f"{NOW}\n```python\n1\n```", "```python\n1\n```", [EMPTY]),
-        (f"{NOW}; but", "; but", [EMPTY]),
+        (f"I look:\n```json\n{WEATHER}\n```\n\n", "I look:", [ROM]),
         (f"{NOW};", "", [EMPTY]),
-        (f"[{NOW}, 5]", ", 5]", [EMPTY]),
+        (f"{NOW}\n{WEATHER}", "", [EMPTY, ROM]),
+        (f"{NOW}\n<tool_call>{WEATHER}</tool_call>", "", [EMPTY, ROM]),
         ('<tool_call>{"name": "now", "arguments": "{}"}</tool_call>', "", [EMPTY]),
         ('<tool_call>{"name": "unknown", "arguments": {}}</tool_call>', "", [("unknown", "{}")]),
         ('<tool_call>{"name": "now", "arguments": {"a": "x\ny"}}', "", [("now", '{"a": "x\\ny"}')]),
@@ -168,7 +239,6 @@ def test_a_call_that_is_cut_off_is_left_out(name: str, before: str) -> None:
         ('<tool_call>{"name": "now", "arguments": {"a": "</tool_call>"}}', "", [MARK]),
         ('{"name": "now", "arguments": {"a": "```"}}', "", [("now", '{"a": "```"}')]),
         ('<tool_call>{"arguments": {"a": "</tool_call>"}, "name": "now"}', "", [MARK]),
-        ("<tool_call>now()</tool_call>", "", [EMPTY]),
         ("[now(a='it\\'s', b=\"\\\"\\\\d\\n\", c=[1, {'x': None}], d=True)]", "",
          [("now", '{"a": "it\'s", "b": "\\"\\\\d\\n", "c": [1, {"x": null}], "d": true}')]),
         ("[now(a=')]', b=-1.5)]", "", [("now", '{"a": ")]", "b": -1.5}')]),
@@ -198,8 +268,9 @@ def test_a_call_that_is_cut_off_is_left_out(name: str, before: str) -> None:
     ],
 )  # fmt: skip
 def test_how_calls_are_written(text: str, content: str, calls: list[tuple[str, str]]) -> None:
-    assert parsed([text]) == (content, calls)
-    assert parsed(list(text)) == (content, calls)
+    form = FORMS["Gemma 4"] if "<|tool_call>" in text else NO_FORM
+    assert parsed([text], form) == (content, calls)
+    assert parsed(list(text), form) == (content, calls)
 
 
 @pytest.mark.parametrize(
@@ -223,8 +294,8 @@ def test_how_calls_are_written(text: str, content: str, calls: list[tuple[str, s
 def test_the_types_of_parameters_in_tags(parameter: str, text: str, value: object) -> None:
     coder = f"<function=get_weather>\n<parameter={parameter}>\n{text}\n</parameter>\n</function>"
     glm = f"<tool_call>get_weather<arg_key>{parameter}</arg_key><arg_value>{text}</arg_value></tool_call>"
-    for written in (coder, glm):
-        [(_, arguments)] = parsed(list(written))[1]
+    for written, name in ((coder, "Qwen3-Coder"), (glm, "GLM")):
+        [(_, arguments)] = parsed(list(written), FORMS[name])[1]
         assert json.loads(arguments) == {parameter: value}
 
 
@@ -253,51 +324,42 @@ def test_the_types_of_parameters_in_tags(parameter: str, text: str, value: objec
         '```json\n{"a": 1}\n``` ```js\n``json ```json',
         f"Write {PARAMETERS} to call it.",
         '{"names": ["now"]}\n{"a": {}}\n[{}]',
+        f"I look:\n```json\n{WEATHER}\n```\n\n```python\n1\n```",
+        f"{NOW}\n```python\n1\n```",
+        f"{NOW}; but",
+        f"[{NOW}, 5]",
+        f"To call it, write\n{WEATHER}\n{NOW}\nand wait.\n",
+        "<tool_call>now()</tool_call>",
     ],
 )
 def test_what_is_no_call_is_text(text: str) -> None:
-    assert parsed([text]) == (text, [])
-    assert parsed(list(text)) == (text, [])
+    for form in (NO_FORM, FORMS["Phi"]):
+        assert parsed([text], form) == (text, [])
+        assert parsed(list(text), form) == (text, [])
 
 
 def test_only_one_call_if_they_are_not_parallel() -> None:
-    for both in BOTH.values():
-        assert parsed([f"a\n{both}\nb"], is_parallel=False) == ("a\nb", [ROM])
+    for name, both in BOTH.items():
+        assert parsed([f"a\n{both}\n"], FORMS.get(name, NO_FORM), is_parallel=False) == ("a", [ROM])
 
 
-def test_marks_are_those_of_the_template() -> None:
-    assert marks_of("{{ '[TOOL_CALLS]' }}") == {OPEN, "[TOOL_CALLS]"}
-    for name in ("Mistral, v13", "DeepSeek V3", "LFM2"):
-        assert parsed([BOTH[name]], marks_of("")) == (BOTH[name], [])
-
-
-@pytest.mark.parametrize(
-    ("template", "style"),
-    [
-        ("<tool_call>", HERMES),
-        ("<tool_call> <function= <parameter=", HERMES),
-        ("<tool_call> <arg_key>", HERMES),
-        ('<|python_tag|> "parameters": ', LLAMA),
-        ('"parameters": ', LLAMA),
-        ("[TOOL_CALLS]", PLAIN),
-        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", PLAIN),
-        ("<|tool_calls_section_begin|><|tool_call_begin|>", PLAIN),
-        ("<|START_ACTION|>", PLAIN),
-        ('<|tool_call>call: <|"|>', PLAIN),
-        ("tools", None),
-    ],
-)
-def test_the_style_of_a_template(template: str, style: CallStyle | None) -> None:
-    assert style_of(template) is style
-    if style:
-        calls = [style.write("now", "{}")] * (1 if style.separator is None else 2)
-        assert parsed([(style.separator or "").join(calls)], marks_of(template)) == ("", [EMPTY] * len(calls))
+def test_what_a_template_did_not_teach_is_text() -> None:
+    """But Hermes's marks, and calls without any where the template teaches no marks."""
+    for name in {*FORMS} - {"Qwen3-Coder", "Qwen3-Coder, bare", "GLM"}:
+        assert parsed([BOTH[name]], NO_FORM) == (BOTH[name], [])
+    for name, both in BOTH.items():
+        found = [ROM, EMPTY] if name in ("Hermes", "Hermes, once", "fence, tags", "Phi") else []
+        assert parsed([both], FORMS["Phi"])[1] == found
 
 
 def test_marks_that_are_control_tokens(tmp_path: Path) -> None:
     """Their texts are in no answer but one that may have calls."""
     marks = ("[TOOL_CALLS]", "[ARGS]")
-    template = "{{ tools }}{{ '[TOOL_CALLS][ARGS]' if false }}<assistant>"
+    template = (
+        "{{ tools }}{% for m in messages %}{{ m.content }}{% for call in m.tool_calls or [] %}[TOOL_CALLS]"
+        "{{ call.function.name ~ '[ARGS]' ~ call.function.arguments | tojson }}{% endfor %}{% endfor %}"
+        "<assistant>"
+    )
     script = {"<assistant>": [marks[0], "now", marks[1], "{}"]}
     with load_model(write_scripted(tmp_path / "x.gguf", template, script, marks), trust=True) as model:
         reply = model.chat("Hi", tools=[TOOLS[1]], temperature=0.0)
@@ -307,8 +369,8 @@ def test_marks_that_are_control_tokens(tmp_path: Path) -> None:
 
 
 PARTS = [
-    *CALL_MARKS,
-    *CALL_MARKS.values(),
+    *ANY_FORM.marks,
+    *sorted({end for ends in ANY_FORM.marks.values() for end in ends if len(end) > 1}),
     *WRAPPERS,
     *("[ARGS]", "[CALL_ID]", "<｜tool▁sep｜>", "<parameter=city>", "</parameter>", "<arg_key>", "</arg_key>"),
     *(
@@ -336,8 +398,9 @@ def test_pieces_do_not_matter(parts: list[str], rng: random.Random, is_parallel:
     text = "".join(parts)
     cuts = sorted(rng.randint(0, len(text)) for _ in range(6))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    whole = parsed([text], is_parallel=is_parallel)
-    assert parsed(pieces, is_parallel=is_parallel) == parsed(list(text), is_parallel=is_parallel) == whole
+    form = rng.choice([NO_FORM, ANY_FORM, *FORMS.values()])
+    whole = parsed([text], form, is_parallel)
+    assert parsed(pieces, form, is_parallel) == parsed(list(text), form, is_parallel) == whole
     if not whole[1]:
         assert whole[0] == text
 
@@ -356,7 +419,7 @@ def test_nothing_certain_is_held_back() -> None:
 
 
 def test_a_call_comes_when_it_is_complete() -> None:
-    parser = ToolParser(TOOLS, CALL_MARKS)
+    parser = ToolParser(TOOLS, FORMS["Qwen3-Coder"])
     for piece, *expected in (
         ('<tool_call>\n{"name": "get_weather", "arguments":',),
         (' {"city',),
@@ -387,7 +450,8 @@ def test_a_call_comes_when_it_is_complete() -> None:
 )
 def test_no_text_is_scanned_again_and_again(text: str) -> None:
     """That would take minutes."""
-    assert parsed([text]) == parsed([text[i : i + 9] for i in range(0, len(text), 9)])
+    for form in (NO_FORM, FORMS["Mistral"]):
+        assert parsed([text], form) == parsed([text[i : i + 9] for i in range(0, len(text), 9)], form)
 
 
 def in_nines(text: str) -> list[str]:
@@ -396,11 +460,12 @@ def in_nines(text: str) -> list[str]:
 
 def test_many_calls_are_read_once() -> None:
     """That would take minutes otherwise: opened again and again, long values, an end that does not come."""
-    assert len(parsed(["<tool_call>now()" * 9999])[1]) == 9999
+    assert len(parsed(["<|tool_call_start|>now()" * 9999], FORMS["LFM2"])[1]) == 9999
     value = "</parameter>" * 9999
     coder = f"<function=get_weather>\n<parameter=city>\n{value}</parameter>"
-    assert parsed(in_nines(coder)) == (coder, [])
-    [(_, arguments)] = parsed(in_nines(f"{coder}</function>"))[1]
+    form = FORMS["Qwen3-Coder"]
+    assert parsed(in_nines(coder), form) == (coder, [])
+    [(_, arguments)] = parsed(in_nines(f"{coder}</function>"), form)[1]
     assert arguments == f'{{"city": "{value}"}}'
 
 
@@ -413,6 +478,6 @@ def test_a_long_call_is_read_once(name: str, value: str) -> None:
     if name == "Gemma 4":
         value = value.replace("\\", "")
     text = BOTH[name].replace("Rom", value)
-    content, [(_, arguments), now] = parsed(in_nines(text))
+    content, [(_, arguments), now] = parsed(in_nines(text), FORMS.get(name, NO_FORM))
     written = value if name == "Gemma 4" else json.loads(f'"{value}"')
     assert (content, json.loads(arguments), now) == ("", {"city": written}, EMPTY)

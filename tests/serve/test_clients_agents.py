@@ -48,7 +48,8 @@ wire_api = "responses"
 """
 
 # Calls a tool if there is one, and says whether it was given the word.
-TEMPLATE = """{# <tool_call> #}
+TEMPLATE = """{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{"name": "{{
+c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}</tool_call>{% endfor %}{% endfor %}
 {%- set given = messages | selectattr('role', 'equalto', 'tool') | map(attribute='content') | join -%}
 {{ '<|plain|>' if not tools else '<|call|>' if not given }}
 {{- '<|told|>' if 'walnut' in given else '<|lost|>' if given }}"""

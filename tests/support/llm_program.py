@@ -12,10 +12,16 @@ from mink_local.llm import plugin
 from tests.support.tiny import write_scripted
 
 # Calls the tool, says what it gave, and reasons first if it is told to.
-TEMPLATE = """{# <think> <tool_call> #}{{ tools | tojson if tools else '' }}
-{% for m in messages %}{{ m.role }}: {{ m.content }}{{ m.tool_calls | tojson if m.tool_calls else '' }}
+WRITTEN_CALLS = """{% for c in m.tool_calls or [] %}<tool_call>{"name": "{{ c.function.name }}", {{
+'"arguments": ' ~ c.function.arguments | tojson }}}</tool_call>{% endfor %}"""
+TEMPLATE = (
+    """{# <think> #}{{ tools | tojson if tools else '' }}
+{% for m in messages %}{{ m.role }}: {{ m.content }}"""
+    + WRITTEN_CALLS
+    + """
 {% endfor %}{% if messages[-1].role == 'tool' %}<|told|>{% elif enable_thinking %}<|think|>{% else %}{{
 '<|call|>' if tools else '<|plain|>' }}{% endif %}"""
+)
 SCRIPTS = {
     "<|call|>": ["<tool_call>", '{"name": "shout", ', '"arguments": ', '{"text": "hey"}}', "</tool_call>"],
     "<|told|>": ["It says", " HEY."],

@@ -1,0 +1,178 @@
+"""The chat templates that llama.cpp ships, and what its own tests say that their models write.
+
+They come from llama.cpp's source, as in llama-cpp-python's source archive, whose folder
+LLAMA_CPP_SOURCE names.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from mink_local.generation.answer import Splitter
+from mink_local.generation.request import Request, SamplingParams
+from mink_local.generation.template import ChatTemplate
+from mink_local.generation.tool_calls import ToolParser
+from mink_local.llama.weights import Weights
+
+SOURCE = Path(os.environ.get("LLAMA_CPP_SOURCE", "not given"))
+TEMPLATES = SOURCE / "models" / "templates"
+NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
+_USER = {"role": "user", "content": "Hey there!"}
+_ENDS = {"llama": "<|eot_id|>", "deepseek": "<｜end▁of▁sentence｜>", "gemma": "<eos>", "qwen": "<|im_end|>"}
+_SEEN = ("<think>", "</think>")
+
+
+class CharacterWeights:
+    """A vocabulary of characters, for templates without their models."""
+
+    def __init__(self, source: str, eos: str) -> None:
+        self.chat_template, self.bos, self.eos, self.trust = source, "<s>", eos, True
+        self.tool_template = None
+        self.control_tokens: tuple[str, ...] = ()
+        self.user_defined_tokens: tuple[str, ...] = ()
+        self.n_ctx_train, self.longest_token, self.path = 1 << 17, 64, Path("x")
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:  # noqa: ARG002
+        return list(map(ord, text))
+
+    def piece(self, token: int) -> bytes:
+        return chr(token).encode()
+
+    def ids(self, _: str, value: Any) -> list[int]:
+        return list(value)
+
+
+def template_of(name: str) -> ChatTemplate:
+    """Return a template, as a model's."""
+    eos = next((end for family, end in _ENDS.items() if family in name.lower()), "</s>")
+    source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+    return ChatTemplate(cast(Weights, CharacterWeights(source, eos)))
+
+
+class Read(NamedTuple):
+    """What a text of a model's says."""
+
+    content: str
+    reasoning: str
+    calls: list[tuple[str, Any]]
+
+
+def read(template: ChatTemplate, text: str, tools: list[Any], **options: Any) -> Read:
+    """Return what a model's text says, after a prompt."""
+    prompt = template.tokens([_USER], options.get("enable_thinking"), tools)
+    splitter, _ = template.reasoning(Request([_USER], SamplingParams(), tools=tools, **options), prompt)
+    parser = ToolParser(tools, template.form) if tools else None
+    piece = Splitter(splitter, parser).feed(text, is_final=True)
+    calls = [(call.name, json.loads(call.arguments)) for call in piece.tool_calls]
+    return Read(piece.content.strip(), piece.reasoning.strip(), calls)
+
+
+class Example(NamedTuple):
+    """A model's text in llama.cpp's tests, and what they read in it."""
+
+    template: str
+    line: int
+    text: str
+    tools: list[Any]
+    enable_thinking: bool
+    expected: Read
+
+
+_SKIPPED = ("is_partial", "messages(", "json_schema", "continue_final", "tool_choice", "FORMAT_NONE")
+_RAW = re.compile(r'R"([^(]*)\((.*?)\)\1"', re.DOTALL)
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_BLANK = re.compile(r"(?:\s+|//[^\n]*\n|/\*.*?\*/)*", re.DOTALL)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0"}
+
+
+def _literal(source: str, at: int) -> tuple[str, int] | None:
+    """Return the adjacent C string literals at a place as one text, and where they end."""
+    text, found = "", False
+    while True:
+        at = cast(re.Match[str], _BLANK.match(source, at)).end()
+        if raw := _RAW.match(source, at):
+            text += raw[2]
+        elif raw := _QUOTED.match(source, at):
+            body = re.sub(r"\\x([0-9a-fA-F]{2})", lambda code: chr(int(code[1], 16)), raw[1])
+            text += re.sub(r"\\(.)", lambda each: _ESCAPES.get(each[1], each[1]), body, flags=re.DOTALL)
+        else:
+            return (text, at) if found else None
+        at, found = raw.end(), True
+
+
+def _literals(source: str, at: int) -> list[str]:
+    """Return the string literals between commas at a place."""
+    found = []
+    while value := _literal(source, at):
+        found.append(value[0])
+        at = cast(re.Match[str], re.compile(r"[\s,]*").match(source, value[1])).end()
+    return found
+
+
+def _tool(fields: list[str]) -> dict[str, Any]:
+    name, description, parameters = fields[:3]
+    function = {"name": name, "description": description, "parameters": json.loads(parameters)}
+    return {"type": "function", "function": function}
+
+
+def examples() -> Iterator[Example]:
+    """Yield the examples of whole answers that can be read out of llama.cpp's tests."""
+    source = (SOURCE / "tests" / "test-chat.cpp").read_text(encoding="utf-8")
+    tools = {
+        match[1]: _tool(fields)
+        for match in re.finditer(r"common_chat_tool (\w+)\s*\{", source)
+        if len(fields := _literals(source, match.end())) >= 3 and fields[2].strip().startswith("{")
+    }
+    messages = {
+        match[1]: [*_literals(source, match.end()), "", "", "", ""][:4]
+        for match in re.finditer(r"common_chat_msg (\w+)\s*=\s*simple_assist_msg\(", source)
+    }
+    body = source[source.index("static void test_template_output_peg_parsers") :]
+    places = [
+        (match.start(), match[1])
+        for match in re.finditer(r'peg_tester\("models/templates/([^"]+)\.jinja"', body)
+    ]
+    for match in re.finditer(r"tst2?\.test\(", body):
+        block = body[match.end() : body.index(".run()", match.start())]
+        names = [name for at, name in places if at < match.start()]
+        value = _literal(block, 0)
+        if not names or value is None or not block[value[1] :].lstrip().startswith(")"):
+            continue
+        options = block[value[1] :]
+        if any(word in options for word in _SKIPPED) or (expected := _expected(options, messages)) is None:
+            continue
+        given = re.search(r"\.tools\(\s*\{(.*?)\}\s*\)", options, re.DOTALL)
+        known = [tools[name] for name in re.findall(r"\b\w+\b", given[1]) if name in tools] if given else []
+        if given and not known:
+            known = [_tool(_literals(options, options.index("{", given.start() + 8) + 1))]
+        yield Example(
+            names[-1], body[: match.start()].count("\n"), value[0], known,
+            "enable_thinking(false)" not in options, expected,
+        )  # fmt: skip
+
+
+def _expected(options: str, messages: dict[str, list[str]]) -> Read | None:
+    """Return what a test expects; None if that is not known."""
+    content, reasoning, calls = "", "", list[tuple[str, Any]]()
+    if named := re.search(r"\.expect\(\s*(\w+)\s*\)", options):
+        if named[1] not in messages:
+            return None
+        content, reasoning, name, arguments = messages[named[1]]
+        calls = [(name, json.loads(arguments))] if name else []
+    elif ".expect(" in options or ".expect_" not in options.replace("expect_reconstruction", ""):
+        return None
+    if (at := options.find(".expect_content(")) >= 0:
+        content = (_literal(options, at + 16) or ("", 0))[0]
+    if (at := options.find(".expect_reasoning(")) >= 0:
+        reasoning = (_literal(options, at + 18) or ("", 0))[0]
+    if (at := options.find(".expect_tool_calls(")) >= 0:
+        calls = []
+        while entry := re.compile(r"[\s,{}\"]*?\{\s*(?=\"|R\")").search(options, at):
+            name, arguments = _literals(options, entry.end())[:2]
+            calls.append((name, json.loads(arguments or "{}")))
+            at = options.index("}", cast(tuple[str, int], _literal(options, cast(tuple[str, int], _literal(
+                options, entry.end()))[1] + 1))[1])  # fmt: skip
+    return Read(content.strip(), reasoning.strip(), calls)
