@@ -1,4 +1,4 @@
-"""Write docs/heat.svg: one prompt answered with Min-k and with top-p, coloured as by /heat, on both grounds.
+"""Write docs/heat.svg: one prompt answered with three samplers, coloured as by /heat, on both grounds.
 
 .venv/bin/python scripts/picture.py qwen2.5-coder-1.5b.gguf
 """
@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME, TerminalTheme
 from rich.text import Text
 
-from mink_local import MinK, Model, Reply, Sampler, SamplingParams, TopP, load_model
+from mink_local import LlamaDefault, MinK, Model, Reply, Sampler, SamplingParams, TopP, load_model
 from mink_local.chat.terminal.progress import coloured
 from mink_local.chat.terminal.screen import DARK, LIGHT, Theme
 from mink_local.samplers import label
@@ -24,8 +24,8 @@ from mink_local.samplers import label
 SVG = Path(__file__).parents[1] / "docs" / "heat.svg"
 PROMPT = "Tell me a short story about a lighthouse."
 TEMPERATURE, SEED = 5.0, 1
-WIDTH = 110  # columns
-LIMITS = {"min-k": 110, "top-p": 60}  # tokens; both fill about as many lines
+WIDTH = 132  # columns
+LIMITS = {"min-k": 72, "llama-default": 64, "top-p": 36}  # tokens; all fill about as many lines
 
 
 def on_both_grounds(dark: str, light: str) -> str:
@@ -70,7 +70,7 @@ def drawn(model: Model, answers: Sequence[tuple[str, Reply]], theme: Theme, grou
 @click.argument("model")
 def main(model: str) -> None:
     with load_model(model, n_ctx=512) as loaded:
-        answers = [answered(loaded, sampler) for sampler in (MinK(), TopP(0.9))]
+        answers = [answered(loaded, sampler) for sampler in (MinK(), LlamaDefault(), TopP(0.9))]
         grounds = (DARK, SVG_EXPORT_THEME), (LIGHT, DEFAULT_TERMINAL_THEME)
         SVG.write_text(on_both_grounds(*(drawn(loaded, answers, *one) for one in grounds)), encoding="utf-8")
 

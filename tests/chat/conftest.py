@@ -103,7 +103,7 @@ def converse(
 def locked(path: Path) -> Iterator[None]:
     """Another program writes to the file, for as long as the block lasts."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN EXCLUSIVE")
+        other.execute("BEGIN IMMEDIATE")
         yield
         other.execute("ROLLBACK")
 

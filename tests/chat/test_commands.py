@@ -283,7 +283,9 @@ def test_attached_files_stay_out_of_the_input_line(typist: Begin, tmp_path: Path
     assert (typed.offered, questions(typed)) == ("What is it?", [f"{files}And who?"])
     assert re.search(r"^\* +1 .* And who\? *$", typed.say("/list"), re.M)
     unanswered = StoredMessage("user", f"{files}Why?", attached=len(files))
-    typed.chat.session.store.save(None, [unanswered], "smollm2-135m", None)
+    store = typed.chat.session.store
+    store.save(None, [unanswered], "smollm2-135m", None)
+    store.save(2, [], "smollm2-135m", None)  # as after Ctrl-C
     typed.say("/load 2", "")  # the second line is the one that is offered
     assert (typed.offered, questions(typed)) == ("Why?", [f"{files}Why?"])
 
@@ -567,7 +569,7 @@ def test_two_windows_with_one_conversation(typist: Begin, own_files: Path) -> No
         write_elsewhere()
         assert "/load 1" in typed.say(command)
     assert typed.chat.session.last_answer().content in typed.say("/continue")
-    assert len(typed.chat.session.alternatives()) == 2  # nothing is overwritten
+    assert len(other.following(1, typed.chat.session.branch[-2].id)) == 2  # nothing is overwritten
     other.delete(1)
     assert "/clear" in typed.say("Hello")
     assert "2 tokens" in typed.say("/clear", "Hello")
