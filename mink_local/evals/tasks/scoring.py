@@ -176,6 +176,7 @@ _FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?")
 
 _DELIMITER = re.compile(r"\\[()\[\]]|(?<!\\)\$\$?")
 _PROSE = re.compile(r"(?<!\\)\b[A-Za-z]{2,}[ ,]+[A-Za-z]{2,}\b")
+_AROUND_MATHS = " \t\n*_`,:;\"'“”"
 
 
 class MathScorer(Scorer):
@@ -196,7 +197,8 @@ class MathScorer(Scorer):
     def read(self, statement: str, question: Question) -> str | None:  # noqa: ARG002
         """Return the statement's only part in math mode, or all of it; None for a sentence."""
         parts = _DELIMITER.split(statement)
-        text = (parts[1] if len(parts) == 3 else "".join(parts)).strip(" \t\n*_`,:;.\"'“”")
+        text = (parts[1] if len(parts) == 3 else "".join(parts)).lstrip(_AROUND_MATHS)
+        text = text.rstrip(f"{_AROUND_MATHS}.")
         return None if _PROSE.search(re.sub(r"\\text\s*\{[^{}]*\}", "", text)) else text or None
 
     def is_right(self, answer: str, question: Question) -> bool:

@@ -26,7 +26,7 @@ _ANCHOR = re.compile(
 _BETWEEN_BOXES = re.compile(r"[\s$]*(?:,|and|or)[\s$]*\\(?:boxed|fbox)\s*\{")
 _AFTER_A_BOX = re.compile(r"\}[\s$]*(?:,|and|or)[\s$]*$")
 _DISPLAY = re.compile(r"[\s*:_]*(?:\\\[(.+?)\\\]|\$\$(.+?)\$\$)", re.DOTALL)
-_END = re.compile(r"\n|[.!?](?=\s|$)|。")
+_END = re.compile(r"\n|(?<!\\)[.!?](?=\s|$)|。")
 _NEXT_QUESTION = re.compile(r"\n\s*(?:Q|Question|Problem)\b[ \d]*[:.]")
 
 _PLAIN = (  # pattern, what it means
