@@ -118,12 +118,12 @@ class ChatTemplate:
     @cached_property
     def _roles_with_parts(self) -> frozenset[str]:
         """The roles whose content the template takes only as a list of parts."""
-        with suppress(MinkError):
+        roles: frozenset[str] | None = frozenset()
+        with suppress(MinkError):  # a template that does not end is not asked again and again
             roles = roles_with_parts(self._renderer)
-            if roles is None and "content" in (self._weights.chat_template or ""):
-                raise OptionError("chat_template", "shows nothing of what users write: use another one")
-            return roles or frozenset()
-        return frozenset()
+        if roles is None and "content" in (self._weights.chat_template or ""):
+            raise OptionError("chat_template", "shows nothing of what users write: use another one")
+        return roles or frozenset()
 
     def stop(self, prompt: Prompt) -> tuple[str, ...]:
         """Return the strings that end an answer, in addition to the model's own end tokens."""

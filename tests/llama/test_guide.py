@@ -403,7 +403,7 @@ REFUSED: dict[str, list[Any]] = {
         'root ::= "a', "root ::= rest", 'start ::= "a"', "root ::= <nonsense>", "root ::= \udc80", "hello",
         'root ::= "a"{2,1}', "root ::= [\U0010ffff-\x01]", 'root ::= "\\U00110000"', 'root ::= "\ud800"',
         "root ::= x root\nx ::= y?\ny ::= root", f"root ::= {'(' * 60_000}", DOUBLING,
-        "start: <|im_end|>", "start: <[3]>", '%llguidance {"allow_invalid_utf8": true}\nstart: /a/',
+        "start: <|im_end|>", "start: <[99999999]>", '%llguidance {"allow_invalid_utf8": true}\nstart: /a/',
         "start: %json {", 'start: %json {"not": {}, "x-guidance": {"lenient": true}}',
         'start: %regex {"substring_chars": "ab"}',
         'start[temperature=0.1]: "a"', "start: @1", f"start: {'(' * 60_000}", "start: r" + "a" * 70_000,
@@ -438,6 +438,12 @@ def test_control_tokens_are_no_text(weights: Weights) -> None:
     assert not (control - weights.end_tokens) & ids
     spelled = Guide("choice", ["<|im_end|>"], weights)
     assert not control & set(allowed(spelled).tolist())
+
+
+def test_a_grammar_in_lark_may_name_tokens(weights: Weights) -> None:
+    """Only so can it have those that are no text."""
+    for token in (5, max(weights.end_tokens), weights.n_vocab - 1):
+        assert allowed(Guide("grammar", f'start: <[{token}]> "a"', weights)).tolist() == [token]
 
 
 def test_any_end_token_ends_what_is_complete(weights: Weights) -> None:
