@@ -282,6 +282,7 @@ while time.monotonic() < end:
     pieces = [f"{name}.{turn}.{i} " for i in range(random.randrange(1, 9))]
     for piece in [*pieces, ""]:
         answer.add("", piece)
+        time.sleep(random.random() / 50)  # as a model does; SQLite's locks are not fair to those who wait
         if not piece:
             answer.finish_reason = "stop"
         while True:
