@@ -65,8 +65,8 @@ class Constraints:
         regex: A regular expression that the whole answer matches.
         choice: The possible answers.
         grammar: GBNF with the start rule `root`, or Lark with the start rule `start`. Use only Lark
-            grammars that you trust: some, such as `start: /x+/ /x+/`, never finish compiling. In Lark, `<[ID]>`
-            is the token with that id, also one without a text.
+            grammars that you trust: some, such as `start: /x+/ /x+/`, never finish compiling. In Lark,
+            `<[ID]>` is the token with that id, also one without a text.
 
     The prompt's tokens that end a turn are not looked at, unlike in llama.cpp: a long conversation would keep
     its answers from ending.

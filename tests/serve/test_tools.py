@@ -135,3 +135,23 @@ def test_reasoning_comes_before_text_and_calls(
     assert ("".join(texts), name, arguments(given), reason) == (f"{REASONING}Look.", "f", {"a": 1}, whole)
     parts, reason = parts_of(reasoner, stream, max_tokens=2)
     assert ("".join(parts), reason) == (REASONING, cut)
+
+
+QUOTED = [
+    f"To call the tool write:\n```json\n{CALL}\n```\nOK?",
+    f"Here is an example of the format:\n{CALL}\nUse it when you need it.",
+    "It looks like [f(a=1)] in Python.",
+    f"The log says:\n{CALL}\n{CALL}\nand so on.",
+]
+
+
+@pytest.mark.parametrize("text", QUOTED)
+@pytest.mark.parametrize("stream", [False, True])
+@PROTOCOLS
+def test_a_call_that_is_only_quoted_is_text(
+    server: RunningServer, parts_of: Any, whole: str, cut: str, stream: bool, text: str
+) -> None:
+    parts, reason = parts_of(server, stream, grammar=f"root ::= {json.dumps(text)}", max_tokens=99)
+    assert "".join(parts) == text
+    assert reason in ("stop", "end_turn", "completed")
+    assert reason not in {whole, cut} - {"completed"}
