@@ -177,6 +177,17 @@ def kinds() -> dict[str, tuple[bytes, bytes]]:
     }
 
 
+def is_healthy(server: RunningServer) -> bool:
+    """Return whether a probe is answered, which asks again if its connection makes room for a stranger's.
+
+    They have one address here, and among its connections the probe's may be the oldest for a moment.
+    """
+    for _ in range(5):
+        with contextlib.suppress(httpx.ReadError, httpx.RemoteProtocolError):
+            return httpx.get(f"{server.url}/health", timeout=30).status_code == 200
+    return False
+
+
 @pytest.mark.linux
 @pytest.mark.parametrize("kind", kinds())
 def test_two_thousand_strangers_do_not_stop_health_checks(strict: RunningServer, kind: str) -> None:
@@ -190,11 +201,11 @@ def test_two_thousand_strangers_do_not_stop_health_checks(strict: RunningServer,
             with contextlib.suppress(ConnectionError):
                 clients[-1].sendall(first)
             if i % 500 == 499:
-                assert httpx.get(f"{strict.url}/health", timeout=30).status_code == 200
+                assert is_healthy(strict)
         for client in clients:
             with contextlib.suppress(ConnectionError):
                 client.sendall(then)
-        assert httpx.get(f"{strict.url}/health", timeout=30).status_code == 200
+        assert is_healthy(strict)
         assert len(os.listdir(f"/proc/{strict.process.pid}/fd")) < FILES
     assert sum(map(len, [*strict.said][n_before:])) < 1_000_000
 
