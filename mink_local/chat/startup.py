@@ -28,7 +28,9 @@ from mink_local.models.catalog import EMBEDDED, resolve
 
 _TOY = f"{EMBEDDED} is a toy for trying the program: it makes things up"
 
-_ENDING = [*endings(), *([signal.SIGHUP] if sys.platform != "win32" else [])]
+_ENDING = [*endings()]
+if sys.platform != "win32":
+    _ENDING.append(signal.SIGHUP)
 
 if TYPE_CHECKING:
     from mink_local.chat.conversation.session import Session

@@ -5,6 +5,7 @@ import hmac
 import logging
 import os
 import secrets
+import sys
 import time
 from array import array
 from collections.abc import Iterable, Sequence
@@ -196,7 +197,7 @@ def own_folder(folder: Path) -> Path:
         OSError: It cannot be read or made.
     """
     found = private_folder(folder).stat()
-    if os.name == "posix" and (found.st_uid != os.geteuid() or found.st_mode & _OTHERS_WRITE):
+    if sys.platform != "win32" and (found.st_uid != os.geteuid() or found.st_mode & _OTHERS_WRITE):
         raise ModelError(
             f"others can write to the folder {folder}: make it yours alone (chmod 700), or choose another"
         )

@@ -181,7 +181,9 @@ def most_requests() -> int:
 
 def file_limit() -> int:
     """Return how many files the process may have open; connections are files."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if sys.platform != "win32" else -1
+    limit = -1
+    if sys.platform != "win32":
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return sys.maxsize if limit < 0 else limit
 
 
