@@ -22,12 +22,12 @@ from scipy.stats import quantile_test
 from mink_local.bench.cli import output_options, report, rounds_option, samplers_option, temperature_option
 from mink_local.bench.timing import PROMPT, Row, in_turn, logits_of_answer, seconds
 from mink_local.cli import run
-from mink_local.generation.decoding import log_probabilities
-from mink_local.generation.engine import Engine
+from mink_local.generation.engine.decoding import log_probabilities
+from mink_local.generation.engine.engine import Engine
+from mink_local.generation.format.template import ChatTemplate
 from mink_local.generation.loading import load_model, make_context
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request, SamplingParams
-from mink_local.generation.template import ChatTemplate
 from mink_local.llama.constants import N_SEQ_MAX
 from mink_local.llama.constraints import Constrainer, Constraints
 from mink_local.llama.context import Context

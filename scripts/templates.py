@@ -8,7 +8,7 @@ around reasoning, and the form of calls.
 import sys
 from collections import Counter
 
-from mink_local.generation.template import ChatTemplate
+from mink_local.generation.format.template import ChatTemplate
 from tests.support.llama_templates import NAMES, Example, examples, read, template_of
 
 

@@ -11,11 +11,11 @@ from click.testing import CliRunner
 
 from mink_local.bench.cli import cli as mink_bench
 from mink_local.chat.cli import cli as mink_chat
+from mink_local.chat.comparing import compared_with
 from mink_local.chat.settings import Settings
 from mink_local.evals.cli import cli as mink_eval
 from mink_local.evals.figures import look
 from mink_local.evals.settings import sweep
-from mink_local.generation.sampling_step import compared_with
 from mink_local.llm.plugin import PromptOptions
 from mink_local.samplers import SAMPLERS, MinK, Order, Sampler, default_samplers, parse
 from mink_local.serve.cli import cli as mink_serve

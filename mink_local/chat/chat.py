@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from mink_local.chat.attachments import Attachment, before_message
+from mink_local.chat.comparing import compared_with
 from mink_local.chat.conversation.session import AnswerStream, Session
 from mink_local.chat.conversation.store import StoredMessage
 from mink_local.chat.terminal.progress import is_busy, note_end, show_answer, speed, status
 from mink_local.chat.terminal.screen import Screen
 from mink_local.cli import counted
 from mink_local.errors import MinkError
-from mink_local.generation.sampling_step import compared_with
 from mink_local.interrupts import on_interrupt
 from mink_local.llama.token_data import sample_rows
 from mink_local.llama.token_sampler import RowSampler, TokenSampler

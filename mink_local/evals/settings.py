@@ -19,9 +19,9 @@ from mink_local.evals.measurement import Measurement, Results
 from mink_local.evals.report.report import Report, Section
 from mink_local.evals.store import R, Store, public
 from mink_local.evals.tables import Table, count
+from mink_local.generation.engine.slots import N_OUTPUTS
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model, read_rows
-from mink_local.generation.slots import N_OUTPUTS
 from mink_local.models.catalog import ModelFile
 from mink_local.samplers import Sampler, default_samplers, parse, parse_setting
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mink_local.checks import no_attribute
 from mink_local.errors import GenerationError, NoTokenLeftError
+from mink_local.generation.format.text import ReasoningSplitter, StopStrings
+from mink_local.generation.format.tool_calls import Event, ToolCallDelta, ToolParser, merged
 from mink_local.generation.request import Request
-from mink_local.generation.text import ReasoningSplitter, StopStrings
-from mink_local.generation.tool_calls import Event, ToolCallDelta, ToolParser, merged
 from mink_local.llama.json_types import object_of
 
 FinishReason = Literal["stop", "length", "interrupted", "overflow", "error"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from mink_local.checks import Range, check_types, spelled_out
 from mink_local.errors import MinkError, ModelError
-from mink_local.generation.rendering import check_template
+from mink_local.generation.format.rendering import check_template
 from mink_local.llama.constants import ALL_LAYERS, N_BATCH, N_SEQ_MAX, check_template_kwargs
 from mink_local.llama.context import Context
 from mink_local.llama.devices import gpu_missing, gpu_pointers, gpus_in_words, n_cores, nvidia_is_unused
@@ -146,8 +146,8 @@ def load_model(
     importing = in_background(partial(import_module, "mink_local.generation.model"), "importing")
     try:
         result_of(importing)
+        from mink_local.generation.format.template import ChatTemplate
         from mink_local.generation.model import Model
-        from mink_local.generation.template import ChatTemplate
 
         weights, context, placed = result_of(loading)
     except BaseException:

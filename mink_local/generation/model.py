@@ -19,10 +19,12 @@ from mink_local.checks import Range, check_types, no_attribute, shown, spelled_o
 from mink_local.errors import ContextOverflowError, GenerationError, OptionError
 from mink_local.files import regular
 from mink_local.generation.answer import Answer
-from mink_local.generation.decoding import log_probabilities
-from mink_local.generation.engine import Engine
-from mink_local.generation.engine_thread import EngineThread
-from mink_local.generation.kept import user_files
+from mink_local.generation.engine.decoding import log_probabilities
+from mink_local.generation.engine.engine import Engine
+from mink_local.generation.engine.kept import user_files
+from mink_local.generation.engine.thread import EngineThread
+from mink_local.generation.format.template import ChatTemplate
+from mink_local.generation.format.text import text_decoder
 from mink_local.generation.replies import Answers, Reply, Unique
 from mink_local.generation.request import (
     Message,
@@ -37,8 +39,6 @@ from mink_local.generation.request import (
     read_prompt,
     requested,
 )
-from mink_local.generation.template import ChatTemplate
-from mink_local.generation.text import text_decoder
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.constraints import Constraints
 from mink_local.llama.context import Context

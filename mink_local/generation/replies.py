@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, Self, Type
 
 from mink_local.errors import ContextOverflowError, GenerationError, MinkError
 from mink_local.generation.answer import Answer, Piece
-from mink_local.generation.engine import Engine
-from mink_local.generation.engine_thread import EngineThread, Event, Listener
+from mink_local.generation.engine.engine import Engine
+from mink_local.generation.engine.thread import EngineThread, Event, Listener
 from mink_local.generation.request import Request
 from mink_local.threads import WAIT_SECONDS, in_background
 

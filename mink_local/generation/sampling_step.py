@@ -1,19 +1,18 @@
 """One step of an answer: its candidates, the cliff, and what each sampler keeps."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.generation.reasoning_budget import before_answer
-from mink_local.generation.text import ReasoningState
+from mink_local.generation.format.reasoning_budget import before_answer
+from mink_local.generation.format.text import ReasoningState
 from mink_local.llama.constraints import Constrainer, Constraints
 from mink_local.llama.token_data import SamplingBuffers
 from mink_local.llama.weights import Weights
-from mink_local.samplers import Chain, Greedy, MinK, Order, Sampler, default_samplers
+from mink_local.samplers import Chain, Greedy, MinK, Sampler
 
 Floats = NDArray[np.float64]
 
@@ -135,7 +134,7 @@ def sampling_step(
     logits: NDArray[np.float32],
     sampled: int,
     temperature: float,
-    compared: Sequence[Sampler] | None = None,
+    compared: Sequence[Sampler] = (),
     *,
     sampler: Sampler | None = None,
     k: int | None = None,
@@ -146,7 +145,7 @@ def sampling_step(
         logits: Logits (V,) as the sampler sees them.
         sampled: Id of the sampled token, whose logit must be finite.
         temperature: The answer's temperature; 0 means greedy, which is compared with others at temperature 1.
-        compared: The samplers to compare; None means `compared_with(sampler)`.
+        compared: The samplers to compare.
         sampler: The sampler used for the step; None means Min-k.
         k: How many candidates the sampler kept, if known: a stateful one may vary.
     """
@@ -164,21 +163,12 @@ def sampling_step(
         sampler=sampler,
         first=0,
         k=len(order),
-        compared=tuple(compared_with(sampler) if compared is None else compared),
+        compared=tuple(compared),
         sampled=int(np.flatnonzero(order == sampled)[0]),
     ).of(sampler)
     if sampler.is_stateful and k is not None and k != step.k:
         return replace(step, first=0, k=k)  # mirostat's cut, or xtc did not cut at this step
     return step
-
-
-def compared_with(sampler: Sampler) -> list[Sampler]:
-    """Return a sampler, then all other registered ones with default options, all in both orders."""
-    own = [sampler]
-    if "order" in (field.name for field in fields(sampler)):  # type: ignore[arg-type]
-        own += [replace(sampler, order=one) for one in get_args(Order) if one != sampler.order]  # type: ignore[type-var]
-    others = (other for other in default_samplers() if other.name != sampler.name)
-    return own + [other for other in others if not other.is_stateful]
 
 
 def constrained_row(

@@ -207,7 +207,7 @@ def cli(
         raise click.UsageError(
             'the server needs more packages: type  python -m pip install "mink-local[serve]"'
         )
-    from mink_local.generation.kept import own_folder
+    from mink_local.generation.engine.kept import own_folder
     from mink_local.models.catalog import resolve
     from mink_local.models.recommended import recommended_by
     from mink_local.serve import request_log

@@ -16,9 +16,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from mink_local.generation.answer import Answer, FinishReason, Piece
-from mink_local.generation.engine_thread import Event
+from mink_local.generation.engine.thread import Event
+from mink_local.generation.format.tool_calls import ToolCallDelta
 from mink_local.generation.model import Model
-from mink_local.generation.tool_calls import ToolCallDelta
 from mink_local.serve import request_log
 from mink_local.serve.bodies import ApiError, Timings, TokenUsage
 from mink_local.serve.clients import Client

@@ -17,7 +17,7 @@ from typing import Any
 import uvicorn
 
 from mink_local.errors import MinkError
-from mink_local.generation.kept import KeptCaches
+from mink_local.generation.engine.kept import KeptCaches
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
 from mink_local.interrupts import interrupt_ends_program, on_interrupt

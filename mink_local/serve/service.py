@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from mink_local.errors import MinkError
 from mink_local.generation.answer import Answer
-from mink_local.generation.decoding import Decoding
-from mink_local.generation.engine_thread import Event
+from mink_local.generation.engine.decoding import Decoding
+from mink_local.generation.engine.thread import Event
 from mink_local.generation.model import Model
 from mink_local.generation.replies import News
 from mink_local.generation.request import Prompt, Request, is_token_ids

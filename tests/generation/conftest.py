@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mink_local import Reply, load_model
 from mink_local.generation.answer import Answer
-from mink_local.generation.engine import Engine
+from mink_local.generation.engine.engine import Engine
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request
 from mink_local.llama.context import NOTHING, Context, Next, Segment

@@ -412,7 +412,7 @@ def test_constraints_that_cannot_be_kept_any_more_are_the_clients_fault(
 def test_a_killed_template_child_is_started_again(server: RunningServer) -> None:
     post(server, CHAT, user("one"))
     children = psutil.Process(server.process.pid).children()
-    renderers = [child for child in children if "mink_local.generation.rendering" in child.cmdline()]
+    renderers = [child for child in children if "mink_local.generation.format.rendering" in child.cmdline()]
     assert renderers
     for child in renderers:
         child.kill()

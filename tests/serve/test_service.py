@@ -15,8 +15,8 @@ from starlette.responses import StreamingResponse
 
 from mink_local import Constraints, MinK, Request, SamplingParams, load_model
 from mink_local.errors import ConstraintError
-from mink_local.generation.engine import Engine
-from mink_local.generation.engine_thread import Event
+from mink_local.generation.engine.engine import Engine
+from mink_local.generation.engine.thread import Event
 from mink_local.llama import guide
 from mink_local.serve import exchange
 from mink_local.serve.app import route_of

@@ -219,7 +219,7 @@ def test_a_second_signal_ends_the_server_at_once() -> None:
 
 
 DEAD = """
-from mink_local.generation.engine import Engine
+from mink_local.generation.engine.engine import Engine
 step, steps = Engine.launch, iter(range(20))
 def failing(engine):
     next(steps)
@@ -228,7 +228,7 @@ Engine.launch = failing
 """
 STUCK = """
 import time
-from mink_local.generation.engine import Engine
+from mink_local.generation.engine.engine import Engine
 step, steps = Engine.launch, iter(range(20))
 def failing(engine):
     next(steps, None) is None and time.sleep(1000)

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from mink_local.generation.answer import Answer, Piece
+from mink_local.generation.format.tool_calls import ToolCallDelta
 from mink_local.generation.request import Request
-from mink_local.generation.tool_calls import ToolCallDelta
 
 
 def whole_calls(deltas: Iterable[ToolCallDelta]) -> list[dict[str, Any]]:

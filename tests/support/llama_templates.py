@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from mink_local.generation.answer import Splitter
+from mink_local.generation.format.template import ChatTemplate
+from mink_local.generation.format.tool_calls import ToolParser
 from mink_local.generation.request import Request, SamplingParams
-from mink_local.generation.template import ChatTemplate
-from mink_local.generation.tool_calls import ToolParser
 from mink_local.llama.weights import Weights
 
 SOURCE = Path(os.environ.get("LLAMA_CPP_SOURCE", "not given"))

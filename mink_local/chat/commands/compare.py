@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from rich.text import Text
 
 from mink_local.chat.chat import Chat
+from mink_local.chat.comparing import CommonNumbers, compared_with
 from mink_local.chat.conversation.session import Messages, Session
 from mink_local.chat.settings import BY_KEY
 from mink_local.chat.terminal.progress import candidates
@@ -17,12 +18,10 @@ from mink_local.chat.terminal.screen import Screen, one_line
 from mink_local.cli import counted
 from mink_local.errors import ContextOverflowError, MinkError
 from mink_local.generation.answer import Answer
-from mink_local.generation.common_numbers import CommonNumbers
+from mink_local.generation.engine.slots import common_prefix
+from mink_local.generation.format.text import visible
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request
-from mink_local.generation.sampling_step import compared_with
-from mink_local.generation.slots import common_prefix
-from mink_local.generation.text import visible
 from mink_local.interrupts import on_interrupt
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.samplers import SAMPLERS, MinK, Sampler, label, parse

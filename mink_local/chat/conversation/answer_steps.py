@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mink_local.chat.comparing import compared_with
 from mink_local.chat.conversation.session import Session, as_messages, prompt_digest
 from mink_local.chat.conversation.store import SamplingInfo, StoredMessage
 from mink_local.errors import MinkError
+from mink_local.generation.format.text import ReasoningState, token_name
 from mink_local.generation.sampling_step import SamplingStep, constrained_row, sampling_step
-from mink_local.generation.text import ReasoningState, token_name
 from mink_local.llama.constraints import Constraints
-from mink_local.samplers import AdaptiveP, DynamicTemperature, parse
+from mink_local.samplers import AdaptiveP, DynamicTemperature, Greedy, parse
 
 
 class AnswerSteps:
@@ -69,8 +70,9 @@ class AnswerSteps:
             logits = constrained(logits, self.tokens[:at])
         if not np.isfinite(logits[token]):
             raise MinkError(f"token {at + 1} cannot be sampled with the stored settings")
+        sampler = parse(part.sampler) if part.temperature else Greedy()
         return sampling_step(
-            logits, token, part.temperature, sampler=parse(part.sampler), k=self.k[at] or None
+            logits, token, part.temperature, compared_with(sampler), sampler=sampler, k=self.k[at] or None
         )
 
     def remarks(self, at: int, step: SamplingStep) -> list[str]:

@@ -28,10 +28,10 @@ from mink_local.chat.settings import Settings
 from mink_local.errors import GenerationError, MinkError
 from mink_local.files import make_room, private_folder
 from mink_local.generation.answer import Piece
+from mink_local.generation.engine.slots import common_prefix
 from mink_local.generation.model import Model
 from mink_local.generation.replies import Reply
 from mink_local.generation.request import SamplingParams
-from mink_local.generation.slots import common_prefix
 from mink_local.interrupts import on_interrupt
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.constraints import Constraints

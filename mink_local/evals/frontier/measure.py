@@ -18,8 +18,8 @@ from mink_local.evals.run.records import read_run
 from mink_local.evals.settings import SamplerSetting, SettingsMeasurement, sweep
 from mink_local.evals.store import Store
 from mink_local.evals.tasks.base import decoded_lines
+from mink_local.generation.engine.slots import N_OUTPUTS
 from mink_local.generation.model import Model
-from mink_local.generation.slots import N_OUTPUTS
 from mink_local.llama.weights import Weights
 from mink_local.models.catalog import resolve
 from mink_local.samplers import Sampler

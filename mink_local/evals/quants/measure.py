@@ -29,9 +29,9 @@ from mink_local.evals.quants.report import ENOUGH, FEWEST, report
 from mink_local.evals.settings import RowMeasurement, described
 from mink_local.evals.store import Store
 from mink_local.evals.tasks.base import decoded_lines
+from mink_local.generation.engine.slots import N_OUTPUTS
+from mink_local.generation.format.template import ChatTemplate
 from mink_local.generation.loading import load_model
-from mink_local.generation.slots import N_OUTPUTS
-from mink_local.generation.template import ChatTemplate
 from mink_local.llama.library import C
 from mink_local.llama.weights import Weights
 from mink_local.models import trust

@@ -9,9 +9,9 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from mink_local.errors import OptionError
+from mink_local.generation.format.text import text_decoder
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.generation.sampling_step import SamplingStep, sampling_step
-from mink_local.generation.text import text_decoder
 from mink_local.llama.weights import Weights
 from mink_local.samplers import Greedy, Sampler, parse
 from mink_local.serve.bodies import ApiError, Output, api_errors

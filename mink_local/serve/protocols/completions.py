@@ -9,9 +9,9 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from mink_local.generation.answer import Answer, Piece, TopLogprobs
+from mink_local.generation.format.text import text_decoder
+from mink_local.generation.format.tool_calls import ToolCallDelta
 from mink_local.generation.model import Model
-from mink_local.generation.text import text_decoder
-from mink_local.generation.tool_calls import ToolCallDelta
 from mink_local.serve.bodies import ApiError, Output, Timings, TokenUsage
 from mink_local.serve.clients import Client
 from mink_local.serve.exchange import ResponseBuilder, respond

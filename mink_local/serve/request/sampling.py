@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from mink_local.checks import Range
+from mink_local.generation.format.template import infill
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request, SamplingParams
-from mink_local.generation.template import infill
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.constraints import Constraints
 from mink_local.llama.grammars import IS_LARK

@@ -1,0 +1,1 @@
+"""From requests to tokens: the table of running answers, slots, and the thread that steps them."""

@@ -1,0 +1,343 @@
+"""An answer being generated: from logits to a token, from tokens to text."""
+
+import math
+import secrets
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import takewhile
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mink_local.checks import shown
+from mink_local.errors import GenerationError, OptionError
+from mink_local.generation.answer import Answer, FinishReason, Piece, Splitter, TopLogprobs
+from mink_local.generation.format.reasoning_budget import ReasoningBudget, before_answer
+from mink_local.generation.format.text import ReasoningSplitter, text_decoder
+from mink_local.generation.format.tool_calls import ToolParser
+from mink_local.generation.request import Edit
+from mink_local.llama.constants import RANDOM_SEED
+from mink_local.llama.constraints import Constrainer
+from mink_local.llama.token_data import SamplingBuffers
+from mink_local.llama.token_sampler import TokenSampler
+from mink_local.llama.weights import Weights
+from mink_local.samplers import TopK, kernels
+from mink_local.samplers.base import scratch
+
+_LARGEST = np.finfo(np.float32).max
+
+
+class Decoding:
+    """Samples an answer's tokens and fills in the answer.
+
+    Args:
+        answer: The answer.
+        prompt: Token ids; the last ones are `Request.prefix`.
+        reasoning: Separates reasoning from the answer's content; it has read what stands before the prefix.
+        parser: Finds tool calls in the content; None if there can be none.
+        stop: Strings that end the answer, like the request's own.
+        texts: Texts of control tokens that stand around reasoning, or are part of tool calls.
+
+    Attributes:
+        client: Who asks for the answer: those of several clients wait in turn.
+        turn: When it is this one's.
+        kept: The file with a beginning of the prompt, how many tokens that has, and the file's size in bytes;
+            None if it need not be read.
+        stop_tokens: The token ids that end the answer, besides the model's own.
+
+    Raises:
+        ValueError: The constraints, the prefix or the stop tokens do not fit the model.
+    """
+
+    def __init__(
+        self,
+        answer: Answer,
+        prompt: Sequence[int],
+        weights: Weights,
+        buffers: SamplingBuffers,
+        reasoning: ReasoningSplitter,
+        parser: ToolParser | None,
+        stop: Sequence[str],
+        texts: Mapping[int, bytes],
+    ) -> None:
+        request = answer.request
+        params = request.params
+        answer.seed = secrets.randbelow(RANDOM_SEED) if params.seed is None else params.seed
+        answer.prompt = prompt
+        self.answer = answer
+        self.client = ""
+        self.turn = 0
+        self.kept: tuple[Path, int, int] | None = None
+        self._params = params
+        self._weights = weights
+        self._texts = texts
+        self._max_tokens = 0
+        self.stop_tokens = frozenset(weights.ids("stop_token_ids", params.stop_token_ids))
+        begun = b"".join(map(weights.piece, request.prefix))
+        self._decoder = text_decoder(begun)
+        state = reasoning.state
+        self._splitter = Splitter(reasoning, parser, reasoning_in_content=not request.split_reasoning)
+        answer.prefix = self._splitter.feed(text_decoder().decode(begun))
+        self._constrainer = Constrainer()
+        if params.constraints is not None:
+            ids = {text.decode(): token for token, text in texts.items()}
+            prefix = list(request.prefix)
+            may_reason = reasoning.is_expected and request.enable_thinking is not False
+            if state == "start" and (params.reasoning_budget == 0 or not may_reason):
+                before = ""
+            else:
+                before = before_answer(params.constraints, state, reasoning.marks, ids)
+            given = prompt[: len(prompt) - len(prefix)]
+            self._constrainer = Constrainer(params.constraints, weights, given, prefix, before)
+        # Without `self`: a circle would keep a dropped model in memory until the next garbage collection.
+        constrainer = self._constrainer
+        self._splitter.stop_at(
+            (*params.stop, *stop),
+            lambda text: len(answer.tokens) > params.min_tokens and constrainer.may_end(answer.text + text),
+        )
+        sampler, temperature = params.effective_sampler, params.temperature
+        self._sampler = TokenSampler(
+            sampler, temperature, answer.seed, weights.n_vocab, self._constrainer, buffers
+        )
+        self._budget: ReasoningBudget | None = None
+        if params.reasoning_budget is not None and params.limits_reasoning:
+            self._budget = ReasoningBudget(
+                params.reasoning_budget, state, weights, list(request.prefix), reasoning.marks, texts
+            )
+        self._must_follow: deque[int] = deque()
+        self._forces_nothing = self._constrainer.guide is None and self._budget is None
+        # Whether no token has to come next: known from the last step, or always, if text forces none.
+        self._is_free = self._forces_nothing
+        looks_on = request.watch is not None or params.logprobs is not None
+        self._needs_row = looks_on or request.edit is not None
+        self._bans: tuple[
+            NDArray[np.int32], ...
+        ] = ()  # until the answer has its least length, and from then on
+        if params.ignore_eos or params.min_tokens > 0:
+            ends = weights.end_tokens if params.ignore_eos else frozenset[int]()
+            self._bans = tuple(
+                np.array(list(each), np.int32) for each in (weights.end_tokens | self.stop_tokens, ends)
+            )
+            self._sampler.banned = self._bans[0]  # so that it is known to have some
+        self._logprob: float | None = None
+        self._top_logprobs: TopLogprobs = ()
+
+    def begin(self, evaluated_tokens: int, n_ctx: int) -> None:
+        """Start the answer in a slot of `n_ctx` tokens, `evaluated_tokens` of the prompt not yet in it."""
+        self.answer.evaluated_tokens = evaluated_tokens
+        self.answer.began = time.perf_counter()
+        room = n_ctx - self.answer.prompt_tokens
+        most = self._params.max_tokens
+        self._max_tokens = room if most is None else min(room, most)
+        if self._params.prompt_logprobs is not None:  # the first token has none
+            self.answer.prompt_logprobs, self.answer.prompt_top_logprobs = [None], [()]
+
+    @property
+    def n_prompt_outputs(self) -> int:
+        """Number of tokens at the end of the prompt whose logits are needed."""
+        n_tokens = self.answer.prompt_tokens
+        return min(self.answer.request.n_rows, n_tokens) if self._params.prompt_logprobs is None else n_tokens
+
+    def record(self, logits: NDArray[np.float32], position: int) -> Iterator[Piece]:
+        """Take the raw logits, float32 (V,), after `position` tokens of the prompt, if they are wanted.
+
+        Yields nothing. Raises GenerationError for a NaN, if log-probabilities are wanted.
+        """
+        answer, count = self.answer, self._params.prompt_logprobs
+        if position > answer.prompt_tokens - answer.request.n_rows:
+            self._show(logits)
+        if count is not None:
+            logprob, top = log_probabilities(logits, answer.prompt[position], count)
+            answer.prompt_logprobs.append(logprob)
+            answer.prompt_top_logprobs.append(top)
+        yield from ()
+
+    def forced(self) -> int | None:
+        """Return the token that must come next, if there is one, instead of a sampled one.
+
+        Raises NoTokenLeftError if the constraints leave none.
+        """
+        return None if self._is_free else self._forced()
+
+    def take_from(self, logits: NDArray[np.float32], token: int | None, k: int) -> Iterator[Piece]:
+        """Append the token that comes after raw logits, float32 (V,), and those that must follow it.
+
+        Yields the text that each adds. If each one's logits are needed, for log-probabilities, a token that
+        must come next is appended alone.
+
+        Args:
+            logits: The logits.
+            token: The token; None if it has to be sampled here.
+            k: From how many candidates a `RowSampler` sampled it; 0 if it is forced, below 0 if it could not.
+
+        Raises GenerationError if a logit is NaN, none is finite, or the constraints leave no token.
+        """
+        params = self._params
+        self._show(logits)
+        if token is None or k < 0:  # a row that cannot be sampled from raises the error here
+            row = edited(logits, self.answer.request.edit)
+            token, k = self.sampler(row, self.answer.n_tokens + 1), self._sampler.k
+        elif k > 0:
+            self._sampler.took(token, k)
+        if params.logprobs is not None:
+            self._logprob, self._top_logprobs = log_probabilities(logits, token, params.logprobs)
+        yield self.append(token, k)
+        if not self._needs_row:
+            yield from self._append_forced()
+
+    def _show(self, logits: NDArray[np.float32]) -> None:
+        """Let the request watch logits: a copy, as they are llama.cpp's, and other answers may share them."""
+        if (watch := self.answer.request.watch) is not None:
+            watch(logits.copy())
+
+    def take(self, token: int, k: int) -> Iterator[Piece]:
+        """Append a token that a `RowSampler` has sampled, of an answer that need not be told at once.
+
+        Yields the text that it adds.
+        """
+        self._sampler.took(token, k)
+        yield self.append(token, k)
+
+    def _append_forced(self) -> Iterator[Piece]:
+        while self.answer.finish_reason is None and (token := self._forced()) is not None:
+            yield self.append(token, 0)
+        self._is_free = True
+
+    @cached_property
+    def is_compiled(self) -> bool:
+        """Whether a `RowSampler` can sample its tokens."""
+        return self.answer.request.edit is None and self._sampler.program is not None
+
+    @cached_property
+    def is_told_at_once(self) -> bool:
+        """Whether the next token depends on the text, or something looks at each row of logits."""
+        return not self._forces_nothing or self._needs_row or not self.is_compiled
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether a `RowSampler` needs a mask for its tokens."""
+        return self._constrainer.guide is not None and self.is_compiled
+
+    @property
+    def is_banning(self) -> bool:
+        """Whether it bans tokens that would end it."""
+        return bool(self._bans)
+
+    @property
+    def sampler(self) -> TokenSampler:
+        """What samples the tokens."""
+        return self._sampler
+
+    def update_bans(self) -> None:
+        """Ban what must not be the next token."""
+        self._sampler.banned = self._bans[self.answer.n_tokens >= self._params.min_tokens]
+
+    @property
+    def n_left(self) -> int:
+        """Number of tokens until the answer has its greatest length."""
+        return max(1, self._max_tokens - self.answer.n_tokens)
+
+    def _forced(self) -> int | None:
+        """Return the token that must come next, if there is one, having told the sampler."""
+        token = self._budget.forced if self._budget else None
+        if token is None:
+            if not self._must_follow and (forced := self._constrainer.forced()):
+                self._must_follow.extend(takewhile(lambda token: token not in self.stop_tokens, forced))
+            token = self._must_follow.popleft() if self._must_follow else None
+        if token is not None:
+            self._constrainer.accept(token)
+        return token
+
+    def append(self, token: int, k: int) -> Piece:
+        """Append a token sampled from k candidates, or forced (k = 0); return the text now certain."""
+        answer = self.answer
+        if self._max_tokens == 0:
+            return self.end("length")
+        if self._ends(token):
+            answer.stopped_by = token if token in self.stop_tokens else None
+            piece = self._piece("", token, k, "stop")
+            piece.is_end_token = True
+            return piece
+        answer.tokens.append(token)
+        answer.k.append(k)
+        if self._budget is not None:
+            self._budget.add(token)
+            answer.reasoning_cut = self._budget.is_used_up
+        if self._logprob is not None:
+            answer.logprobs.append(self._logprob)
+            answer.top_logprobs.append(self._top_logprobs)
+            for each in (token, *(each for each, _ in self._top_logprobs)):
+                answer.token_bytes[each] = self._weights.piece(each)
+        text = self._decoder.decode(self._texts.get(token) or self._weights.piece(token))
+        reason: FinishReason | None = "length" if len(answer.tokens) == self._max_tokens else None
+        if self._constrainer.is_over:
+            reason = "stop"
+        piece = self._piece(text, token, k, reason)
+        answer.n_reasoning += self._splitter.in_reasoning
+        return piece
+
+    def end(self, reason: FinishReason, error: Exception | None = None) -> Piece:
+        """End the answer; return the text that was held back."""
+        self.answer.error = error
+        return self._piece("", None, 0, reason)
+
+    def _ends(self, token: int) -> bool:
+        """Return whether a token ends the answer; a stop token with a text only where a stop string may."""
+        if token not in self.stop_tokens or self._weights.ends_generation(token):
+            return self._weights.ends_generation(token)
+        if self._weights.piece(token) and not self._splitter.in_content:
+            return False
+        return self._constrainer.may_end(self.answer.text + self._splitter.waiting)
+
+    def _piece(self, text: str, token: int | None, k: int, reason: FinishReason | None = None) -> Piece:
+        answer = self.answer
+        is_final, is_cut = reason is not None, reason not in (None, "stop")
+        text += self._decoder.decode(b"", final=is_final)
+        piece = self._splitter.feed(text, is_final=is_final, is_cut=is_cut)
+        if self._splitter.stopped_by is not None:
+            reason, answer.stopped_by = "stop", self._splitter.stopped_by
+        if reason is not None:
+            answer.seconds = time.perf_counter() - answer.began if answer.began else 0.0
+            answer.has_cut_call = self._splitter.has_cut_call
+            piece.finish_reason = answer.finish_reason = reason
+        piece.token, piece.k = token, k
+        if token is not None:
+            piece.logprob, piece.top_logprobs = self._logprob, self._top_logprobs
+        answer.add(piece)
+        return piece
+
+
+def edited(logits: NDArray[np.float32], edit: Edit | None) -> NDArray[np.float32]:
+    """Return what a request's `edit` makes of raw logits (V,). Raises OptionError if that is no row."""
+    if edit is None:
+        return logits
+    row = logits.copy()
+    found = edit(row)
+    row = np.asarray(row if found is None else found)
+    if row.shape != logits.shape or row.dtype.kind not in "fiu":
+        raise OptionError(
+            "edit", f"must change its array, or return logits {logits.shape}, not {shown(found)}"
+        )
+    row = np.ascontiguousarray(row, np.float32)
+    if np.isnan(row).any() > np.isnan(logits).any() or (row > -np.inf).any() < (logits > -np.inf).any():
+        raise OptionError("edit", "must make no logit NaN, and leave one that is not -inf")
+    return row
+
+
+def log_probabilities(logits: NDArray[np.float32], token: int, count: int) -> tuple[float, TopLogprobs]:
+    """Return a token's log-probability at temperature 1, and those of the `count` most probable tokens.
+
+    Raises:
+        GenerationError: A logit is NaN, or none is finite.
+    """
+    total = float(kernels.log_total(logits, scratch(logits.size).work))
+    if math.isnan(total):
+        raise GenerationError("the model's logits contain a NaN: its file is damaged")
+    top: TopLogprobs = ()
+    if count:
+        ids, largest = TopK(count).candidates(logits)
+        top = tuple(zip(ids.tolist(), (largest.astype(np.float64) - total).tolist(), strict=True))
+    return float(min(logits[token], _LARGEST)) - total, top

@@ -1,0 +1,307 @@
+"""Slots: the sequences of a KV cache, their reuse, and the batches that fill them and yield logits."""
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mink_local.generation.engine.table import Table
+from mink_local.llama.context import Context, Next, Segment
+
+N_OUTPUTS = 128  # logits rows per batch: 78 MB with a vocabulary of 151,936
+MIN_SHARED_PREFIX = 4  # a shorter prefix is cheaper to evaluate again than to copy
+MUCH_LONGER = 2  # times as long
+CONTINUED = 0.75  # share of a slot's tokens that a prompt begins with if it continues the same conversation
+
+Job = TypeVar("Job")
+
+
+class Slot(Generic[Job]):
+    """A sequence of the KV cache.
+
+    Attributes:
+        seq_id: llama.cpp's number of the sequence.
+        tokens: Token ids whose keys and values are in the cache.
+        pending: Token ids to be evaluated after `tokens`, of a prompt or a text that must follow. A running
+            answer's next token is in the table instead.
+        n_outputs: Number of pending tokens, counted from the end, whose logits are computed.
+        deadline: The slot with the lowest one comes first in a batch. A prompt's is the number of tokens that
+            the context will have evaluated if it evaluates only this prompt from now on: a short prompt
+            overtakes a long one that has just arrived, but not one that has been waiting.
+        job: What the slot is used for; None if it is free.
+        client: Whose conversation is in the cache.
+        has_begun: Whether the pending tokens are an answer's own.
+        last_used: Number of tokens that the context had evaluated when the slot was released; 0 if it was
+            never used, or if its tokens are in another slot too.
+
+    Args:
+        keep: Called before a free slot's cache is lost.
+    """
+
+    def __init__(
+        self, context: Context, seq_id: int, keep: "Callable[[Slot[Job]], object] | None" = None
+    ) -> None:
+        self.seq_id = seq_id
+        self.tokens: array[int] = array("i")
+        self.pending: Sequence[int] = ()
+        self.n_outputs = 1
+        self.deadline = 0
+        self.has_begun = False
+        self.job: Job | None = None
+        self.client = ""
+        self.last_used = 0
+        self._context = context
+        self._keep = keep
+
+    def queue(self, tokens: Sequence[int], n_outputs: int = 1) -> None:
+        """Set the sequence to `tokens`: keep the prefix that is in the cache and queue the rest.
+
+        The last `n_outputs` tokens are always queued, because their logits are needed.
+        """
+        self._lose_all_but(tokens)
+        self.truncate(common_prefix(self.tokens, tokens[: len(tokens) - n_outputs]))
+        self._read(tokens[len(self.tokens) :], n_outputs)
+
+    def _read(self, tokens: Sequence[int], n_outputs: int) -> None:
+        self.pending, self.n_outputs, self.has_begun = tokens, n_outputs, False
+        self.deadline = self._context.n_evaluated + len(tokens)
+
+    def begin(self, tokens: Sequence[int] = ()) -> None:
+        """Let an answer begin or go on, with a text that must follow; its logits come before prompts'."""
+        self.pending, self.n_outputs, self.has_begun = tokens, 1, True
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether the pending tokens are an answer's own, or the last one of a prompt."""
+        return len(self.pending) == 1 or (self.has_begun and len(self.pending) > 0)
+
+    def truncate(self, length: int) -> None:
+        """Remove all but the first `length` tokens, or all tokens if the model cannot remove just the end."""
+        if length < len(self.tokens):
+            del self.tokens[length:]
+            self.restore()
+
+    def restore(self) -> bool:
+        """Remove anything an unfinished batch may have left after `tokens`.
+
+        Returns False if the model cannot: the cache is empty then, and all tokens have to be read again.
+        """
+        if self._context.truncate(len(self.tokens), self.seq_id):
+            return True
+        self._context.clear(self.seq_id)
+        tokens, self.tokens = self.tokens, array("i")
+        self._read([*tokens, *self.pending], self.n_outputs)
+        return False
+
+    def copy_from(self, other: "Slot[Job]") -> None:
+        """Copy another slot's cache."""
+        self._lose_all_but(other.tokens)
+        self._context.clear(self.seq_id)
+        self._context.copy(other.seq_id, self.seq_id)
+        self.tokens, self.client, self.last_used = other.tokens[:], other.client, 0
+
+    def read(self, snapshot: NDArray[np.uint8]) -> None:
+        """Replace the cache by a snapshot; one that does not fit changes nothing."""
+        if self._context.may_restore(snapshot, self.seq_id):
+            self._lose_all_but(())
+            self.tokens = array("i", self._context.restore(snapshot, self.seq_id))
+            self.last_used = 0
+
+    def _lose_all_but(self, tokens: Sequence[int]) -> None:
+        """Have the cache kept elsewhere if most of it is about to be lost, and is in no other slot."""
+        if (
+            self._keep
+            and self.last_used
+            and common_prefix(self.tokens, tokens) < CONTINUED * len(self.tokens)
+        ):
+            self._keep(self)
+
+    def take_over(self, other: "Slot[Job]") -> None:
+        """Continue another slot's job and free that slot."""
+        self.copy_from(other)
+        self.job, self.pending, self.n_outputs = other.job, other.pending, other.n_outputs
+        self.deadline, self.has_begun = other.deadline, other.has_begun
+        other.release()
+        other.last_used = 0
+
+    def next_segment(self, n_tokens: int, n_outputs: int = 1) -> Segment:
+        """Return as many pending tokens as a batch has room for."""
+        first_output = len(self.pending) - self.n_outputs
+        length = min(n_tokens, len(self.pending), first_output + n_outputs)
+        outputs = max(0, length - first_output)
+        return Segment(self.pending[:length], len(self.tokens), self.seq_id, outputs)
+
+    def evaluated(self, segment: Segment) -> None:
+        """Record that a segment of the pending tokens is now in the cache."""
+        self.tokens.extend(segment.tokens)
+        self.pending = self.pending[len(segment.tokens) :]
+        self.n_outputs -= segment.n_outputs
+
+    def release(self) -> None:
+        """Free the slot. The cache keeps its tokens for a request with the same prefix."""
+        if self.job is not None:
+            self.last_used = self._context.n_evaluated
+        self.job, self.pending, self.has_begun = None, (), False
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return the length of the common prefix of two sequences, of which arrays are compared fastest."""
+    longest = min(len(a), len(b))
+    differs = np.not_equal(a[:longest], b[:longest])
+    return int(differs.argmax()) if differs.any() else longest
+
+
+def find_free(slots: Iterable[Slot[Job]]) -> Slot[Job] | None:
+    """Return an empty slot, or else the free one that was used least recently; None if all are busy."""
+    free = (slot for slot in slots if slot.job is None)
+    return min(free, key=lambda slot: (bool(slot.tokens), slot.last_used), default=None)
+
+
+def reserve(slots: Sequence[Slot[Job]], tokens: Sequence[int], n_outputs: int = 1) -> Slot[Job] | None:
+    """Queue `tokens` in a free slot and return it; the caller sets its `job`.
+
+    A prompt that continues what a free slot holds gets that slot. Any other gets the one found by
+    `find_free`, so that conversations taking turns keep their caches; a prefix in any slot is copied.
+
+    Returns None if no slot is free, or if another slot is prefilling a longer shared prefix: the same call
+    then succeeds some batches later.
+    """
+    found = find_free(slots)
+    if found is None:
+        return None
+    reusable = array("i", tokens[: len(tokens) - n_outputs])  # the rest is evaluated again for its logits
+    n_cached = {slot: common_prefix(slot.tokens, reusable) for slot in slots}
+    best = max(slots, key=lambda slot: (n_cached[slot], slot.job is None))
+    if any(
+        _will_share(slot, reusable, n_cached[slot]) > n_cached[best] + MIN_SHARED_PREFIX - 1 for slot in slots
+    ):
+        return None
+    if best.job is None and n_cached[best] >= CONTINUED * len(best.tokens):
+        found = best
+    elif n_cached[best] >= n_cached[found] + MIN_SHARED_PREFIX:
+        found.copy_from(best)
+    found.queue(tokens, n_outputs)
+    return found
+
+
+def _will_share(slot: Slot[Job], tokens: Sequence[int], n_cached: int) -> int:
+    """Return how many of `tokens` a slot is about to hold, of which it has the first `n_cached`."""
+    if n_cached < len(slot.tokens) or len(slot.pending) < MIN_SHARED_PREFIX:
+        return n_cached
+    return n_cached + common_prefix(slot.pending, tokens[n_cached:])
+
+
+class Batch(NamedTuple, Generic[Job]):
+    """What a step evaluates.
+
+    Attributes:
+        rows: The rows of the table whose next token it has.
+        parts: Segments of other slots, in the order of these.
+        n_growing: Number of answers that get a token.
+        n_prompt: Number of tokens of prompts.
+        outputs: The sequence of each row of logits.
+    """
+
+    rows: NDArray[np.int64]
+    parts: list[tuple[Slot[Job], Segment]]
+    n_growing: int
+    n_prompt: int
+    outputs: NDArray[np.int64]
+
+    def logits_of(self, seq_ids: NDArray[np.int64] | int) -> NDArray[np.int64]:
+        """Return the row of logits after the last token of each of some sequences."""
+        return np.asarray(np.searchsorted(self.outputs, seq_ids, "right") - 1)
+
+
+def next_batch(
+    context: Context, table: Table, waiting: Sequence[Slot[Job]], n_prompt: int, *, starts: bool
+) -> Batch[Job]:
+    """Return the next batch: the next tokens of answers, then those of prompts.
+
+    Args:
+        waiting: The slots with pending tokens.
+        n_prompt: Maximum number of tokens of prompts.
+        starts: Whether the last token of a prompt is evaluated, so that its answer starts. If not, prompts of
+            about the same length go on in step, too.
+    """
+    rows = table.line_up.in_order
+    growing = [slot for slot in waiting if slot.needs_logits] if starts else []
+    n_growing = len(rows) + len(growing)
+    room = context.n_batch - len(rows) - len(waiting) + 1
+    # llama.cpp runs the model once for each length of the sequences in a batch: they go on in step.
+    longest = 1 if len(rows) else room // max(1, n_growing)
+    in_step = min([longest, *(len(slot.pending) for slot in growing)])
+    parts = [(slot, slot.next_segment(in_step)) for slot in growing]
+    if n_prompt and len(growing) < len(waiting):
+        reading = [slot for slot in waiting if not slot.needs_logits]
+        n_tokens = min(n_prompt, room - in_step * n_growing)
+        parts += _of_prompts(reading, n_tokens, context.n_outputs - n_growing, starts=starts)
+        parts.sort(key=lambda part: part[1].seq_id)
+    n_evaluated = len(rows) + sum(len(segment.tokens) for _, segment in parts)
+    outputs = rows
+    if parts:
+        outputs = np.sort([*rows, *(part.seq_id for _, part in parts for _ in range(part.n_outputs))])
+    return Batch(rows, parts, n_growing, n_evaluated - in_step * n_growing, outputs)
+
+
+def evaluate(context: Context, table: Table, slots: Sequence[Slot[Job]], batch: Batch[Job]) -> bool:
+    """Evaluate a batch.
+
+    Returns False if it was interrupted. Raises GenerationError if llama.cpp fails. In both cases, the slots
+    and the table are as before, or those of a model that cannot rewind have everything to read again.
+    """
+    rows, done = batch.rows, False
+    following = Next(table.token[rows], table.position[rows], rows)
+    try:
+        done = not context.interrupted and context.decode(
+            *(segment for _, segment in batch.parts), following=following
+        )
+    finally:
+        if not done:
+            for slot, _ in batch.parts:
+                slot.restore()
+            for row in rows.tolist():
+                _take_back(table, slots[row])
+    if done:
+        for row, token in zip(rows.tolist(), following.tokens.tolist(), strict=True):
+            slots[row].tokens.append(token)
+        table.position[rows] += 1
+        for slot, segment in batch.parts:
+            slot.evaluated(segment)
+    return done
+
+
+def _take_back(table: Table, slot: Slot[Job]) -> None:
+    """Let a running answer go on with the same token after an unfinished batch."""
+    slot.pending = [int(table.token[slot.seq_id])]
+    if slot.restore():
+        slot.pending = ()
+    else:
+        table.leave(slot.seq_id)
+
+
+def _of_prompts(
+    reading: Iterable[Slot[Job]], n_tokens: int, n_outputs: int, *, starts: bool
+) -> list[tuple[Slot[Job], Segment]]:
+    """Return the next tokens of prompts, in the order of their deadlines, and at least one of each.
+
+    llama.cpp evaluates only adjacent sequences together. A gap costs more than these tokens.
+    """
+    in_turn = sorted(reading, key=lambda slot: slot.deadline)
+    longest = n_tokens
+    if not starts:
+        most = MUCH_LONGER * len(in_turn[0].pending)
+        lengths = [len(slot.pending) for slot in in_turn if len(slot.pending) <= most]
+        longest //= len(lengths)
+        n_tokens = min(n_tokens, sum(lengths))  # part of a longer one would delay the answers
+    parts = []
+    for slot in in_turn:
+        length = max(1, min(n_tokens, longest, len(slot.pending) - (not starts)))
+        segment = slot.next_segment(length, n_outputs)
+        if segment.tokens:
+            parts.append((slot, segment))
+            n_tokens -= len(segment.tokens)
+            n_outputs -= segment.n_outputs
+    return parts
