@@ -40,6 +40,7 @@ from mink_local.models.options import (
     model_option,
     n_cpu_moe_option,
     reasoning_budget_option,
+    reasoning_marks_option,
     rpc_option,
     sampler_option,
     seed_option,
@@ -261,6 +262,7 @@ SETTINGS: tuple[Setting, ...] = (
     rpc_option.build(_rare, fixed=True),
     chat_template_option.build(_rare),
     template_kwargs_option.build(_rare),
+    reasoning_marks_option.build(_rare, fixed=True),
 )
 BY_KEY = {setting.key: setting for setting in SETTINGS}
 FORMER_KEYS = {"think": "reasoning"}  # that conversations have been stored with
@@ -528,6 +530,7 @@ class Settings:
             kv_type=self["kv_type"],
             chat_template=self["chat_template_file"],
             template_kwargs=self["template_kwargs"],
+            reasoning_marks=self["reasoning_marks"],
             verbose=self.context.params["verbose"],
         )
 

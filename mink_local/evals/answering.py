@@ -221,8 +221,9 @@ class FileAnswerer(Answerer):
             "n_ctx_seq": self._n_ctx,
         }
         template = self.model.chat_template or ""
-        if kwargs := self.placement.get("template_kwargs"):  # they change prompts as another template does
-            template += json.dumps(kwargs, sort_keys=True)
+        for option in ("template_kwargs", "reasoning_marks"):  # they change answers as another template does
+            if value := self.placement.get(option):
+                template += json.dumps(value, sort_keys=True)
         return ModelSession(hashlib.sha256(template.encode()).hexdigest(), environment)
 
     def answers(

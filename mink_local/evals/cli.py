@@ -31,6 +31,7 @@ from mink_local.models.options import (
     parallel_option,
     placement_options,
     reasoning_budget_option,
+    reasoning_marks_option,
     sampler_option,
     seed_option,
     temp_option,
@@ -197,13 +198,14 @@ def _stop(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> list[s
     return [text.replace("\\n", "\n") for text in texts]
 
 
+TEMPLATE = ("chat_template", "template_kwargs", "reasoning_marks")
 OF_FILES = (
     "rpc", "n_threads", "main_gpu", "tensor_split", "cpu_moe", "n_cpu_moe", "n_gpu_layers", "ctx",
-    "chat_template", "template_kwargs", "ray",
+    *TEMPLATE, "ray",
 )  # fmt: skip
 OF_ADDRESSES = ("key_variable", "seconds")
 """Options that only a GGUF file uses, and only a server, by their parameters."""
-ANSWERING = ("parallel", "key_variable", "seconds", "ray", "placement", "chat_template", "template_kwargs")
+ANSWERING = ("parallel", "key_variable", "seconds", "ray", "placement", *TEMPLATE)
 """Parameters of run's options for who answers."""
 
 key_option = SharedOption(
@@ -433,6 +435,7 @@ def _carry_out(measurement: "Measurement[Any]", out: Path, quiet: bool) -> None:
 @placement_options
 @template_option
 @template_kwargs_option
+@reasoning_marks_option
 @click.option(
     "--dry-run",
     is_flag=True,

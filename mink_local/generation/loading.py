@@ -61,6 +61,8 @@ def load_model(
     date: Date | None = None,
     chat_template: str | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
+    call_style: str | Mapping[str, Any] | None = None,
+    reasoning_marks: Sequence[str] | None = None,
     trust: bool = False,
     verbose: bool = False,
     **options: Unpack[PlacementKeywords],
@@ -81,6 +83,10 @@ def load_model(
         chat_template: Jinja source to use in place of the file's chat template.
         template_kwargs: Variables for the chat template, JSON values, such as `reasoning_effort`; see
             `Request`, which overrides them.
+        call_style: How the model writes tool calls if its chat template does not tell, or wrongly: hermes,
+            gpt-oss, lfm2, granite-3.3, or fields as `mink-models info --json` prints them under
+            `conventions.calls`.
+        reasoning_marks: What stands before and after reasoning if the template does not tell, or wrongly.
         trust: Start no child process to test an unknown file or an RPC server, or to render the chat
             template. Use it for trusted files, or where child processes cannot be started.
         verbose: Write llama.cpp's log to standard error.
@@ -130,7 +136,7 @@ def load_model(
             file.path, layers, verbose, trust, n_cpu_moe=n_cpu_moe, gpu_shares=shares, cancel=cancel
         )
         if chat_template is not None:
-            weights.chat_template = str(chat_template)
+            weights.chat_template, weights.tool_template = str(chat_template), None
         if n_ctx is not None and n_ctx > weights.n_ctx_train:
             log.warning(
                 "%s was trained on %d tokens: limiting the context to that", file.name, weights.n_ctx_train
@@ -160,7 +166,7 @@ def load_model(
         context,
         partial(allocate, weights),
         placed,
-        ChatTemplate(weights, date, template_kwargs),
+        ChatTemplate(weights, date, template_kwargs, call_style, reasoning_marks),
     )
 
 

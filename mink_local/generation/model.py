@@ -84,6 +84,7 @@ class Model(Unique):
         can_reason: Whether the chat template supports reasoning, such as `<think>…</think>` before an answer.
         has_thinking_switch: Whether the chat template can turn reasoning on and off.
         supports_tools: Whether the chat template describes tools to the model.
+        conventions: How the model writes reasoning and calls; `str()` says it in words.
         core: For this package's programs; see `Core`.
     """
 
@@ -105,6 +106,7 @@ class Model(Unique):
         self.can_reason = template.can_reason
         self.has_thinking_switch = template.has_thinking_switch
         self.supports_tools = template.supports_tools
+        self.conventions = template.conventions
         engine = Engine(context, weights, template)
         self.core = Core(engine, EngineThread(engine))
         # Without waiting: whatever drops the model may hold a lock that the thread needs.
@@ -112,8 +114,12 @@ class Model(Unique):
         self._end.atexit = False  # the thread sees to that itself
         if template.is_plain:
             log.warning("%s has no chat template: its turns are plain text (User: … Assistant: …)", name)
-        elif template.supports_tools and template.style is None:
-            log.info("how %s's chat template writes calls is not understood: they are in Hermes's form", name)
+        elif not template.suiting([{}]).conventions.is_understood:
+            log.warning(
+                "%s: the calls of its chat template are not understood: tools are shown as Hermes's "
+                "(--call-style FILE describes them: docs/models.md)",
+                name,
+            )
 
     @property
     def recommended(self) -> SamplingParams | None:
@@ -173,7 +179,9 @@ class Model(Unique):
         self, prompt: Prompt, enable_thinking: bool | None = None, tools: Sequence[Tool] = ()
     ) -> bool:
         """Return whether a prompt ends inside reasoning that it opens."""
-        return self._template.opens_reasoning(self.prompt_tokens(prompt, enable_thinking, tools))
+        return self._template.suiting(tools).opens_reasoning(
+            self.prompt_tokens(prompt, enable_thinking, tools)
+        )
 
     def apply_chat_template(
         self,
@@ -187,7 +195,7 @@ class Model(Unique):
         Raises MinkError if the template refuses it.
         """
         self._require_open()
-        return self._template.text(
+        return self._template.suiting(tools).text(
             cast(Any, _conversation(messages)), enable_thinking, tools, template_kwargs
         )
 
@@ -200,7 +208,8 @@ class Model(Unique):
     ) -> list[int]:
         """Return the token ids of a prompt; see `ChatTemplate.tokens`."""
         self._require_open()
-        return self._template.tokens(read_prompt(prompt), enable_thinking, tools, template_kwargs)
+        template = self._template.suiting(tools)
+        return template.tokens(read_prompt(prompt), enable_thinking, tools, template_kwargs)
 
     def count_tokens(self, prompt: Prompt) -> int:
         """Return the number of tokens in a prompt; a text is raw, as in `complete`."""

@@ -109,6 +109,7 @@ class Weights:
         on_gpu: Whether the output layer, and hence the logits, are on a GPU.
         bos, eos: Texts of the tokens that begin and end a sequence; empty if there are none.
         chat_template: Jinja source of the chat template in the file, or None.
+        tool_template: That of the one for requests with tools, or None if it is the same.
 
     Raises:
         ModelError: llama.cpp cannot load the file, or the model does not generate text.
@@ -156,13 +157,16 @@ class Weights:
         self._require_generator()
         self.bos = self.token_text(C.llama_vocab_bos(self.vocab))
         self.eos = self.token_text(C.llama_vocab_eos(self.vocab))
-        template = C.llama_model_chat_template(self.handle, None)
-        self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
+        self.chat_template, self.tool_template = map(self._template, (None, b"tool_use"))
         state = path.stat()
         self.file = f"{path.resolve()} {state.st_size} {state.st_mtime_ns}"  # as it was loaded
         self._pieces: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
         self.tokenizer: Future[Any] | None = None  # llguidance's, while or after it is made (`guide`)
+
+    def _template(self, name: bytes | None) -> str | None:
+        template: bytes | None = C.llama_model_chat_template(self.handle, name)
+        return template.decode("utf-8", "replace") if template else None
 
     def _require_generator(self) -> None:
         if C.llama_vocab_type(self.vocab) == C.LLAMA_VOCAB_TYPE_NONE or self.n_vocab == 0:

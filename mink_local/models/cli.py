@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -89,8 +89,18 @@ def info(
     placement = choose_placement(
         metadata, budget, n_ctx=ctx, n_gpu_layers=gpu_layers, n_parallel=parallel, kv_type=kv_type
     )
-    facts = model_info(metadata, placement, parallel, kv_type)
-    click.echo(json.dumps(facts, indent=2) if as_json else in_words(facts))
+    facts, lines = model_info(metadata, placement, parallel, kv_type), list[tuple[str, str]]()
+    if source := metadata.text("tokenizer.chat_template"):
+        # A program may ask what is above this room.
+        from mink_local.generation.format.conventions import conventions_of
+        from mink_local.generation.format.rendering import Renderer
+
+        renderer = Renderer(source, bos_token="", eos_token="")
+        with closing(renderer):
+            found = conventions_of(renderer, source)
+        facts |= {"reasoning": found.reasons, "conventions": found.as_dict()}
+        lines = [("reasoning", found.reasoning_in_words), ("calls", found.calls_in_words)]
+    click.echo(json.dumps(facts, indent=2, ensure_ascii=False) if as_json else in_words(facts, lines))
 
 
 @cli.command()

@@ -52,13 +52,9 @@ def model_info(
     types = tensors_by_type(metadata)
     n_parameters, n_bytes = (sum(row[key] for row in types) for key in ("parameters", "bytes"))
     n_heads = metadata.number("attention.head_count")
-    template = metadata.text("tokenizer.chat_template") or ""
     footprint = Footprint(metadata, kv_type)
     mixed, layers = footprint.n_mixed, metadata.n_layers + 1
     ways = {"all_on_gpu": (layers, 0), "experts_on_cpu": (layers, mixed)} if mixed else {}
-    reasoning = "yes" if "<think>" in template else "no"
-    if "enable_thinking" in template:
-        reasoning = "optional"
     return {
         "path": str(metadata.path),
         "kind": metadata.kind,
@@ -81,9 +77,10 @@ def model_info(
             "kind": _one_line(metadata.text("tokenizer.ggml.model")),
             "split": _one_line(metadata.text("tokenizer.ggml.pre")),
         },
-        "chat_template": bool(template),
+        "chat_template": bool(metadata.text("tokenizer.chat_template")),
         "sampling": _sampling(metadata),
-        "reasoning": reasoning,
+        "reasoning": "no",
+        "conventions": None,
         "memory": {
             "ctx": placement.n_ctx,
             "parallel": n_parallel,
@@ -286,8 +283,8 @@ def _to_pull(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def in_words(facts: dict[str, Any]) -> str:
-    """Return the facts from `model_info` as lines for a terminal."""
+def in_words(facts: dict[str, Any], conventions: Sequence[tuple[str, str]] = ()) -> str:
+    """Return the facts from `model_info`, and labelled lines about the template, as lines for a terminal."""
     vocabulary, memory, sampling = facts["vocabulary"], facts["memory"], facts["sampling"]
     experts = f", {facts['experts_used']} of {facts['experts']} experts active" if facts["experts"] else ""
     bits = f", {facts['bits_per_parameter']} bits each" if facts["bits_per_parameter"] else ""
@@ -309,7 +306,7 @@ def in_words(facts: dict[str, Any]) -> str:
         ("context", f"{facts['context_length']:,} tokens" if facts["context_length"] else ""),
         ("vocabulary", f"{vocabulary['tokens']:,} tokens ({kind})"),
         ("chat template", "yes" if facts["chat_template"] else "no"),
-        ("reasoning", facts["reasoning"]),
+        *conventions,
         ("recommended", sampling and f"{values_in_words(sampling['values'])} (--sampler model)"),
         ("", sampling and sampling["ignored"] and f"without {', '.join(sampling['ignored'])}: not in range"),
         ("memory", f"with {tokens}:"),

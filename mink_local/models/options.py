@@ -1,6 +1,7 @@
 """Options shared by several programs, each defined once."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import fields
 from functools import wraps
@@ -10,6 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from mink_local.cli import AutoOrInt, FiniteFloat, ParsedType, WholeNumber, file_text
+from mink_local.files import user_path
 from mink_local.llama.constants import (
     ALL_LAYERS,
     KV_TYPES,
@@ -154,6 +156,21 @@ def _template_kwargs(text: str) -> dict[str, Any]:
     return value
 
 
+def _call_style(text: str) -> str | dict[str, Any]:
+    """Return the name of a call style, or what a JSON file says of it."""
+    if not os.path.exists(path := user_path(text)):
+        return text
+    try:
+        value = json.loads(file_text(str(path)))
+    except (RecursionError, ValueError):
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError(
+            f"{text} is no JSON object: mink-models info --json prints one under conventions.calls"
+        )
+    return value
+
+
 def complete_file(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete a path."""
     return [CompletionItem(incomplete, type="file")]
@@ -260,6 +277,21 @@ template_kwargs_option = SharedOption(
     "--template-kwargs",
     type=ParsedType("JSON", _template_kwargs),
     help='Variables for the chat template, as a JSON object such as {"reasoning_effort": "low"}.',
+)
+call_style_option = SharedOption(
+    "--call-style",
+    type=ParsedType("NAME|FILE", _call_style),
+    shell_complete=complete_file,
+    show_default="as the chat template shows it",
+    help="How the model writes tool calls: hermes, gpt-oss, lfm2, granite-3.3, or a JSON file with what "
+    "mink-models info --json prints under conventions.calls.",
+)
+reasoning_marks_option = SharedOption(
+    "--reasoning-marks",
+    nargs=2,
+    metavar="START END",
+    show_default="as the chat template shows them",
+    help="What stands before and after the model's reasoning, such as '<think>' '</think>'.",
 )
 sampler_option = SharedOption(
     "--sampler",

@@ -14,6 +14,7 @@ from mink_local.llama.constants import MODEL
 from mink_local.models.options import (
     OR_MODEL,
     SamplerType,
+    call_style_option,
     chat_template_option,
     ctx_option,
     kv_type_option,
@@ -21,6 +22,7 @@ from mink_local.models.options import (
     model_option,
     parallel_option,
     placement_options,
+    reasoning_marks_option,
     sampler_option,
     temp_option,
     template_kwargs_option,
@@ -127,6 +129,8 @@ Exit status: 0 success, 1 failure, 2 wrong usage or unknown model.
 )
 @chat_template_option.replace("chat_template")
 @template_kwargs_option
+@call_style_option
+@reasoning_marks_option
 @click.option(
     "--api-key",
     "keys",

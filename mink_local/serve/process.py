@@ -59,6 +59,8 @@ class Options:
     cache_days: float
     chat_template: str | None
     template_kwargs: Mapping[str, Any] | None
+    call_style: str | Mapping[str, Any] | None
+    reasoning_marks: Sequence[str] | None
     keys: Keys
     allowed_host: Sequence[str]
     allowed_origin: Sequence[str]
@@ -131,6 +133,8 @@ def _load(options: Options, metrics: Metrics) -> Service:
         kv_type=options.kv_type,
         chat_template=options.chat_template,
         template_kwargs=options.template_kwargs,
+        call_style=options.call_style,
+        reasoning_marks=options.reasoning_marks,
         verbose=options.log_llama,
         placement=options.placement,
     )
@@ -145,6 +149,7 @@ def _load(options: Options, metrics: Metrics) -> Service:
     default = replace(options.default, model_id=name)
     if (found := recommended_by(loaded.weights.path)) and found.sampler != default.sampler:
         request_log.say(f"this file recommends {found}: --sampler model")
+    request_log.say(str(loaded.conventions))
     gc.freeze()  # without this a full collection takes 70 ms, in which no client gets a token
     return Service(
         loaded,

@@ -15,6 +15,7 @@ from mink_local.llama.constraints import Constraints
 from mink_local.samplers import Chain, Greedy, MinK, TopK, TopP
 from mink_local.serve.request.presets import BUILT_IN, Preset
 from tests.chat.conftest import MinkChat, context
+from tests.support.tiny import write_scripted
 
 pytestmark = pytest.mark.usefixtures("own_files")
 
@@ -237,3 +238,13 @@ def test_a_file_of_bad_presets(tmp_path: Path, text: str) -> None:
     (tmp_path / "c.toml").write_text(text)
     with pytest.raises(click.UsageError, match=re.escape(str(tmp_path))):
         settings("--config", str(tmp_path / "c.toml"))
+
+
+def test_marks_of_reasoning_can_be_given(mink_chat: MinkChat, tmp_path: Path) -> None:
+    path = write_scripted(
+        tmp_path / "x.gguf", "{{ messages | tojson }}<|go|>", {"<|go|>": ["<hm>", "So", "</hm>", "Four"]}
+    )
+    marks = ("--reasoning-marks", "<hm>", "</hm>", "--no-show-reasoning")
+    shown = mink_chat("--model", str(path), *marks, "--prompt", "2 + 2?").stdout
+    assert "Four" in shown
+    assert "<hm>" not in shown

@@ -156,7 +156,7 @@ def test_info_of_a_mixture(mink: Mink, tiny: Callable[..., Path], monkeypatch: p
     [
         ("{{ messages }}", "no"),
         ("<think>{{ messages }}", "yes"),
-        ("{% if enable_thinking %}<think>{% endif %}", "optional"),
+        ("{{ messages }}{% if enable_thinking %}<think>{% endif %}", "optional"),
         (None, "no"),
     ],
 )

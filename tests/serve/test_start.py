@@ -50,13 +50,14 @@ MESSAGES = [{"role": "user", "content": "Tell me a long story."}]
         (("--model", "parrot", "--port", "0"), "parrot"),
         *((("--cache", folder), f"--cache {folder}") for folder in ("keys/sub", "/proc/x")),
         (("--chat-template-file", "none.jinja"), "--chat-template-file"),
+        (("--call-style", "keys"), "--call-style"),
         (("--chat-template-file", "keys"), "not UTF-8"),
         *(
             (("--template-kwargs", text), "--template-kwargs")
             for text in ("[1]", "{", "[" * 99_999, '{"bos_token": ""}')
         ),
     ],
-    ids=range(37),
+    ids=range(38),
 )
 def test_what_cannot_be_served_is_one_sentence(
     options: tuple[str, ...], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,6 +136,21 @@ def test_reasoning_comes_before_text_and_calls(
     assert ("".join(texts), name, arguments(given), reason) == (f"{REASONING}Look.", "f", {"a": 1}, whole)
     parts, reason = parts_of(reasoner, stream, max_tokens=2)
     assert ("".join(parts), reason) == (REASONING, cut)
+
+
+def test_a_file_says_how_a_model_calls_that_its_template_does_not_teach(tmp_path: Path) -> None:
+    """And what stands around its reasoning; both are in the line that the server says at its start."""
+    template = "{{ messages | tojson ~ tools | tojson ~ '<|go|>' }}"
+    pieces = ["<hm>", "Well", "</hm>", "<<call", " f", ' {"a": ', "1", "}", ">>"]
+    path = write_scripted(tmp_path / "x.gguf", template, {"<|go|>": pieces})
+    style = tmp_path / "style.json"
+    style.write_text(json.dumps({"before": "<<call ", "between": " ", "after": ">>", "separator": ""}))
+    marks = ("--reasoning-marks", "<hm>", "</hm>")
+    with running_server("--model", str(path), "--call-style", str(style), *marks) as server:
+        assert any("<hm> … </hm>" in line and "<<call NAME" in line for line in server.said)
+        for choice in ("auto", "required"):
+            [reasoning, [name, given]], reason = chat_parts(server, False, tool_choice=choice)
+            assert (reasoning, name, json.loads(given), reason) == ("Well", "f", {"a": 1}, "tool_calls")
 
 
 QUOTED = [

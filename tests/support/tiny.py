@@ -235,7 +235,11 @@ def write_table_model(
 
 
 def write_scripted(
-    path: Path, template: str, scripts: Mapping[str, Sequence[str]], control: Collection[str] = ()
+    path: Path,
+    template: str,
+    scripts: Mapping[str, Sequence[str]],
+    control: Collection[str] = (),
+    **tokenizer: str,
 ) -> Path:
     """Write a model to `path` that answers a prompt by what the prompt ends with.
 
@@ -246,6 +250,7 @@ def write_scripted(
         template: The chat template; it ends prompts with a key of `scripts`.
         scripts: For the end of a prompt, the pieces of the answer. No piece may come twice.
         control: The pieces that are control tokens.
+        tokenizer: More of the file's keys that begin with `tokenizer.`.
     """
     pieces = [piece for start, script in scripts.items() for piece in (start, *script)]
     assert len(pieces) == len(set(pieces))
@@ -261,15 +266,16 @@ def write_scripted(
     for start, script in scripts.items():
         for piece, following in zip((start, *script), (*script, END), strict=True):
             output[number[following], place[number[piece]]] = 8
-    tokenizer = {
+    metadata = {
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [int(kind) for kind in types],
         "tokenizer.ggml.eos_token_id": number[END],
         "tokenizer.ggml.add_bos_token": False,
         "tokenizer.ggml.add_space_prefix": False,
         "tokenizer.chat_template": template,
+        **{f"tokenizer.{name}": value for name, value in tokenizer.items()},
     }
-    return write_table_model(path, embeddings, output, tokenizer)
+    return write_table_model(path, embeddings, output, metadata)
 
 
 def write_recurrent_model(path: Path, vocabulary: Path) -> Path:

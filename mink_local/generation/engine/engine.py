@@ -40,7 +40,7 @@ from mink_local.generation.engine.slots import (
     reserve,
 )
 from mink_local.generation.engine.table import Table
-from mink_local.generation.format.call_styles import with_call_grammar
+from mink_local.generation.format.call_grammar import with_call_grammar
 from mink_local.generation.format.template import ChatTemplate
 from mink_local.generation.format.tool_calls import ToolParser
 from mink_local.generation.request import Request, read_prompt
@@ -133,7 +133,7 @@ class Engine:
             ValueError: The prompt, the constraints or the stop tokens do not suit the model.
             MinkError: The chat template refuses the messages.
         """
-        template, answer = self._template, answer or Answer(request)
+        template, answer = self._template.suiting(request.tools), answer or Answer(request)
         request = replace(
             request, prompt=read_prompt(request.prompt), prefix=self._weights.ids("prefix", request.prefix)
         )

@@ -19,7 +19,6 @@ from mink_local.generation.format.derived import (
     Taken,
     attempt,
     common,
-    how_calls_are_taken,
 )
 from mink_local.generation.format.rendering import RefusalError
 from mink_local.generation.format.text import THINK_MARKS, Marks
@@ -98,42 +97,45 @@ class Writer:
         ]
 
 
-def understood_style(render: Render, marks: Marks = THINK_MARKS) -> CallStyle | None:
+def understood_style(render: Render, taken: Taken | None, marks: Marks = THINK_MARKS) -> CallStyle | None:
     """Return how a template writes calls, if it shows them and what it writes is read as it was meant."""
-    taken = how_calls_are_taken(render)
-    style = call_style_of(render, taken, marks) if taken else None
+    style = call_style_of(render, taken, marks) if taken and taken.arguments != "no" else None
     if taken is None or style is None:
         return None
-    writer, form = Writer(render, taken, TOOLS), form_of(style)
-    turn_end = writer.turn_end()
+    writer = Writer(render, taken, TOOLS)
+    turn_end, has_marks = writer.turn_end(), bool(form_of(style).marks)
     for calls in CHECKS:
         if len(calls) == 1 or style.separator is not None:
             written = writer.written(calls)
-            written = written[: written.find(turn_end)] if turn_end in written and not form.marks else written
-            events = ToolParser(TOOLS, form).feed(written, is_final=True)
-            found = [(call.name, json.loads(call.arguments)) for call in events if not isinstance(call, str)]
-            if found != calls:
+            written = written[: written.find(turn_end)] if turn_end in written and not has_marks else written
+            if not is_read(style, written, calls):
                 return None
     return style
+
+
+def is_read(style: CallStyle, written: str, calls: Calls) -> bool:
+    """Return whether a text in a style is read as the calls that it is meant to be."""
+    events = ToolParser(TOOLS, form_of(style)).feed(written, is_final=True)
+    return [(call.name, json.loads(call.arguments)) for call in events if not isinstance(call, str)] == calls
 
 
 def call_style_of(render: Render, taken: Taken, marks: Marks = THINK_MARKS) -> CallStyle | None:
     """Return how a template writes calls, or None if that cannot be told."""
     writer = Writer(render, taken)
     try:
-        return _tidied(_style(writer, taken), writer.turn_end(), marks)
+        return _tidied(_style(writer), writer.turn_end(), marks)
     except (RefusalError, ValueError, LookupError):
         return None
 
 
-def _style(writer: Writer, taken: Taken) -> CallStyle:
+def _style(writer: Writer) -> CallStyle:
     [one, two], [key, other], [value, _] = _NAMES, _KEYS, _VALUES
     alone = writer.written([(one, {key: value})])
     at_key = alone.rindex(key)
     at_name = alone.rindex(one, 0, at_key)
     at_value = alone.index(value, at_key)
     before, inside = alone[:at_name], alone[at_name + len(one) : at_key]
-    style = CallStyle(**vars(taken), separator=None)
+    style = CallStyle()
     start = alone.rfind("{", at_name, at_key)
     try:
         found, length = json.JSONDecoder().raw_decode(alone[start:]) if start >= 0 else (None, 0)

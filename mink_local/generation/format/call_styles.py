@@ -4,18 +4,16 @@ If the template has no tools, or writes calls in an unknown style, a system mess
 are text in the style of Hermes.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
-from typing import Any, Literal
+from dataclasses import dataclass
+from itertools import groupby, starmap
+from typing import TYPE_CHECKING, Any, Literal
 
 from mink_local.generation.format.call_formats import OPEN, OPEN_END
-from mink_local.generation.format.text import literal
-from mink_local.generation.request import Request, Tool
-from mink_local.llama.constraints import Constraints
-from mink_local.llama.guide import check
+
+if TYPE_CHECKING:
+    from mink_local.generation.request import Tool
 
 _INSTRUCTIONS = """# Tools
 
@@ -26,19 +24,15 @@ You are provided with function signatures within <tools></tools> XML tags:
 {}
 </tools>
 
-For each function call, return a json object with function name and arguments within <tool_call></tool_call> \
-XML tags:
-<tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
-</tool_call>"""  # as in Qwen's templates
-NO_PARAMETERS = {"type": "object", "properties": {}}
+For each function call, return {}:
+{}"""  # as in Qwen's templates
 
 _Messages = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class CallStyle:
-    """How a model writes calls, and how its chat template takes earlier ones.
+    """How a model writes calls.
 
     Attributes:
         before, between, after: The texts before the name, between name and arguments, and after them.
@@ -48,8 +42,6 @@ class CallStyle:
         key, equals, end: In tags, the texts before a name, before its value and after that.
         equals_other: The text before a value that is no string.
         quote: What stands around strings.
-        is_rendered: Whether the template writes earlier calls; otherwise they become text.
-        arguments, has_short_ids, has_parts: See `Taken`.
     """
 
     before: str = ""
@@ -64,49 +56,56 @@ class CallStyle:
     equals_other: str = ""
     end: str = ""
     quote: str = ""
-    is_rendered: bool = True
-    arguments: Literal["object", "text"] = "object"
-    has_short_ids: bool = False
-    has_parts: bool = False
 
     def write(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-        """Return calls, names and arguments, as the model writes them; only as JSON or Python."""
-        written = [f"{self.before}{name}{self._between(values)}{self.after}" for name, values in calls]
+        """Return calls, names and arguments, as the model writes them."""
+        written = [f"{self.before}{name}{self._arguments(values)}{self.after}" for name, values in calls]
         return self.opening + (self.separator or "\n").join(written) + self.closing
 
-    def _between(self, arguments: Mapping[str, Any]) -> str:
+    def _arguments(self, values: Mapping[str, Any]) -> str:
         if self.kind == "python":
-            return "(" + ", ".join(f"{key}={_json(value)}" for key, value in arguments.items()) + ")"
-        return self.between + _json(arguments)
+            return "(" + ", ".join(f"{key}={_json(value)}" for key, value in values.items()) + ")"
+        if self.kind == "quoted":
+            return self.between.removesuffix("{") + self._quoted(values)
+        if self.kind == "tags":
+            return self.between + "".join(starmap(self._tagged, values.items()))
+        return self.between + _json(values)
 
-    def id_of(self, call_id: Any) -> Any:
-        """Return a call's id as the template takes it."""
-        return hashlib.sha256(str(call_id).encode()).hexdigest()[:9] if self.has_short_ids else call_id
+    def _tagged(self, key: str, value: Any) -> str:
+        equals, text = (self.equals, value) if isinstance(value, str) else (self.equals_other, _json(value))
+        return f"{self.key}{key}{equals}{text}{self.end}"
+
+    def _quoted(self, value: Any) -> str:
+        if isinstance(value, Mapping):
+            return "{" + ",".join(f"{key}:{self._quoted(each)}" for key, each in value.items()) + "}"
+        if isinstance(value, list):
+            return "[" + ",".join(map(self._quoted, value)) + "]"
+        return f"{self.quote}{value}{self.quote}" if isinstance(value, str) else _json(value)
 
 
 HERMES = CallStyle(f'{OPEN}\n{{"name": "', '", "arguments": ', f"}}\n{OPEN_END}", separator="\n")
 GPT_OSS = CallStyle(" to=functions.", "<|channel|>commentary json<|message|>")
-_LFM2 = CallStyle(
-    between="(",
-    separator=", ",
-    opening="<|tool_call_start|>[",
-    closing="]<|tool_call_end|>",
-    kind="python",
-    is_rendered=False,
-)
-_GRANITE = CallStyle(
-    '{"name": "', '", "arguments": ', "}", ", ", opening="<|tool_call|>[", closing="]", is_rendered=False
-)
-# By what their templates have in them: these write no calls, or write them in channels.
+NAMED = {
+    "hermes": HERMES,
+    "gpt-oss": GPT_OSS,
+    "lfm2": CallStyle(
+        between="(", separator=", ", opening="<|tool_call_start|>[", closing="]<|tool_call_end|>",
+        kind="python",
+    ),
+    "granite-3.3": CallStyle(
+        '{"name": "', '", "arguments": ', "}", ", ", opening="<|tool_call|>[", closing="]"
+    ),
+}  # fmt: skip
 BY_HAND = {
-    "<|channel|>analysis": GPT_OSS,
-    "List of tools: ": _LFM2,
-    "respond only with <|tool_call|> followed by a JSON list": _GRANITE,
+    "<|channel|>analysis": "gpt-oss",
+    "List of tools: ": "lfm2",
+    "respond only with <|tool_call|> followed by a JSON list": "granite-3.3",
 }
+"""Named styles by what templates have in them that write no calls, or write them in channels."""
 
 
-def as_text(messages: _Messages, tools: Sequence[Tool]) -> _Messages:
-    """Return messages in which tools, calls and results are written into contents, in the style of Hermes."""
+def as_text(messages: _Messages, tools: "Sequence[Tool]", style: CallStyle = HERMES) -> _Messages:
+    """Return messages in which tools, calls and results are written into contents."""
     texts = []
     for is_result, group in groupby(messages, key=lambda message: message["role"] == "tool"):
         if is_result:
@@ -114,8 +113,8 @@ def as_text(messages: _Messages, tools: Sequence[Tool]) -> _Messages:
             texts.append({"role": "user", "content": "\n".join(results)})
             continue
         for message in group:
-            texts.append(with_written_calls(message, HERMES))
-    return _with_instructions(texts, tools) if tools else texts
+            texts.append(with_written_calls(message, style))
+    return with_instructions(texts, tools, style) if tools else texts
 
 
 def with_written_calls(message: Mapping[str, Any], style: CallStyle) -> dict[str, Any]:
@@ -126,9 +125,15 @@ def with_written_calls(message: Mapping[str, Any], style: CallStyle) -> dict[str
     return {**kept, "content": "\n".join(filter(None, [message["content"], written]))}
 
 
-def _with_instructions(messages: _Messages, tools: Sequence[Tool]) -> _Messages:
-    """Return the messages with the tools at the end of the system message."""
-    listed = _INSTRUCTIONS.format("\n".join(map(_json, tools)))
+def with_instructions(messages: _Messages, tools: "Sequence[Tool]", style: CallStyle) -> _Messages:
+    """Return the messages with the tools, and how to call them, at the end of the system message."""
+    how = "a call in this form"
+    if style is HERMES:
+        how = "a json object with function name and arguments within <tool_call></tool_call> XML tags"
+    example = style.write([("<function-name>", {"<name>": "<value>"})])
+    example = example.replace('{"<name>": "<value>"}', "<args-json-object>")
+    example = example.replace('"<function-name>"', "<function-name>")
+    listed = _INSTRUCTIONS.format("\n".join(map(_json, tools)), how, example)
     if messages[0]["role"] not in ("system", "developer"):
         return [{"role": "system", "content": listed}, *messages]
     return [{**messages[0], "content": f"{messages[0]['content']}\n\n{listed}"}, *messages[1:]]
@@ -153,137 +158,3 @@ def one_call_each(messages: _Messages) -> Iterator[dict[str, Any]]:
         if not waiting:
             yield message
     yield from waiting
-
-
-def with_call_grammar(
-    request: Request, style: CallStyle | None, ids: Mapping[str, int] | None = None, text: str = ""
-) -> Request:
-    """Return a request whose answer is a call if it must be one, or if it has a schema, a call or that.
-
-    Args:
-        style: How the model writes calls; None for Hermes's style.
-        ids: Ids of tokens in that style which have no text.
-        text: What begins an answer that is no call.
-
-    Raises:
-        ConstraintError: The schema of a tool's parameters cannot be enforced.
-    """
-    choice, constraints = request.tool_choice, request.params.constraints or Constraints()
-    answer: Any = constraints.schema if choice == "auto" else None
-    if not request.tools or (choice == "auto" and answer is None):
-        return request
-    parameters = {}
-    for i, tool in enumerate(request.tools):
-        function = tool["function"]
-        if isinstance(choice, str) or choice["function"]["name"] == function["name"]:
-            schema = parameters[function["name"]] = function.get("parameters") or NO_PARAMETERS
-            check("json_schema", schema, f"tools[{i}].function.parameters")
-    is_parallel = request.parallel_tool_calls is True and isinstance(choice, str)
-    grammar = calls_grammar(
-        style or HERMES, parameters, is_parallel=is_parallel, answer=answer, ids=ids or {}, text=text
-    )
-    constraints = replace(constraints, grammar=grammar, json_schema=None)
-    return replace(request, params=replace(request.params, constraints=constraints), tool_choice="auto")
-
-
-def calls_grammar(
-    style: CallStyle,
-    parameters: Mapping[str, Mapping[str, Any]],
-    *,
-    is_parallel: bool,
-    answer: Any = None,
-    ids: Mapping[str, int] | None = None,
-    text: str = "",
-) -> str:
-    """Return a grammar for tool calls, in Lark's syntax.
-
-    Args:
-        style: How the model writes calls.
-        parameters: JSON schemas of the tools' parameters, by tool name.
-        is_parallel: Whether to allow several calls, if the style does.
-        answer: JSON schema of an answer that may come in place of a call.
-        ids: Ids of tokens in the style which have no text.
-        text: What begins such an answer.
-    """
-    ids = ids or {}
-    written = {name: _arguments(style, schema, ids) for name, schema in parameters.items()}
-    if None in written.values():  # Hermes's style can say what this one cannot
-        return calls_grammar(HERMES, parameters, is_parallel=is_parallel, answer=answer, ids=ids, text=text)
-    calls = [
-        " ".join(filter(None, (_literal(f"{style.before}{name}{style.between}", ids), arguments)))
-        for name, arguments in written.items()
-    ]
-    start = "call"
-    if is_parallel and style.separator is not None:
-        start += f" ({_literal(style.separator, ids)} call)*"
-    start = " ".join((_literal(style.opening, ids), start, _literal(style.closing, ids)))
-    if answer is not None:
-        schema = answer if isinstance(answer, str) else json.dumps(answer)
-        start += f" | {_literal(text, ids)} %json {schema}"
-    end = style.end if style.kind == "tags" else style.quote
-    value = f"value: /(?s:.*)/ {_literal(end, ids)}\n" if end else ""
-    if not any(token in end for token in ids):  # llguidance reads up to the first one
-        value = f"value[suffix={json.dumps(end)}]: /(?s:.*)/\n" if end else ""
-    return f"start: {start}\ncall: ({' | '.join(calls)}) {_literal(style.after, ids)}\n{value}"
-
-
-def _literal(text: str, ids: Mapping[str, int]) -> str:
-    """Return a text, perhaps none, in Lark's syntax."""
-    return literal(text, ids) if text else ""
-
-
-def _arguments(style: CallStyle, schema: Mapping[str, Any], ids: Mapping[str, int]) -> str | None:
-    """Return a rule for arguments in a style, or None if it cannot keep to the schema."""
-    if style.kind == "json":
-        return f"%json {json.dumps(schema)}"
-    if not schema.keys() <= _PLAIN | {"type", "properties", "required", "additionalProperties", "$defs"}:
-        return None
-    properties, required = schema.get("properties", {}), schema.get("required", ())
-    parameters = {}
-    for name, each in properties.items():
-        value = _value(style, each, schema.get("$defs"), ids)
-        if value is None or not name.isidentifier():
-            return None
-        parameters[name] = value.replace("@", name)
-    if style.kind == "tags":
-        return " ".join(f"({rule}){'?' * (name not in required)}" for name, rule in parameters.items())
-    comma, bracket = ('", "', '")"') if style.kind == "python" else ('","', '"}"')
-    return " ".join(filter(None, (_listed(parameters, required, comma), bracket)))
-
-
-def _listed(parameters: Mapping[str, str], required: Sequence[str], comma: str) -> str:
-    """Return a rule for parameters between commas, those that are required first."""
-    first = [rule for name, rule in parameters.items() if name in required]
-    others = [rule for name, rule in parameters.items() if name not in required]
-    if first:
-        return " ".join((f" {comma} ".join(first), *(f"({comma} {rule})?" for rule in others)))
-    chains = [
-        " ".join((rule, *(f"({comma} {one})?" for one in others[i + 1 :]))) for i, rule in enumerate(others)
-    ]
-    return f"({' | '.join(chains)})?" if chains else ""
-
-
-_PLAIN = {"description", "title", "default", "examples", "$schema", "$comment", "strict"}
-
-
-def _value(style: CallStyle, schema: Any, defs: Any, ids: Mapping[str, int]) -> str | None:
-    """Return a rule for a parameter named @, or None."""
-    if not isinstance(schema, Mapping):
-        return None
-    kind, keys = schema.get("type"), schema.keys() - _PLAIN - {"type"}
-    whole = json.dumps({**schema, "$defs": defs} if defs else schema)
-    if style.kind == "python":
-        return f'"@=" %json {whole}' if kind != "object" else None
-    equals = style.equals if kind == "string" else style.equals_other
-    before, end = f"{style.key}@{equals}", style.end
-    if style.kind == "quoted":
-        before, end = f"@:{style.quote if kind == 'string' else ''}", style.quote if kind == "string" else ""
-    if kind == "string" and not keys:
-        body = "value"
-    elif kind == "string" and keys == {"enum"} and all(isinstance(each, str) for each in schema["enum"]):
-        body = f"({' | '.join(_literal(each, ids) for each in schema['enum'])}) {_literal(end, ids)}"
-    elif kind in ("integer", "number", "boolean") or (style.kind == "tags" and kind in ("array", "object")):
-        body = f"%json {whole} {_literal(end, ids)}"
-    else:
-        return None
-    return f"{_literal(before, ids)} {body}"

@@ -4,6 +4,7 @@ A template is a stranger's program, so it is asked, not read: what is looked for
 else, in what it writes.
 """
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -66,43 +67,53 @@ def _turns_with(role: str, content: Any) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Taken:
-    """How a template takes calls and their results.
+    """How a template takes tools, calls and their results.
 
     Attributes:
-        arguments: As an object, or as JSON text.
+        arguments: As an object, or as JSON text; "no" if it does not show calls, which become text.
         has_short_ids: Whether it takes only ids of nine letters and digits.
         has_parts: Whether it shows a result only if that is a list of parts.
+        shows_tools: Whether it shows the tools.
     """
 
-    arguments: Literal["object", "text"]
+    arguments: Literal["object", "text", "no"] = "object"
     has_short_ids: bool = False
     has_parts: bool = False
+    shows_tools: bool = True
+
+    def id_of(self, call_id: Any) -> Any:
+        """Return a call's id as the template takes it."""
+        return hashlib.sha256(str(call_id).encode()).hexdigest()[:9] if self.has_short_ids else call_id
 
 
 def how_calls_are_taken(render: Render) -> Taken | None:
-    """Return how a template takes calls, or None if it does not show them, or not their results."""
+    """Return how a template takes calls, or None if it shows no results, or neither tools nor calls."""
+    shows_tools = NAME in attempt(render, USER, tools=[TOOL])
     ways = [
-        Taken(arguments, has_short_ids, has_parts)
+        Taken(arguments, has_short_ids, has_parts, shows_tools)
+        for taken in (("object", "text"), ("no",))
         for has_parts in (False, True)
-        for arguments in ("object", "text")
+        for arguments in taken
         for has_short_ids in (False, True)
     ]
-    return next((way for way in ways if _is_taken(render, way)), None)
+    found = next((way for way in ways if _is_taken(render, way)), None)
+    return found if shows_tools or (found and found.arguments != "no") else None
 
 
 def _is_taken(render: Render, way: Taken) -> bool:
     call_id = _SHORT_ID if way.has_short_ids else _LONG_ID
     arguments: Any = {KEY: VALUE} if way.arguments == "object" else f'{{"{KEY}": "{VALUE}"}}'
     call = {"id": call_id, "type": "function", "function": {"name": NAME, "arguments": arguments}}
+    made: dict[str, Any] = {"content": "", "tool_calls": [call]}
+    if way.arguments == "no":
+        made = {"content": VALUE}
     result = {
         "role": "tool",
         "tool_call_id": call_id,
         "name": NAME,
         "content": as_parts(RESULT) if way.has_parts else RESULT,
     }
-    text = attempt(
-        render, USER, {"role": "assistant", "content": "", "tool_calls": [call]}, result, tools=[TOOL]
-    )
+    text = attempt(render, USER, {"role": "assistant", **made}, result, tools=[TOOL])
     shown = text[text.rfind("q") + 1 :] if KEY not in text.rpartition(RESULT)[0] else text
     # Python's way of writing an object, and JSON in a string, show that the other form is wanted.
     is_garbled = f"{{'{KEY}': '{VALUE}'}}" in text or f'\\"{KEY}\\"' in text
@@ -119,6 +130,7 @@ class Reasoning:
         is_alone: Whether it refuses reasoning beside content, where there are calls.
         switch: The variables that turn it on, and off.
         is_known: Whether the template shows any.
+        is_opened: Whether a prompt ends by opening it.
     """
 
     marks: Marks = THINK_MARKS
@@ -126,6 +138,7 @@ class Reasoning:
     is_alone: bool = False
     switch: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
     is_known: bool = False
+    is_opened: bool = False
 
 
 # By what their templates have in them; what defies derivation.
@@ -205,6 +218,7 @@ def reasoning_of(render: Render, source: str) -> Reasoning:
         _is_alone(render, field),
         _switch(render, source),
         marks is not THINK_MARKS or "<think>" in source,
+        attempt(render, USER).rstrip().endswith(marks.start.rstrip()),
     )
 
 

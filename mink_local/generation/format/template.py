@@ -10,27 +10,20 @@ from itertools import islice, pairwise
 from typing import Any, cast
 
 from mink_local.checks import check_types, shown
-from mink_local.errors import MinkError, OptionError
-from mink_local.generation.format.call_derivation import understood_style
-from mink_local.generation.format.call_forms import NO_FORM, Form, form_of
+from mink_local.errors import OptionError
 from mink_local.generation.format.call_styles import (
-    BY_HAND,
     HERMES,
     CallStyle,
     as_text,
     one_call_each,
+    with_instructions,
     with_written_calls,
 )
-from mink_local.generation.format.derived import (
-    Reasoning,
-    as_parts,
-    reasoning_of,
-    roles_with_parts,
-    with_reasoning,
-)
+from mink_local.generation.format.conventions import conventions_of
+from mink_local.generation.format.derived import Taken, as_parts, with_reasoning
 from mink_local.generation.format.harmony import splitter_of
 from mink_local.generation.format.rendering import Renderer
-from mink_local.generation.format.text import THINK, Marks, ReasoningSplitter, ReasoningState
+from mink_local.generation.format.text import THINK, ReasoningSplitter, ReasoningState
 from mink_local.generation.request import Message, Prompt, Request, Tool, is_raw, is_token_ids
 from mink_local.llama.constants import check_template_kwargs
 from mink_local.llama.library import C
@@ -55,74 +48,55 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, weights: Weights, date: Date | None = None, kwargs: Mapping[str, Any] | None = None
+        self,
+        weights: Weights,
+        date: Date | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        call_style: str | Mapping[str, Any] | None = None,
+        reasoning_marks: Sequence[str] | None = None,
+        *,
+        source: str | None = None,
     ) -> None:
         self.kwargs = dict(kwargs or {})
         self._weights = weights
-        self.is_plain = weights.chat_template is None
-        source = weights.chat_template or ""
+        self._source = source or weights.chat_template or ""
+        self.is_plain = not self._source
         self._renderer = Renderer(
-            PLAIN_TURNS if self.is_plain else source,
+            self._source or PLAIN_TURNS,
             date,
             bos_token=weights.bos,
             eos_token=weights.eos,
             in_process=weights.trust or self.is_plain,
         )
-        self.supports_tools = "tools" in source
+        self.conventions = conventions_of(self._renderer, self._source, call_style, reasoning_marks)
+        self.marks, self.style = self.conventions.reasoning.marks, self.conventions.style
+        self.form = self.conventions.form
+        if _WRITES_FENCES.search(weights.path.stem):  # whatever its template teaches
+            self.form = self.form._replace(allows_bare=True)
+        self._for_tools: ChatTemplate | None = None
+        if source is None and weights.tool_template:
+            self._for_tools = ChatTemplate(
+                weights, date, kwargs, call_style, reasoning_marks, source=weights.tool_template
+            )
 
-    @cached_property
-    def _reasoning(self) -> Reasoning:
-        with suppress(MinkError):
-            return reasoning_of(self._renderer, self._weights.chat_template or "")
-        return Reasoning()
-
-    @property
-    def marks(self) -> Marks:
-        """What the model writes around its reasoning."""
-        return self._reasoning.marks
+    def suiting(self, tools: Sequence[Tool]) -> "ChatTemplate":
+        """Return the template for a request: some files have another one for those with tools."""
+        return self._for_tools if tools and self._for_tools else self
 
     @property
     def can_reason(self) -> bool:
         """Whether the template shows that the model reasons."""
-        return self._reasoning.is_known
+        return self.conventions.reasoning.is_known
 
     @property
     def has_thinking_switch(self) -> bool:
         """Whether the template can turn reasoning on and off."""
-        return self._reasoning.switch is not None
+        return self.conventions.reasoning.switch is not None
 
-    @cached_property
-    def style(self) -> CallStyle | None:
-        """How calls are written; None if the template does not show them, or in an unknown way."""
-        source = self._weights.chat_template or ""
-        by_hand = next((style for sign, style in BY_HAND.items() if sign in source), None)
-        return by_hand or (self._derived_style if self.supports_tools else None)
-
-    @cached_property
-    def _derived_style(self) -> CallStyle | None:
-        with suppress(MinkError):  # a template that does not end is not asked again and again
-            return understood_style(self._renderer, self.marks)
-        return None
-
-    @cached_property
-    def form(self) -> Form:
-        """How calls are read; also of a template that shows calls, but no tools."""
-        style = self.style or self._derived_style
-        if style is None:
-            return NO_FORM
-        form = form_of(style)
-        # Its template teaches Hermes's marks, but the model writes fences.
-        return form._replace(allows_bare=True) if _WRITES_FENCES.search(self._weights.path.stem) else form
-
-    @cached_property
-    def _roles_with_parts(self) -> frozenset[str]:
-        """The roles whose content the template takes only as a list of parts."""
-        roles: frozenset[str] | None = frozenset()
-        with suppress(MinkError):  # a template that does not end is not asked again and again
-            roles = roles_with_parts(self._renderer)
-        if roles is None and "content" in (self._weights.chat_template or ""):
-            raise OptionError("chat_template", "shows nothing of what users write: use another one")
-        return roles or frozenset()
+    @property
+    def supports_tools(self) -> bool:
+        """Whether the template shows tools to the model."""
+        return "tools" in self.suiting([{}])._source
 
     def stop(self, prompt: Prompt) -> tuple[str, ...]:
         """Return the strings that end an answer, in addition to the model's own end tokens."""
@@ -230,6 +204,8 @@ class ChatTemplate:
     def close(self) -> None:
         """End the child process that renders the template, if any."""
         self._renderer.close()
+        if self._for_tools:
+            self._for_tools.close()
 
     def _input(
         self,
@@ -244,9 +220,10 @@ class ChatTemplate:
         kwargs = {**self.kwargs, **(template_kwargs or {})}
         if enable_thinking and not self.has_thinking_switch:
             raise OptionError("enable_thinking", "cannot be True: the chat template has no such switch")
-        on_off = self._reasoning.switch
+        on_off = self.conventions.reasoning.switch
         switch = {} if enable_thinking is None or on_off is None else on_off[not enable_thinking]
-        return template_input(messages, tools, self.style) | kwargs | dict(switch)
+        given = template_input(messages, tools, self.style, self.conventions.taken)
+        return given | kwargs | dict(switch)
 
     def _of_messages(self, given: dict[str, Any]) -> list[int]:
         """Return the token ids for a template's input, in which markup that others typed stays plain text.
@@ -269,9 +246,7 @@ class ChatTemplate:
             if turn["role"] == "assistant":  # templates look for the tags that the model itself wrote
                 changed |= {name: own(turn[name]) for name in _OWN if isinstance(turn.get(name), str)}
         rendered = self._rendered(marked)
-        tokens = self._tokens_of(
-            map(self.beginning, rendered.split(mark)), add_special=self._weights.chat_template is None
-        )
+        tokens = self._tokens_of(map(self.beginning, rendered.split(mark)), add_special=self.is_plain)
         for i, part in enumerate(self._prefill(prefill, self._opens(rendered))):
             tokens += self._weights.tokenize(
                 self.beginning(part), add_special=False, parse_special=i % 2 == 1
@@ -280,8 +255,10 @@ class ChatTemplate:
 
     def _rendered(self, given: dict[str, Any]) -> str:
         """Return a template's text for an input, whose contents are texts."""
-        roles = self._roles_with_parts
-        if self.style is not None and self.style.has_parts:
+        roles, taken = self.conventions.roles_with_parts, self.conventions.taken
+        if roles is None:
+            raise OptionError("chat_template", "shows nothing of what users write: use another one")
+        if taken and taken.has_parts:
             roles |= {"tool"}
         turns = [
             {**turn, "content": as_parts(turn["content"])}
@@ -293,7 +270,7 @@ class ChatTemplate:
 
     def _with_reasoning(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return a message with its reasoning under the name that the template has for it."""
-        found, taken = dict(message), self._reasoning
+        found, taken = dict(message), self.conventions.reasoning
         if not (reasoning := found.pop("reasoning_content", "")):
             return message
         if taken.is_alone and found["content"] and "tool_calls" in found:
@@ -342,7 +319,7 @@ class ChatTemplate:
     def _markup(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
         """Patterns for markup that others type, and for that which the model's own text cannot have."""
         weights = self._weights
-        source = (weights.chat_template or "").replace("</", "<")
+        source = self._source.replace("</", "<")
         defined = [
             text
             for text in weights.user_defined_tokens
@@ -386,27 +363,33 @@ def markup_pattern(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 def template_input(
-    messages: Sequence[Message], tools: Sequence[Tool], style: CallStyle | None = None
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    style: CallStyle | None = None,
+    taken: Taken | None = None,
 ) -> dict[str, Any]:
     """Return the messages, and the tools if any, under the names that chat templates use.
 
     Text parts of a message's content are joined, None fields dropped, and tool calls written as the template
-    takes them: most want arguments parsed. Without a style, tools and calls become text. Raises ValueError
-    for malformed input.
+    takes them: most want arguments parsed. What it does not take becomes text, in Hermes's style without
+    another. Raises ValueError for malformed input.
     """
     if not isinstance(messages, list | tuple) or not all(isinstance(each, Mapping) for each in messages):
         raise ValueError(f"messages must be a text or a list of messages (dicts), not {shown(messages)}")
     if not messages:
         raise ValueError("there is no message to answer")
-    found = [_message(message, style) for message in messages]
+    found = [_message(message, taken) for message in messages]
     if "tool_calls" in found[-1]:
         raise ValueError("the last message calls tools: append a message with role tool for each call")
-    if style is None:
-        return {"messages": as_text(found, tools)}
-    if not style.is_rendered:
+    style = style or HERMES
+    if taken is None:
+        return {"messages": as_text(found, tools, style)}
+    if taken.arguments == "no":
         found = [with_written_calls(message, style) for message in found]
-    given = {"messages": [*one_call_each(found)] if style.separator is None else found}
-    return given | {"tools": [dict(tool) for tool in tools]} if tools else given
+    found = [*one_call_each(found)] if style.separator is None else found
+    if tools and not taken.shows_tools:
+        return {"messages": with_instructions(found, tools, style)}
+    return {"messages": found} | ({"tools": [dict(tool) for tool in tools]} if tools else {})
 
 
 def _split_prefill(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
@@ -429,13 +412,13 @@ def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def _message(message: Message, style: CallStyle | None = None) -> dict[str, Any]:
+def _message(message: Message, taken: Taken | None = None) -> dict[str, Any]:
     checked = {name: value for name, value in message.items() if value is not None}
     if calls := checked.pop("tool_calls", None):
-        checked["tool_calls"] = [_tool_call(call, style) for call in calls]
+        checked["tool_calls"] = [_tool_call(call, taken) for call in calls]
         checked.setdefault("content", "")
-    if style and "tool_call_id" in checked:
-        checked["tool_call_id"] = style.id_of(checked["tool_call_id"])
+    if taken and "tool_call_id" in checked:
+        checked["tool_call_id"] = taken.id_of(checked["tool_call_id"])
     content = checked.get("content")
     if isinstance(content, list | tuple):
         checked["content"] = content = "".join(map(_text_of, content))
@@ -469,7 +452,7 @@ def _arguments(given: Any) -> Mapping[str, Any]:
     return given or {}
 
 
-def _tool_call(call: Any, style: CallStyle | None) -> dict[str, Any]:
+def _tool_call(call: Any, taken: Taken | None) -> dict[str, Any]:
     """Return a tool call as the template takes it."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
@@ -477,7 +460,7 @@ def _tool_call(call: Any, style: CallStyle | None) -> dict[str, Any]:
             f'a tool call must have {{"function": {{"name": str, "arguments": …}}}}, not {call!r}'
         )
     arguments: Any = _arguments(function.get("arguments") or {})
-    if style and style.arguments == "text":
+    if taken and taken.arguments == "text":
         arguments = json.dumps(arguments, ensure_ascii=False)
     written = {**call, "function": {**function, "arguments": arguments}}
-    return {**written, "id": style.id_of(call["id"])} if style and "id" in call else written
+    return {**written, "id": taken.id_of(call["id"])} if taken and "id" in call else written

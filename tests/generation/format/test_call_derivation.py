@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from mink_local import Request, SamplingParams, load_model
 from mink_local.generation.format.call_derivation import CHECKS, TOOLS, understood_style
 from mink_local.generation.format.call_forms import form_of
-from mink_local.generation.format.call_styles import GPT_OSS, HERMES, CallStyle, calls_grammar
+from mink_local.generation.format.call_grammar import calls_grammar
+from mink_local.generation.format.call_styles import GPT_OSS, HERMES, CallStyle
+from mink_local.generation.format.derived import how_calls_are_taken
 from mink_local.generation.format.rendering import Renderer
 from mink_local.generation.format.tool_calls import ToolParser
 from tests.support.effort import examples
@@ -63,7 +65,8 @@ TEMPLATES = {
 
 
 def style_of(source: str) -> CallStyle | None:
-    return understood_style(Renderer(source, bos_token="", eos_token="", in_process=True))
+    renderer = Renderer(source, bos_token="", eos_token="", in_process=True)
+    return understood_style(renderer, how_calls_are_taken(renderer))
 
 
 STYLES = {name: style_of(source) for name, source in TEMPLATES.items()} | {"gpt-oss": GPT_OSS}

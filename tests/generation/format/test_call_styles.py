@@ -9,13 +9,14 @@ from mink_local import Constraints, MinK, Request, SamplingParams
 from mink_local.errors import ConstraintError
 from mink_local.generation.format.call_derivation import understood_style
 from mink_local.generation.format.call_forms import form_of
+from mink_local.generation.format.call_grammar import with_call_grammar
 from mink_local.generation.format.call_styles import (
     HERMES,
     CallStyle,
     as_text,
     one_call_each,
-    with_call_grammar,
 )
+from mink_local.generation.format.derived import how_calls_are_taken
 from mink_local.generation.format.rendering import Renderer
 from mink_local.generation.format.template import template_input
 from mink_local.generation.format.tool_calls import ToolCallDelta, ToolParser
@@ -71,8 +72,9 @@ def rendered(model: str, messages: list[dict[str, Any]]) -> tuple[CallStyle | No
     if "llama" in model:
         messages = list(one_call_each(messages))
     renderer = Renderer(template, bos_token="", eos_token="", in_process=True)
-    style = understood_style(renderer)
-    return style, renderer(**template_input(messages, [WEATHER, DAYS, NOW], style))
+    taken = how_calls_are_taken(renderer)
+    style = understood_style(renderer, taken)
+    return style, renderer(**template_input(messages, [WEATHER, DAYS, NOW], style, taken))
 
 
 @pytest.mark.parametrize("model", ["Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct"])

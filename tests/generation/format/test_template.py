@@ -4,7 +4,6 @@ import json
 import subprocess
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import replace
 from datetime import date
 from functools import reduce
 from pathlib import Path
@@ -17,6 +16,7 @@ from mink_local import Constraints, load_model
 from mink_local.errors import MinkError
 from mink_local.generation.format import rendering
 from mink_local.generation.format.call_styles import HERMES
+from mink_local.generation.format.derived import Taken
 from mink_local.generation.format.rendering import Renderer
 from mink_local.generation.format.template import ChatTemplate, markup_pattern, template_input
 from mink_local.generation.model import Model
@@ -178,16 +178,16 @@ def test_fields_that_are_null_are_as_if_left_out(with_tools: Weights) -> None:
 def test_arguments_reach_a_template_as_an_object(given: Any, arguments: Any) -> None:
     messages = deepcopy(CALLED)
     messages[1]["tool_calls"][0]["function"]["arguments"] = given
-    text = replace(HERMES, arguments="text")
-    for style in (HERMES, text, None):
-        [*_, called, _] = template_input(messages, (), style)["messages"]
-        if style is None:
+    for taken in (Taken("object"), Taken("text"), None):
+        [*_, called, _] = template_input(messages, (), HERMES, taken)["messages"]
+        if taken is None:
             assert json.dumps(arguments) in called["content"]
         else:
             found = called["tool_calls"][0]["function"]["arguments"]
-            assert (json.loads(found) if style is text else found) == arguments
+            assert (json.loads(found) if taken.arguments == "text" else found) == arguments
     del messages[1]["tool_calls"][0]["function"]["arguments"]
-    assert template_input(messages, (), HERMES)["messages"][1]["tool_calls"][0]["function"]["arguments"] == {}
+    [_, called, *_] = template_input(messages, (), HERMES, Taken())["messages"]
+    assert called["tool_calls"][0]["function"]["arguments"] == {}
 
 
 NESTED: list[Any] = reduce(lambda inner, _: [inner], range(100_000), [])
