@@ -1,6 +1,7 @@
 """llama.cpp's candidate records (`llama_token_data`), written and read by compiled functions."""
 
 import ctypes
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from mink_local.llama.library import C
 from mink_local.samplers import Workspace
 from mink_local.samplers.compile import call_by_address, compiled, helper
 from mink_local.samplers.kernels import sort_ids
-from mink_local.samplers.rows import has_nan, masked, select
+from mink_local.samplers.rows import NO_TOKENS, has_nan, masked, select
 
 APPLY = np.uint64(ctypes.cast(C._lib.llama_sampler_apply, ctypes.c_void_p).value or 0)
 """Address of `llama_sampler_apply`."""
@@ -94,18 +95,18 @@ Fields:
         number of cuts that were needed.
 """
 
-_call_apply = call_by_address("none", 3)
+_call_apply = call_by_address("none")
 
 
 @helper
 def _apply(apply, chain, n, array):
     """Have a chain of llama.cpp's samplers read the first n records."""
     array["size"][0], array["selected"][0], array["sorted"][0] = n, -1, False
-    _call_apply(apply, chain, array.ctypes.data)
+    _call_apply(apply, (chain, array.ctypes.data))
 
 
-@helper
-def _edit(apply, row, bans, penalties, tokens, buffers):
+@compiled
+def edit(apply, row, bans, penalties, tokens, buffers):
     """Ban some tokens of a row, and apply the penalties to others, of which some may be equal."""
     _, _, seen, records, array = buffers
     for token in bans:
@@ -133,7 +134,7 @@ def edited(apply, logits, bans, penalties, tokens, mask, buffers):
     row = buffers[1]
     for i in range(row.size):
         row[i] = logits[i]
-    _edit(apply, row, bans, penalties, tokens, buffers)
+    edit(apply, row, bans, penalties, tokens, buffers)
     if mask.size > 0 and not has_nan(row):
         masked(row, mask, row)
     return row
@@ -148,8 +149,18 @@ def choose(apply, chain, row, k, buffers):
     return records["id"][array["selected"][0]], array["size"][0]
 
 
+_call_edit = call_by_address("none")
+
+
+@cache
+def address_of_edit() -> int:
+    """Return the address of `edit`, for `sample_rows`."""
+    row = np.empty(0, np.float32)
+    return int(edit.address(APPLY, row, NO_TOKENS, APPLY, NO_TOKENS, SamplingBuffers(0).arrays))
+
+
 @compiled
-def sample_rows(apply, logits, tasks, cuts, edits, masks, buffers):
+def sample_rows(apply, logits, tasks, cuts, edits, masks, addresses, buffers):
     """Sample a token for each task: bans, penalties, mask, cuts, and llama.cpp's own samplers.
 
     Args:
@@ -159,18 +170,21 @@ def sample_rows(apply, logits, tasks, cuts, edits, masks, buffers):
         cuts: Of type CUT.
         edits: Token ids, int32.
         masks: The `arrays` of `Masks`.
+        addresses: `address_of_edit()` and `address_of_mask()`, uint64 (2,), where a task has edits or a mask:
+            most never have, and to compile both takes as long as half of the rest.
         buffers: The `arrays` of `SamplingBuffers`.
     """
     for i in range(tasks.size):
         task = tasks[i]
         row, tokens = logits[task.row], edits[task.ban : task.change_end]
-        n_bans = task.change - task.ban
         before = np.empty(tokens.size, np.float32)
         for j in range(tokens.size):
             before[j] = row[tokens[j]]
-        _edit(apply, row, tokens[:n_bans], task.penalties, tokens[n_bans:], buffers)
+        if tokens.size > 0:
+            n_bans = task.change - task.ban
+            _call_edit(addresses[0], (apply, row, tokens[:n_bans], task.penalties, tokens[n_bans:], buffers))
         own = cuts[task.cut : task.cut_end]
-        k, n_cuts = select(row, task.mask, masks, own, buffers[0], buffers[1])
+        k, n_cuts = select(row, task.mask, addresses[1], masks, own, buffers[0], buffers[1])
         tasks["k"][i], tasks["n_cuts"][i] = k, n_cuts
         if k > 0:
             tasks["token"][i], tasks["k"][i] = choose(apply, task.chain, row, k, buffers)

@@ -21,9 +21,16 @@ from mink_local.errors import GenerationError, NoTokenLeftError
 from mink_local.llama.constraints import Constrainer
 from mink_local.llama.guide import Guide, fill_masks
 from mink_local.llama.library import C
-from mink_local.llama.token_data import APPLY, TASK, SamplingBuffers, choose, sample_rows
+from mink_local.llama.token_data import (
+    APPLY,
+    TASK,
+    SamplingBuffers,
+    address_of_edit,
+    choose,
+    sample_rows,
+)
 from mink_local.samplers import AdaptiveP, DynamicTemperature, Mirostat, Sampler, kernels
-from mink_local.samplers.rows import NO_TOKENS, Masks, Program, program_of
+from mink_local.samplers.rows import NO_TOKENS, Masks, Program, address_of, address_of_mask, program_of
 from mink_local.threads import run
 
 T = TypeVar("T")
@@ -85,13 +92,14 @@ class TokenSampler:
         """The sampler's cuts, or None if a row is only sampled by calling this object."""
         return self._program()  # waits for Numba, so not before the prompt has been evaluated
 
-    def draw(self) -> list[bool]:
-        """Return which cuts are not made this time."""
-        chances = cast(Program, self.program).chances
+    def draw(self) -> NDArray[np.uint64]:
+        """Return the kernels of the cuts: `every_finite` for those that are not made this time."""
+        cuts, chances = cast(Program, self.program)
         while len(self._drawn) < sum(chance is not None for chance in chances):
             self._drawn.append(self._random.random())
         numbers = iter(self._drawn)
-        return [chance is not None and next(numbers) >= chance for chance in chances]
+        is_off = [chance is not None and next(numbers) >= chance for chance in chances]
+        return np.where(is_off, np.uint64(address_of(kernels.every_finite)), cuts["kernel"])
 
     def use_up(self, n_cuts: int) -> None:
         """Forget the random numbers of the first cuts; those that were not needed are for the next token."""
@@ -184,7 +192,7 @@ class RowSampler:
         if self._edited:
             self._edit()
         for i in self._random:
-            self._cuts["is_off"][tasks["cut"][i] : tasks["cut_end"][i]] = samplers[i].draw()
+            self._cuts["kernel"][tasks["cut"][i] : tasks["cut_end"][i]] = samplers[i].draw()
         is_shared = len(self._edited) > 0 and len(set(rows)) < len(rows)  # rows are edited in place
         self._run(logits, 1 if is_shared else self._n_threads)
         for i in self._random:
@@ -207,6 +215,8 @@ class RowSampler:
         self._edited = [
             i for i, sampler in enumerate(samplers) if sampler.constrainer.is_on or sampler.banned.size
         ]
+        needed = address_of_edit() if self._edited else 0, address_of_mask() if self._guided else 0
+        self._addresses = np.array(needed, np.uint64)
         self._random = [
             i for i, program in enumerate(programs) if program.chances.count(None) < len(program.chances)
         ]
@@ -244,9 +254,8 @@ class RowSampler:
     def _sample(self, logits: NDArray[np.float32], i: int, n: int) -> None:
         """Do the i-th of n parts of the tasks."""
         tasks = self._tasks[len(self._tasks) * i // n : len(self._tasks) * (i + 1) // n]
-        sample_rows(
-            APPLY, logits, tasks, self._cuts, self._edits, self._masks.arrays, self._buffers[i].arrays
-        )
+        of_masks = self._masks.arrays, self._addresses
+        sample_rows(APPLY, logits, tasks, self._cuts, self._edits, *of_masks, self._buffers[i].arrays)
 
     def wait(self) -> None:
         """Wait for the masks. Raises what has kept them from being computed."""

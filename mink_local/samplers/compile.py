@@ -14,8 +14,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mink_local.files import private_folder, user_folder
 from mink_local.version import __version__
 
@@ -121,9 +119,9 @@ class _CompiledFunction:
     def __call__(self, *args: Any) -> Any:
         return self.dispatcher(*args)
 
-    def address(self, *kinds: type[np.generic]) -> int:
-        """Return the address of the code for arrays of these types; see `call_by_address`."""
-        types = tuple(_numba().typeof(np.empty(1, kind)) for kind in kinds)
+    def address(self, *examples: Any) -> int:
+        """Return the address of the code for arguments of these types; see `call_by_address`."""
+        types = tuple(map(_numba().typeof, examples))
         self.dispatcher.compile(types)
         code = self.dispatcher.overloads[types]
         return int(code.library.get_pointer_to_function(code.fndesc.llvm_cfunc_wrapper_name))
@@ -132,10 +130,10 @@ class _CompiledFunction:
 class _CallByAddress:
     """A call, in compiled functions, of the function at an address: Numba has no type for one."""
 
-    def __init__(self, result: str, n_arguments: int) -> None:
-        self._result, self._n_arguments = result, n_arguments
+    def __init__(self, result: str) -> None:
+        self._result = result
 
-    def __call__(self, address: int, *arguments: int) -> None:
+    def __call__(self, address: int, arguments: tuple[int, ...]) -> None:
         """Call a function of pointers as compiled code does, where the JIT is off."""
         pointers = [ctypes.c_void_p] * len(arguments)
         ctypes.CFUNCTYPE(None, *pointers)(int(address))(*arguments)
@@ -149,28 +147,27 @@ class _CallByAddress:
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
             is_void = result == numba.types.none
             returned = ir.VoidType() if is_void else context.get_value_type(result)
-            kind = ir.FunctionType(returned, [context.get_value_type(each) for each in signature.args[1:]])
-            value = builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
+            kind = ir.FunctionType(returned, [context.get_value_type(each) for each in signature.args[1]])
+            arguments = [builder.extract_value(values[1], i) for i in range(len(signature.args[1]))]
+            value = builder.call(builder.inttoptr(values[0], kind.as_pointer()), arguments)
             return context.get_dummy_value() if is_void else value
 
-        definitions = {
-            3: lambda _, address, a, b: (result(address, a, b), generate),
-            5: lambda _, address, a, b, c, d: (result(address, a, b, c, d), generate),
-        }
-        made = import_module("numba.extending").intrinsic(definitions[self._n_arguments])
+        def definition(_: Any, address: Any, arguments: Any) -> Any:
+            return result(address, arguments), generate
+
+        made = import_module("numba.extending").intrinsic(definition)
         context = import_module("numba.core.registry").cpu_target.typing_context
         context.refresh()  # to know what was just made
         return context.resolve_value_type(made)
 
 
-def call_by_address(result: str, n_arguments: int) -> Any:
-    """Return a function that compiled functions can call with an address and its function's arguments.
+def call_by_address(result: str) -> Any:
+    """Return a function that compiled functions can call with an address and a tuple of arguments for it.
 
     Args:
         result: Numba's name of the result's type.
-        n_arguments: 3 or 5, with the address.
     """
-    return _CallByAddress(result, n_arguments)
+    return _CallByAddress(result)
 
 
 def is_compiling() -> bool:

@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.samplers.base import Sampler, is_own
+from mink_local.samplers.base import Sampler, Workspace, is_own
 from mink_local.samplers.compile import call_by_address, compiled, helper, is_compiling
 from mink_local.samplers.kernels import (
     BITS,
     HAS_NAN,
     NO_FINITE_LOGIT,
     ban,
-    every_finite,
     lowest_bit,
     narrow,
     take,
@@ -32,10 +31,10 @@ _MAGNITUDE, _INFINITY, _NEGATIVE_INFINITY = np.int32(0x7FFFFFFF), np.int32(0x7F8
 
 _MOST_OPTIONS = 5  # of a kernel
 
-CUT = np.dtype([("kernel", np.uint64), ("options", np.float64, _MOST_OPTIONS), ("is_off", np.int64)])
-"""A cut: the address of its kernel, its options, and whether it keeps all tokens this time."""
+CUT = np.dtype([("kernel", np.uint64), ("options", np.float64, _MOST_OPTIONS)])
+"""A cut: the address of its kernel, and its options."""
 
-_call_kernel = call_by_address("int64", 5)
+_call_kernel = call_by_address("int64")
 
 
 @cache
@@ -43,7 +42,8 @@ def address_of(kernel: Any) -> int:
     """Return the address of a kernel of this package, compiled for arrays; 0 if nothing is compiled."""
     if not is_compiling():
         return 0
-    return int(kernel.address(np.float32, np.float64, np.uint64, np.int32))
+    kinds = np.float32, np.float64, np.uint64, np.int32
+    return int(kernel.address(*(np.empty(1, kind) for kind in kinds)))
 
 
 @helper
@@ -118,18 +118,50 @@ def masked(logits, mask, row):
 
 @helper
 def _run(cut, logits, work, ids):
-    if cut.is_off:
-        return every_finite(logits, cut.options, work, ids)
-    return _call_kernel(cut.kernel, logits, cut.options, work, ids)
+    return _call_kernel(cut.kernel, (logits, cut.options, work, ids))
+
+
+@compiled
+def apply_mask(logits, mask, masks, scratch, row):
+    """Leave only the tokens that a mask allows; `select` has the arguments.
+
+    A NaN of a banned token counts too: a ban must not hide that a model is broken.
+
+    Returns:
+        How many tokens it listed in `scratch[0]`; or V, if it banned others in `logits`, where `row` has what
+        they were, or wrote what it allows to `row`; or HAS_NAN.
+    """
+    ids, _, work, _, _ = scratch
+    bits, tokens, counts = masks
+    count = counts[mask]
+    listed = tokens[mask, : abs(count)]
+    if count < 0:
+        ban(logits, listed, row, work)  # keeps every NaN
+    elif has_nan(logits) if count > 0 else masked(logits, bits[mask], row):
+        return HAS_NAN
+    for i in range(count):  # a slice's assignment would compile the text of its error, for 3 seconds
+        ids[i] = listed[i]
+    return count if count > 0 else logits.size
+
+
+_call_mask = call_by_address("int64")
+
+
+@cache
+def address_of_mask() -> int:
+    """Return the address of `apply_mask`, for `select`."""
+    row = np.empty(0, np.float32)
+    return int(apply_mask.address(row, 0, Masks(1, 0).arrays, Workspace(0).arrays, row))
 
 
 @helper
-def select(logits, mask, masks, cuts, scratch, row):
+def select(logits, mask, apply_mask, masks, cuts, scratch, row):
     """Find a row's candidates, those that all cuts keep: their ids are in `scratch[0]`.
 
     Args:
         logits: Float32 (V,), changed meanwhile.
         mask: The number of its mask; -1 if all tokens are allowed.
+        apply_mask: `address_of_mask()`, where there is a mask: most answers never have one.
         masks: The `arrays` of `Masks`.
         cuts: Of type CUT; each sees what those before it have left.
         scratch: The `arrays` of a `Workspace`.
@@ -139,26 +171,16 @@ def select(logits, mask, masks, cuts, scratch, row):
         k, or a kernel's error; and the number of cuts that were needed.
     """
     ids, places, work, part_work, left = scratch
-    bits, tokens, counts = masks
-    n_vocab, n_done, is_broken = logits.size, 0, False
-    k, count = np.int64(n_vocab), counts[mask] if mask >= 0 else np.int64(0)
-    listed = tokens[max(mask, 0), : abs(count)]
-    seen = logits
-    # A NaN of a banned token counts too: a ban must not hide that a model is broken.
-    if count > 0:
-        is_broken = has_nan(logits)
-        k = count
-        for i in range(k):  # a slice's assignment would compile the text of its error, for 3 seconds
-            ids[i] = listed[i]
-    elif count < 0:
-        ban(logits, listed, row, work)
-    elif mask >= 0:
-        is_broken = masked(logits, bits[mask], row)
-        seen = row
+    _, tokens, counts = masks
+    n_vocab, n_done, count = logits.size, 0, np.int64(0)
+    k, seen = np.int64(n_vocab), logits
+    if mask >= 0:
+        k, count = _call_mask(apply_mask, (logits, mask, masks, scratch, row)), counts[mask]
+        seen = row if count == 0 else logits
+    if k == HAS_NAN:
+        return k, 0
     if k == n_vocab:
         k, n_done = _run(cuts[0], seen, work, ids), 1
-    if is_broken:
-        return np.int64(HAS_NAN), 0
     if k > 1 or n_done == 0:
         take(seen, ids, k, left)
     while n_done < cuts.size and (k > 1 or n_done == 0):
@@ -167,9 +189,8 @@ def select(logits, mask, masks, cuts, scratch, row):
         if k > 0:
             narrow(part, ids, places, k)
         n_done += 1
-    if count < 0:
-        for i in range(listed.size):
-            logits[listed[i]] = row[i]
+    for i in range(-count):
+        logits[tokens[mask, i]] = row[i]
     return k, n_done
 
 
