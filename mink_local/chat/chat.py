@@ -1,7 +1,7 @@
 """The state of a running chat: what commands and the loop work on."""
 
-from collections.abc import Callable
-from functools import lru_cache
+from concurrent.futures import Future
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -18,19 +18,17 @@ from mink_local.interrupts import on_interrupt
 from mink_local.llama.token_data import sample_rows
 from mink_local.llama.token_sampler import RowSampler, TokenSampler
 from mink_local.samplers import Sampler
-from mink_local.samplers.compile import cached_names
+from mink_local.samplers.compile import announce, cached_names
 from mink_local.threads import in_background
 
 if TYPE_CHECKING:
     from mink_local.chat.terminal.editor import InputLine
 
 
-@lru_cache
-def compiling(*samplers: Sampler) -> Callable[[], bool]:
-    """Compile the samplers' kernels in the background, once after an installation, while the person types.
-
-    Returns a function that says whether it is at work.
-    """
+@cache
+def compile_in_background(*samplers: Sampler) -> "Future[None]":
+    """Compile the samplers' kernels in the background, once after an installation."""
+    announce(sample_rows.__name__)
     cached = cached_names()
     kernels = {one: {member.kernel.__name__ for member in one.members} for one in samplers}
     missing = [one for one, names in kernels.items() if not names | {sample_rows.__name__} <= cached]
@@ -41,8 +39,7 @@ def compiling(*samplers: Sampler) -> Callable[[], bool]:
             if token_sampler.program:
                 RowSampler(2, 1)(np.zeros((1, 2), np.float32), [0], [token_sampler])
 
-    compiled = in_background(compile_missing, "kernels", daemon=True)
-    return lambda: bool(missing) and not compiled.done()
+    return in_background(compile_missing, "kernels", daemon=True)
 
 
 class Draft(NamedTuple):
@@ -127,9 +124,8 @@ class Chat:
             with on_interrupt(answer.reply.interrupt):
                 if self.is_stopped:
                     answer.reply.interrupt()
-                is_compiling = compiling(settings.params.effective_sampler)
-                show_answer(self.screen, answer, is_compiling, "; /reasoning shows it")
-                compiling(*compared_with(settings.sampler))  # for /explain and /compare
+                show_answer(self.screen, answer, "; /reasoning shows it")
+                compile_in_background(*compared_with(settings.sampler))  # for /explain and /compare
         finally:
             hotter = max(2.0, 2 * answer.message.parts[-1].temperature)
             against_loops = f"/regen {hotter:g}, /set dry-multiplier 0.8 or /set loop-guard off"

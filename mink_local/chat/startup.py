@@ -84,11 +84,11 @@ class Startup:
         self._note_model(session)
         if self._is_toy and sys.stderr.isatty():
             self.screen.note(f"{_TOY}; mink-models list shows others, mink-models default chooses one")
-        from mink_local.chat.chat import compiling
+        from mink_local.chat.chat import compile_in_background
 
+        compile_in_background(self.settings.params.effective_sampler)
         answer = session.ask(prompt, before_message(file.text for file in self._attached(session)))
-        is_compiling = compiling(self.settings.params.effective_sampler)
-        status = print_answer(self.screen, answer, self.settings, as_json, is_compiling)
+        status = print_answer(self.screen, answer, self.settings, as_json)
         session.end()
         return status
 
@@ -99,7 +99,7 @@ class Startup:
             session = self._session(terminal)
             from mink_local.chat import chat, loop
 
-            chat.compiling(self.settings.params.effective_sampler)
+            chat.compile_in_background(self.settings.params.effective_sampler)
             self._begin(session)
             loop.chat(session, self.screen, terminal, self._attached(session), self._unanswered)
             self.screen.progress("storing the conversation …")  # a large KV cache takes seconds

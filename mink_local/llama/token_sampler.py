@@ -30,6 +30,7 @@ from mink_local.llama.token_data import (
     sample_rows,
 )
 from mink_local.samplers import AdaptiveP, DynamicTemperature, Mirostat, Sampler, kernels
+from mink_local.samplers.compile import announce
 from mink_local.samplers.rows import NO_TOKENS, Masks, Program, address_of, address_of_mask, program_of
 from mink_local.threads import run
 
@@ -90,6 +91,7 @@ class TokenSampler:
     @cached_property
     def program(self) -> Program | None:
         """The sampler's cuts, or None if a row is only sampled by calling this object."""
+        announce(sample_rows.__name__)
         return self._program()  # waits for Numba, so not before the prompt has been evaluated
 
     def draw(self) -> NDArray[np.uint64]:

@@ -5,6 +5,7 @@ model.
 """
 
 import ctypes
+import logging
 import os
 import sys
 import threading
@@ -16,6 +17,8 @@ from typing import Any
 
 from mink_local.files import private_folder, user_folder
 from mink_local.version import __version__
+
+log = logging.getLogger("mink_local")
 
 # Imports of Numba's that no kernel needs. Slow ones: a parser for .numba_config.yaml, and SciPy for a check
 # of its version and for the dot products inside np.convolve and np.correlate. And colorama, which replaces
@@ -80,6 +83,13 @@ def cached_names() -> set[str]:
     folder = CACHE or os.environ.get("NUMBA_CACHE_DIR")
     indices = Path(folder).rglob("*.nbi") if folder else ()
     return {index.name.partition(".")[2].partition("-")[0] for index in indices}
+
+
+@cache
+def announce(*names: str) -> None:
+    """Log, once, that functions are about to be compiled, unless the cache has their code."""
+    if not cached_names().issuperset(names):
+        log.warning("compiling the sampler, once: about 10 seconds")
 
 
 class _CompiledFunction:

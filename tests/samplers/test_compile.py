@@ -236,3 +236,28 @@ exec(compile(Path({str(source)!r}).read_text(), {str(source)!r}, "exec"), env)
 print(env["two"]())
 """
     assert [candidates(run(tmp_path, program=program)) for _ in range(2)] == [[2], [2]]
+
+
+ANNOUNCED = """
+from mink_local.samplers.compile import announce, compiled
+
+@compiled
+def doubled(x):
+    return 2 * x
+
+announce("doubled")
+announce("doubled")
+doubled(1)
+"""
+
+
+def test_what_is_compiled_is_announced_once(tmp_path: Path) -> None:
+    """Not at later starts."""
+    program = tmp_path / "program.py"
+    program.write_text(ANNOUNCED)
+    cache = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    said = [
+        subprocess.run([sys.executable, program], env=cache, capture_output=True, check=True).stderr
+        for _ in range(2)
+    ]
+    assert (said[0].count(b"\n"), said[1]) == (1, b"")

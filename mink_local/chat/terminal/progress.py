@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from statistics import median_low
@@ -22,25 +22,18 @@ from mink_local.llama.devices import n_cores
 _LEVELS = {1: "1", 2: "2–3", 4: "4–10", 11: "11–50", 51: "51+"}  # the least k of each, and its name
 
 
-def print_answer(
-    screen: Screen,
-    answer: AnswerStream,
-    settings: Settings,
-    as_json: bool,
-    is_compiling: Callable[[], bool],
-) -> int:
+def print_answer(screen: Screen, answer: AnswerStream, settings: Settings, as_json: bool) -> int:
     """Print an answer to a prompt while it is generated; return the exit status.
 
     Args:
         as_json: Print all that is known as a line of JSON.
-        is_compiling: See `show_answer`.
     """
     if as_json:
         for _ in answer.pieces():
             pass
         screen.write(answer_as_json(answer.message))
     else:
-        show_answer(screen, answer, is_compiling)
+        show_answer(screen, answer)
         against_loops = "--temp 2, --dry-multiplier 0.8 or --no-loop-guard"
         note_end(screen, answer.message, settings["max_tokens"], against_loops)
     message = answer.message
@@ -50,13 +43,10 @@ def print_answer(
     return 1 if is_cut or not message.content.strip() else 0
 
 
-def show_answer(
-    screen: Screen, answer: AnswerStream, is_compiling: Callable[[], bool], on_reasoning: str = ""
-) -> None:
+def show_answer(screen: Screen, answer: AnswerStream, on_reasoning: str = "") -> None:
     """Show an answer while it is generated.
 
     Args:
-        is_compiling: Says whether the answer waits for the sampler's kernel.
         on_reasoning: Where to see reasoning that was only counted.
     """
     total = 0
@@ -64,9 +54,7 @@ def show_answer(
     def show_prompt(unread: int) -> None:
         nonlocal total
         total = max(total, unread)
-        if is_compiling():
-            screen.progress(f"compiling {answer.message.parts[-1].sampler.partition(':')[0]} (once) …")
-        elif unread:
+        if unread:
             screen.progress(f"prompt: {total - unread} of {counted(total, 'token')}")
 
     continued = answer.message.content
