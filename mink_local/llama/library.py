@@ -14,7 +14,7 @@ from typing import Any
 from mink_local.errors import MinkError
 
 _TESTED = "0.3.36"
-_SEPARATE, _FITS = "llama_cpp_py_sync", "llama-cpp-py-sync==0.11413"  # see scripts/library.txt
+SEPARATE, _FITS = "llama_cpp_py_sync", "llama-cpp-py-sync==0.11413"  # see scripts/library.txt
 _ON_WINDOWS = (
     "install Microsoft's Visual C++ Redistributable (x64) and, for a CUDA wheel, that version of CUDA; "
     "a processor without AVX2 needs a llama-cpp-python that was compiled on it"
@@ -76,9 +76,14 @@ def require_fit(functions: Any, number: str) -> None:
 
 def _use_separate_library() -> None:
     """Have the binding, here and in child processes, load a separate package's llama.cpp if it has none."""
-    own, separate = (_folder(name) for name in ("llama_cpp", _SEPARATE))
+    own, separate = (_folder(name) for name in ("llama_cpp", SEPARATE))
     if separate and own and not any(own.glob("lib/*llama*")):
         os.environ.setdefault("LLAMA_CPP_LIB_PATH", str(separate))
+
+
+def is_separate() -> bool:
+    """Return whether the loaded llama.cpp is the one of a separate package."""
+    return SEPARATE in Path(C._lib._name).parts
 
 
 def _folder(package: str) -> Path | None:
@@ -90,7 +95,7 @@ def _advice(reason: str = "") -> str:
     path = Path(os.environ.get("LLAMA_CPP_LIB_PATH", ""))
     if "libgomp" in reason:
         return "install GNU's OpenMP: sudo apt install libgomp1 (Debian, Ubuntu), sudo dnf install libgomp"
-    if path.name == _SEPARATE:
+    if path.name == SEPARATE:
         return f"pip install --force-reinstall --no-deps {_FITS}"
     if path != Path():
         return "unset LLAMA_CPP_LIB_PATH, or point it to a llama.cpp that fits"
@@ -114,4 +119,4 @@ except (ImportError, OSError, RuntimeError, AttributeError) as error:  # Attribu
     raise MinkError(f"llama-cpp-python {_installed()} cannot be loaded ({error}): {what_to_do}") from error
 require_fit(C, binding.__version__)
 
-__all__ = ["C", "binding", "require_fit"]
+__all__ = ["SEPARATE", "C", "binding", "is_separate", "require_fit"]

@@ -17,7 +17,7 @@ from mink_local.errors import MinkError
 from mink_local.llama import ggml
 from mink_local.llama.constants import RPC_PORT
 from mink_local.llama.devices import CPU, DEDICATED, INTEGRATED, device_pointers, servers_in_use
-from mink_local.llama.library import C, binding
+from mink_local.llama.library import SEPARATE, C, binding, is_separate
 from mink_local.llama.log import logged
 from mink_local.sandbox import GIB, SandboxError, ask, serve
 
@@ -92,6 +92,11 @@ def run_server(host: str, port: int, n_threads: int) -> None:
 @cache
 def _backend() -> int:
     """Return llama.cpp's RPC backend: the built-in one, or the library in GGML_BACKEND_PATH."""
+    if is_separate():
+        raise MinkError(
+            f"{SEPARATE}'s build of llama.cpp has a protocol of its own for RPC: compile llama.cpp "
+            "(BUILD=1 scripts/setup) to use other machines' devices"
+        )
     library = os.environ.get("GGML_BACKEND_PATH")  # llama.cpp reads it only if it has no backend
     with logged(False):
         C.llama_backend_init()

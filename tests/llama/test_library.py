@@ -138,3 +138,11 @@ def test_a_separate_package_brings_the_library_that_the_binding_lacks(
     own.mkdir()
     (own / "libllama.so").touch()
     assert "(none)" in run_python("-c", program).stderr.splitlines()[-1]
+
+
+@pytest.mark.posix
+def test_a_separate_package_has_no_rpc_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "llama_cpp_py_sync"
+    folder.symlink_to(Path(C._lib._name).parent)
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(folder))
+    run_python("-m", "mink_local.models.cli", "rpc-server").refused(1, folder.name)
