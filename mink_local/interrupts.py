@@ -12,6 +12,7 @@ llama.cpp. An exception that a handler raises inside a C callback is lost.
     a program's own loop          KeyboardInterrupt; the answer is stopped     `Reply`, `Events.get`
     llama_decode on a CPU         returns in the middle of a batch             `Context.interrupted`
     the chat between answers      clears the line, or quits                    prompt_toolkit, `on_interrupt`
+    Windows' window is closed     the same as Ctrl-Break                       `close_as_ctrl_break`
     the chat; `endings`, SIGHUP   ends as /exit does, the answer is kept       `handled`
     the server; also `endings`    stops accepting requests, drains, exits      `on_interrupt`
     callbacks and finalizers      is raised again a moment later               `lost_interrupts_repeated`
@@ -19,15 +20,21 @@ llama.cpp. An exception that a handler raises inside a C callback is lost.
     mink-models rpc-server        exits at once; llama.cpp never returns       SIG_DFL
 """
 
+import ctypes
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from typing import Any
 
 _heard = False
 
 _REPEAT_SECONDS = 0.05  # before a lost Ctrl-C is repeated
+_WINDOWS_ENDINGS = 2, 5, 6  # CTRL_CLOSE_EVENT, CTRL_LOGOFF_EVENT, CTRL_SHUTDOWN_EVENT
+_WINDOWS_SECONDS = 10.0  # more than it leaves a program
 
 
 def was_interrupted() -> bool:
@@ -76,6 +83,26 @@ def endings() -> list[int]:
     return [getattr(signal, name) for name in ("SIGTERM", "SIGBREAK") if hasattr(signal, name)]
 
 
+if sys.platform == "win32":
+
+    @cache
+    def close_as_ctrl_break() -> Any:
+        """Make the closing of the console window, the user's leaving and a shutdown the same as Ctrl-Break.
+
+        Windows ends the program when the function that it calls returns, or after 5 seconds.
+        """
+
+        @ctypes.WINFUNCTYPE(ctypes.c_int, ctypes.c_uint)
+        def hear(event: int) -> bool:
+            if is_ending := event in _WINDOWS_ENDINGS:
+                signal.raise_signal(signal.SIGBREAK)
+                time.sleep(_WINDOWS_SECONDS)
+            return is_ending
+
+        ctypes.windll.kernel32.SetConsoleCtrlHandler(hear, True)
+        return hear
+
+
 @contextmanager
 def on_interrupt(stop: Callable[[], None], *, terminate: bool = False) -> Iterator[None]:
     """Make Ctrl-C, and `endings` if `terminate`, call `stop` in the main thread instead of raising.
@@ -99,6 +126,8 @@ def on_interrupt(stop: Callable[[], None], *, terminate: bool = False) -> Iterat
 def handled(signals: Iterable[int], hear: Callable[..., object]) -> Iterator[None]:
     """Have a function called for signals in this block, which the main thread must enter."""
     before = {number: signal.signal(number, hear) for number in signals}
+    if sys.platform == "win32" and signal.SIGBREAK in before:
+        close_as_ctrl_break()
     try:
         yield
     finally:

@@ -79,6 +79,17 @@ def test_ctrl_break_ends_a_program_on_windows(monkeypatch: pytest.MonkeyPatch) -
     assert stops == [1]
 
 
+@pytest.mark.skipif(sys.platform != "win32", reason="Windows closes windows in this way")
+def test_the_closing_of_windows_window_is_heard_as_ctrl_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The window, the user's leaving, and a shutdown; Ctrl-C and Ctrl-Break themselves are left alone."""
+    monkeypatch.setattr(interrupts, "_WINDOWS_SECONDS", 0)
+    stops: list[int] = []
+    with on_interrupt(lambda: stops.append(1), terminate=True), ThreadPoolExecutor(1) as pool:
+        hear = vars(interrupts)["close_as_ctrl_break"]()
+        assert [*pool.map(hear, range(7))] == [0, 0, 1, 0, 0, 1, 1]
+    assert stops == [1] * 3
+
+
 def test_in_another_thread_nothing_is_installed() -> None:
     def handler() -> object:
         with on_interrupt(lambda: None):
