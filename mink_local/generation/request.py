@@ -87,7 +87,7 @@ class SamplingParams:
             evaluates the prompt.
         min_tokens: Minimum number of tokens before an end token (the model's own or one of
             `stop_token_ids`) can be sampled.
-        seed: 0 to 2^32 - 2; None picks one at random.
+        seed: 0 to 2^64 - 1, of which the remainder by 2^32 - 1 counts; None picks one at random.
         stop: Text, or several, or None, that end the answer's content and are not part of it. They do not
             count in reasoning and tool calls, before `min_tokens`, or where constraints let nothing end.
         stop_token_ids: Tokens that end the answer and are not part of it, in addition to the model's own.

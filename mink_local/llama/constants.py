@@ -17,7 +17,7 @@ MAX_THREADS = 512  # of a context, GGML_MAX_N_THREADS
 N_BATCH = 512  # maximum tokens per llama_decode; a longer batch aborts the process
 N_SEQ_MAX = 256  # maximum sequences per context, LLAMA_MAX_SEQ
 RANDOM_SEED = 0xFFFFFFFF  # tells llama.cpp to pick a seed
-MAX_SEED = RANDOM_SEED - 1
+MAX_SEED = 2**64 - 1  # of answers: its remainder by RANDOM_SEED counts
 RPC_PORT = 50052  # default port of llama.cpp's RPC server
 MODEL = "model"  # in place of a sampler: what the model's file recommends
 

@@ -14,6 +14,7 @@ import pytest
 from mink_local import Constraints, MinK, SamplingParams, load_model
 from mink_local.errors import ContextOverflowError, GenerationError
 from mink_local.generation.model import Model
+from mink_local.llama.constants import MAX_SEED, RANDOM_SEED
 from mink_local.llama.context import Context, Next, Segment
 from mink_local.samplers import Greedy
 from tests.conftest import forget
@@ -270,3 +271,11 @@ def test_what_is_not_written(smollm2: Model, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no-folder"):
         smollm2.save_cache(tmp_path / "no-folder" / "cache", LARGE)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("seed", [RANDOM_SEED, 2**63, MAX_SEED])
+def test_the_remainder_of_a_large_seed_counts(smollm2: Model, seed: int) -> None:
+    """As mink-serve takes it."""
+    large, small = (smollm2.chat(STORY, seed=each, max_tokens=8) for each in (seed, seed % RANDOM_SEED))
+    assert large.read() == small.read()
+    assert large.seed == small.seed == seed % RANDOM_SEED

@@ -20,7 +20,7 @@ from mink_local.evals.tables import listed
 from mink_local.evals.tasks import TASKS, recorded_scorer, recorded_task
 from mink_local.evals.tasks.base import Name, Question, Task, Verdict, score
 from mink_local.evals.tasks.scoring import is_code
-from mink_local.llama.constants import MAX_SEED
+from mink_local.llama.constants import RANDOM_SEED
 from mink_local.samplers import Greedy, Sampler
 
 QUESTIONS, RECORDS = "questions.jsonl", "records.jsonl"
@@ -164,13 +164,13 @@ def prompt_sha256(prompt: str) -> str:
 
 
 def seed_of(run_seed: int, task: str, question_id: str, repeat: int) -> int:
-    """Return the seed of a response, 0 to MAX_SEED.
+    """Return the seed of a response, below RANDOM_SEED.
 
     It depends on neither batch nor limit, and is the same for all samplers, so that they face each question
     with the same random numbers.
     """
     text = json.dumps([run_seed, task, question_id, repeat])
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % (MAX_SEED + 1)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % RANDOM_SEED
 
 
 def record_files(folder: Path) -> list[Path]:

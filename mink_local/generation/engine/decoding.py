@@ -65,7 +65,7 @@ class Decoding:
     ) -> None:
         request = answer.request
         params = request.params
-        answer.seed = secrets.randbelow(RANDOM_SEED) if params.seed is None else params.seed
+        answer.seed = secrets.randbelow(RANDOM_SEED) if params.seed is None else params.seed % RANDOM_SEED
         answer.prompt = prompt
         self.answer = answer
         self.client = ""

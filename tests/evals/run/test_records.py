@@ -19,7 +19,7 @@ from mink_local.evals.run.records import (
 )
 from mink_local.evals.store import Rows, to_line
 from mink_local.evals.tasks import Verdict
-from mink_local.llama.constants import MAX_SEED
+from mink_local.llama.constants import RANDOM_SEED
 from mink_local.samplers import parse
 from tests.support.made_run import change, records, write_run
 from tests.support.mink_eval import MinkEval
@@ -102,7 +102,7 @@ def test_seeds() -> None:
         for repeat in (0, 1)
     }
     assert len(seeds) == 16
-    assert all(0 <= seed <= MAX_SEED for seed in seeds)
+    assert all(0 <= seed < RANDOM_SEED for seed in seeds)
     assert seed_of(0, "gsm8k", "0", 0) == 2826138680  # of records that exist
 
 
