@@ -147,14 +147,23 @@ def cli() -> None:
 def _tasks(context: click.Context, _: click.Parameter, names: Sequence[str]) -> "list[Task]":
     from mink_local.evals.tasks import TASKS, find_task
 
-    scorer = context.meta.get("scorer") or ""
-    if scorer and TASKS.keys() >= set(names):
-        raise click.UsageError("--scorer is for your own files only.")
-    tasks = {name: find_task(name, scorer) for name in names}
+    scorer, columns = context.meta.get("scorer") or "", context.meta.get("columns") or {}
+    if (scorer or columns) and TASKS.keys() >= set(names):
+        raise click.UsageError("--scorer and --columns are for your own files only.")
+    tasks = {name: find_task(name, scorer, columns) for name in names}
     by_name = {task.name: task for task in tasks.values()}
     if len(by_name) < len(tasks):
         raise click.BadParameter("two files have the same name: rename one.")
     return list(tasks.values())
+
+
+def _columns(context: click.Context, _: click.Parameter, texts: Sequence[str]) -> None:
+    from mink_local.evals.tasks.own import parse_columns
+
+    try:
+        context.meta["columns"] = parse_columns(texts)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from None
 
 
 def _model_files(names: Sequence[str]) -> "list[ModelFile]":
@@ -397,6 +406,16 @@ def _carry_out(measurement: "Measurement[Any]", out: Path, quiet: bool) -> None:
     help="File with a task's questions, used instead of a download.",
 )
 @click.option(
+    "--columns",
+    multiple=True,
+    metavar="NAME=COLUMN,…",
+    is_eager=True,
+    expose_value=False,
+    callback=_columns,
+    help="Names of your own files' columns, such as question=problem,answer=target; "
+    "question=article+question joins two, and answer= asks without answers.",
+)
+@click.option(
     "--scorer",
     metavar="NAME",
     is_eager=True,
@@ -466,8 +485,8 @@ def run_command(
     TASK is gsm8k, aqua or math500, which are downloaded once, gpqa, of which you need a copy (--data),
     sample-math or sample-choice, which are part of this package, or your own file: JSON Lines, a list in
     JSON, or CSV, with "question" and optionally "answer" (a number, a formula or a text), "choices" (or
-    columns A, B, …; the answer is then a letter, a text, or an index from 0) and "id". The names in files of
-    lm-eval and Hugging Face work too. Responses to questions without an answer are recorded but not scored.
+    columns A, B, …; the answer is then a letter, a text, or an index from 0), "id" and "category"; see
+    --columns for other names. Responses to questions without an answer are recorded but not scored.
     --model, --sampler and --temp are repeatable.
 
     Each response is written to DIR/records.jsonl as soon as it is complete. After Ctrl-C or a crash, run the

@@ -15,6 +15,8 @@ from pathlib import Path
 from subprocess import list2cmdline
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from mink_local.errors import GenerationError, RunError
 from mink_local.evals.answering import Answered, Answerer, FileAnswerer, ModelSession, file_sha256
 from mink_local.evals.measurement import Measurement, Results, duration, progress
@@ -161,14 +163,19 @@ class Run(Measurement[Response]):
         if known.left_out:
             raise RunError(f"{path} is damaged: {known.left_out} Choose another --out")
         for name, asked in self._tasks.items():
-            questions = asked.questions.values()
-            changed = [one.id for one in questions if known.by_key.setdefault(one.key, one) != one]
+            there = known.by_key
+            changed = [
+                question.id
+                for question in asked.questions.values()
+                if structs.replace(there.get(question.key, question), category=question.category) != question
+            ]
             if changed:
                 named = ", ".join(changed[:_SHOWN]) + ", …" * (len(changed) > _SHOWN)
                 raise RunError(
                     f"question{'s' * (len(changed) > 1)} {named} of {name}: {path} has another text or "
                     "answer; add questions at the end of the file, or choose another --out"
                 )
+            there |= {question.key: question for question in asked.questions.values()}
         store.keep(QUESTIONS, b"".join(map(to_line, known.by_key.values())))
         grids = store.manifest.get("asked", [])
         store.note(asked=grids if self._grid in grids else [*grids, self._grid])

@@ -45,8 +45,7 @@ class AskedTask:
 
     def messages(self, question: Question) -> list[dict[str, str]]:
         """Return the conversation that ends with a question, with the examples as earlier turns."""
-        system = question.system or self.system
-        first = [{"role": "system", "content": system}] if system else []
+        first = [{"role": "system", "content": self.system}] if self.system else []
         turns = [
             {"role": role, "content": content}
             for shot in self.shots

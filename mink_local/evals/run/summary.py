@@ -238,6 +238,7 @@ def _mean(cell: pd.DataFrame, name: str) -> Interval | None:
 
 def _categories(judged: pd.DataFrame) -> pd.DataFrame:
     by = [*CELL, "category"]
+    each = judged.assign(category=judged["category"].str.split("\n")).explode("category", ignore_index=True)
     found = [
         {
             **dict(zip(by, key, strict=True)),
@@ -245,7 +246,7 @@ def _categories(judged: pd.DataFrame) -> pd.DataFrame:
             "questions": cell["question_id"].nunique(),
             **columns_of(_mean(cell, "correct"), "accuracy"),
         }
-        for key, cell in judged[judged["category"] != ""].groupby(by, sort=False)
+        for key, cell in each[each["category"] != ""].groupby(by, sort=False)
     ]
     return pd.DataFrame(found, columns=[*by, "copied", "questions", *columns_of(None, "accuracy")])
 

@@ -64,9 +64,8 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True, rename={"id": "q
         order: The i-th option shown is option `order[i]` in the file; empty if options are not shuffled.
         worked: The worked answer, for few-shot prompts; empty if the data has none, and in a run's files.
         task: Name of the task.
-        system: The system message of its own; empty for the run's.
         others: Other answers that are right as well.
-        category: What the data calls the question's category, subject or level; empty if nothing.
+        category: What the data calls the question's category, subject or level, each on a line; may be empty.
     """
 
     id: Name
@@ -76,7 +75,6 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True, rename={"id": "q
     order: tuple[int, ...] = ()
     worked: str = ""
     task: Name = ""
-    system: str = ""
     others: tuple[str, ...] = ()
     category: str = ""
 

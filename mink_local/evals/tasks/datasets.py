@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from mink_local.errors import DataError, TaskNotFoundError
 from mink_local.evals.tasks.base import OnDisk, OwnCopy, Published, Question, Scorer, Task, csv_rows, worked
-from mink_local.evals.tasks.own import SUFFIXES, OwnRow, OwnTask, RowTask, own_task
+from mink_local.evals.tasks.own import SUFFIXES, Columns, OwnRow, OwnTask, RowTask, own_task
 from mink_local.evals.tasks.scoring import ChoiceScorer, chosen_scorer, is_code
 from mink_local.files import user_path
 
@@ -24,7 +24,7 @@ class PublishedTask(RowTask):
         found = super().question(row, seed)
         if found is None:
             raise DataError("no answer")
-        return replace(found, id="", category="")  # as they are recorded
+        return replace(found, id="")  # as it is recorded
 
 
 class Aqua(PublishedTask):
@@ -90,6 +90,9 @@ def shuffled(question: str, n: int, seed: int) -> tuple[int, ...]:
 _GITHUB = "https://raw.githubusercontent.com"
 _GITHUB_LFS = "https://media.githubusercontent.com/media"
 
+_GSM8K = {"question": ["question"], "answer": ["answer"]}
+_AQUA = {"question": ["question"], "answer": ["correct"], "choices": ["options"], "solution": ["rationale"]}
+
 _SAMPLES = Path(__file__).parents[1] / "samples"
 
 _ALL = (
@@ -102,6 +105,7 @@ _ALL = (
             size=749_738,
         ),
         scorer_name="number",
+        columns=_GSM8K,
     ),
     Aqua(
         "aqua",
@@ -111,6 +115,7 @@ _ALL = (
             size=130_192,
         ),
         scorer_name="letter",
+        columns=_AQUA,
     ),
     Gpqa(
         "gpqa",
@@ -130,26 +135,34 @@ _ALL = (
         ),
         max_tokens=2048,
         scorer_name="math",
+        columns={
+            "question": ["problem"],
+            "answer": ["answer"],
+            "solution": ["solution"],
+            "category": ["subject", "level"],
+        },
     ),
     PublishedTask(
         "sample-math",
         OnDisk(_SAMPLES / "sample-math.jsonl"),
         scorer_name="number",
+        columns=_GSM8K,
     ),
     Aqua(
         "sample-choice",
         OnDisk(_SAMPLES / "sample-choice.jsonl"),
         scorer_name="letter",
+        columns=_AQUA,
     ),
 )
 
 TASKS: dict[str, Task] = {task.name: task for task in _ALL}
 
 
-def find_task(name: str, scorer: str = "") -> Task:
+def find_task(name: str, scorer: str = "", columns: Columns | None = None) -> Task:
     """Return the task with a name, or that of the user's own file if the name has its extension.
 
-    `scorer` is what `chosen_scorer` takes, for own files only.
+    `scorer` and `columns` are those of `own_task`, for own files only.
 
     Raises TaskNotFoundError, which lists the names, or DataError if a file is not a task.
     """
@@ -161,7 +174,7 @@ def find_task(name: str, scorer: str = "") -> Task:
             raise DataError(
                 f"{path} has the name of a built-in task: rename it, or run {path.stem} with --data {path}"
             )
-        return own_task(path, scorer)
+        return own_task(path, scorer, columns)
     if name in TASKS:
         return TASKS[name]
     if user_path(name).is_file():

@@ -1,10 +1,9 @@
 """Questions from the user's own file: JSON Lines, a list in JSON, CSV or TSV.
 
-A row has a question and may have an answer or a list of accepted ones, choices (2 to 10 options, or columns
-A, B, …), an id, a worked solution, a category, a system message, and beside another name of the question an
-instruction, under any of the names in `_SPELLINGS`; other columns are ignored. In JSON, a first row
-{"defaults": {…}} has the fields that other rows lack. Unless the user names a scorer, the scoring depends on
-the question:
+A row has a `question` and may have an `answer` or a list of accepted ones, `choices` (2 to 10 options, or
+columns A, B, …), an `id`, a `category`, and for --shots a worked `solution`. Where a file has other names for
+these, the user says which column is what: nothing is guessed, and nothing that matters is left unread. Unless
+the user names a scorer, the scoring depends on the question:
 
 - With choices, the answer is an option's letter, its index from 0 if it is an integer, its text, or its label
   in Hugging Face's `{"text": […], "label": […]}`. It is scored as in AQuA.
@@ -16,10 +15,12 @@ the question:
   are left out.
 """
 
+import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Annotated, Any
@@ -51,40 +52,36 @@ from mink_local.evals.tasks.scoring import (
 )
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv")
+NAMES = ("question", "answer", "choices", "id", "category", "solution")
+_ELSEWHERE = {
+    "question": r"question|prompt|problem|instruction|input|query|system(_prompt)?"
+    r"|article|body|context|narrative|passage|premise|story|support",
+    "answer": r"answers|answerkey|answer_number|target|gold|label|correct(_answer)?|expected(_answer)?"
+    r"|ground_truth|reference_answer|output|ideal|cop",
+    "choices": r"options|endings|(op|option|choice|ending)[ _]?[a-j\d]",
+    "id": "question_id|unique_id",
+    "category": "subject|domain|level",
+    "solution": "rationale|explanation",
+}
+"""Other files' names for ours, in lower case, which are suggested, not assumed."""
+_ALL_OF = ("question", "choices", "category")  # of which several columns are suggested
 _LETTERS = tuple(ascii_uppercase[:10])
-_SPELLINGS = {
-    "question": ("question", "prompt", "problem", "instruction", "input", "query"),
-    "answer": (
-        *("answer", "answers", "target", "gold", "label", "answerKey", "correct", "correct_answer"),
-        *("expected", "expected_answer", "ground_truth", "reference_answer"),
-    ),
-    "choices": ("choices", "options"),
-    "id": ("id", "question_id", "unique_id"),
-    "solution": ("solution", "rationale", "explanation"),
-    "system": ("system", "system_prompt"),
-}
-_FIELDS = {name.casefold(): field for field, names in _SPELLINGS.items() for name in names}
-_CATEGORIES = ("category", "subject", "domain", "level")
-"""Names of a question's category; the first of them that a row has counts."""
-
-_UNUSED = {
-    *("comment", "dataset", "difficulty", "generator", "language", "license", "notes", "source", "split"),
-    *("subset", "task", "topic", "type", "url"),
-    "unnamed: 0",  # the index of a pandas frame
-}
-_NEAR = 0.8  # similarity from which a name is a known one, misspelt
+_NOT_READ = re.compile("_.*|unnamed: 0|", re.DOTALL)  # the user's own, the index of a pandas frame
+_ANSWERS_IN = ("text", "value", "aliases", "spans")  # of SQuAD, TriviaQA and DROP
 _INDEX = re.compile("0|[1-9][0-9]{0,17}")  # an answer in CSV that may be one, unlike 007
-_PASSAGES = ("article", "body", "context", "narrative", "passage", "story", "support")
-_ANSWERS = re.compile(r"answer|output|solution|cop\b|label|target|gold|ideal")
-"""Names of columns that are ignored, and without which questions have no sense, or no verdict."""
 _NO_ANSWERS = ("nan", "NaN", "<NA>")  # what pandas writes for a missing one
 _CALCULATION = re.compile(r"<<[^<>]*>>")  # of GSM8K
 _LABEL = re.compile(r"\(?([A-J])[).:]\s*")
+_SHOWN = 5  # left-out rows that are named
+
+Columns = Mapping[str, Sequence[str]]
+"""The columns of a file that are each of `NAMES`; several are joined, none if the file is to lack it."""
+
 
 _Value = Text | int | float
 
 
-class _Choices(msgspec.Struct):
+class Choices(msgspec.Struct):
     """Options, and their labels if they have any."""
 
     text: Annotated[list[_Value], msgspec.Meta(min_length=2, max_length=len(_LETTERS))]
@@ -95,24 +92,20 @@ class _Choices(msgspec.Struct):
             raise ValueError("as many labels as texts are needed")
 
 
-class OwnRow(msgspec.Struct, kw_only=True):
-    """A row with our names; `unknown` has the names of what is ignored."""
+class OwnRow(msgspec.Struct):
+    """A row of a file, with its accepted answers as they are written."""
 
     question: _Value
-    answer: _Value | list[_Value] | None = None
-    choices: _Choices | None = None
-    id: Name | int = ""
-    solution: str | None = None
-    system: str = ""
-    instruction: str = ""
-    category: Any = ""
-    unknown: list[str] = []
+    answer: list[_Value | bool | None]
+    choices: Choices | None
+    id: Name | int
+    category: str
+    solution: str
 
     @property
     def answers(self) -> list[str | int | float]:
         """The accepted answers."""
-        given = self.answer if isinstance(self.answer, list) else [self.answer]
-        return [one for one in given if one is not None]
+        return [str(one) if isinstance(one, bool) else one for one in self.answer if one is not None]
 
 
 @dataclass(frozen=True)
@@ -121,9 +114,11 @@ class RowTask(Task):
 
     Attributes:
         scorer_name: What `chosen_scorer` takes; empty to choose by the kind of answer.
+        columns: Which of the file's columns are read.
     """
 
     scorer_name: str = ""
+    columns: Columns = field(default_factory=lambda: {name: [name] for name in NAMES})
 
     instruction = 'Your response must end with "The final answer is (answer)".'
 
@@ -137,29 +132,34 @@ class RowTask(Task):
         return MATH_SCORER if as_formula(question.gold) == question.gold else TEXT_SCORER
 
     def rows(self, path: Path) -> Iterator[tuple[str, OwnRow]]:
-        return _rows(path)
+        for place, row in _cells(path):
+            try:
+                yield place, _own_row(row, self.columns)
+            except (DataError, msgspec.ValidationError) as error:
+                raise DataError(f"{path}, {place}: {in_words(error)}") from None
 
     def question(self, row: OwnRow, seed: int) -> Question | None:  # noqa: ARG002
         if self.open_ended and row.choices:
             raise DataError("'choices' without an 'answer'")
         if self.open_ended:
-            found = Question("", self.prompt(str(row.question), (), row.instruction), "")
+            found = Question("", self.prompt(str(row.question), (), ""), "")
         elif not row.answers:
             return None
         else:
             found = self._choice_question(row, row.choices) if row.choices else self._answered(row)
-        return replace(found, id=str(row.id).strip(), system=row.system.strip(), category=str(row.category))
+        return replace(found, id=str(row.id).strip(), category=row.category)
 
     def _answered(self, row: OwnRow) -> Question:
         """Return a question with an answer, or several."""
-        first, *others = map(_text, row.answers)
+        first, *others = (str(answer).strip() for answer in row.answers)
         solution, _, last = map(str.strip, first.rpartition("####"))  # as in GSM8K
         is_solved = "####" in first and last and "\n" not in last
         golds = tuple(dict.fromkeys(map(self._gold, (last if is_solved else first, *others))))
         ending = f"The final answer is {golds[0]}."
         steps = worked(_CALCULATION.sub("", solution) if is_solved else row.solution, ending)
-        prompt = self.prompt(str(row.question), (), row.instruction or None)
-        return Question("", prompt, golds[0], others=golds[1:], worked=steps or ending)
+        return Question(
+            "", self.prompt(str(row.question)), golds[0], others=golds[1:], worked=steps or ending
+        )
 
     def _gold(self, gold: str) -> str:
         """Return a right answer as it is compared. Raises DataError if the named scorer cannot find it."""
@@ -169,12 +169,12 @@ class RowTask(Task):
             raise DataError(f"'answer' is {gold[:20]!r}, which is no {self.scorer_name}")
         return compared if self.scorer_name else as_number(gold) or as_formula(gold) or gold
 
-    def _choice_question(self, row: OwnRow, given: _Choices) -> Question:
+    def _choice_question(self, row: OwnRow, given: Choices) -> Question:
         if self.scorer_name in ("number", "text", "math"):
             raise DataError(
                 f"a question with choices, which --scorer {self.scorer_name} cannot score: use letter"
             )
-        choices = _without_labels(tuple(map(_text, given.text)))
+        choices = _without_labels([str(one).strip() for one in given.text])
         gold, *others = (_letter(answer, given, choices) for answer in row.answers)
         letters = _LETTERS[: len(choices)]
         instruction = (
@@ -182,9 +182,9 @@ class RowTask(Task):
             f"or {letters[-1]}."
         )
         ending = f"The answer is ({gold})."
-        prompt = self.prompt(str(row.question), choices, row.instruction or instruction)
         steps = worked(row.solution, ending) or ending
-        return Question("", prompt, gold, choices, worked=steps, others=tuple(others))
+        prompt = self.prompt(str(row.question), choices, instruction)
+        return Question("", prompt, gold, tuple(choices), worked=steps, others=tuple(others))
 
 
 class OwnTask(RowTask):
@@ -197,145 +197,191 @@ class OwnTask(RowTask):
         return "open" if self.open_ended else named
 
 
-def own_task(path: Path, scorer: str = "") -> OwnTask:
+def own_task(path: Path, scorer: str = "", columns: Columns | None = None) -> OwnTask:
     """Return the task for the user's own file, named after the file without its extension.
 
-    Raises DataError if a row is malformed, or if `scorer` is none.
+    Args:
+        path: The file.
+        scorer: What `chosen_scorer` takes, if the user names one.
+        columns: What the user says of the file's columns.
+
+    Raises:
+        DataError: A row is malformed; the file has a column that must be read under another name, or no
+            answers, although the user has not asked to do without; or `scorer` is none.
     """
     if not path.stem.isprintable():
         raise DataError(f"{path.stem!r} contains an unprintable character: rename the file")
     if scorer:
         chosen_scorer(scorer)
-    rows = [row for _, row in _rows(path)]
+    named = dict.fromkeys(name for _, row in _cells(path) for name in row)
+    read = _columns_in(path, list(named), columns or {})
+    rows = list(RowTask(path.stem, OnDisk(path), columns=read).rows(path))
     if not rows:
         raise DataError(f"{path} contains no questions")
-    n_answered = sum(bool(row.answers) for row in rows)
-    unread = {name: None for row in rows for name in row.unknown if _ANSWERS.search(name.casefold())}
-    if unread and not n_answered:
-        raise DataError(
-            f"{path} has no answers under a name that is known, and nothing would be scored: rename "
-            f"{' or '.join(map(repr, unread))} to 'answer', or to _… to ask without answers"
-        )
-    if scorer and not n_answered:
+    unread = [name for name in named if not any(name in some for some in read.values())]
+    left_out = [place for place, row in rows if not row.answers]
+    is_open = len(left_out) == len(rows)
+    if is_open and scorer:
         raise DataError(f"{path} has no answers that --scorer could compare with")
-    remarks = []
-    if names := dict.fromkeys(name for row in rows for name in row.unknown):
-        remarks.append(f"{path}: ignored {', '.join(map(repr, names))}.")
-    if n_left := (len(rows) - n_answered) * bool(n_answered):
-        left_out = "1 question" if n_left == 1 else f"{n_left:,} questions"
-        remarks.append(f"{path}: left out {left_out} without an answer.")
+    if is_open and unread and "answer" not in (columns or {}):
+        raise DataError(
+            f"{path} has no answers, and nothing would be scored: name their column with --columns "
+            f"answer=COLUMN ({', '.join(unread)}), or ask without answers with --columns answer="
+        )
+    remarks = [f"{path}: ignored {', '.join(map(repr, unread))}."] if unread else []
+    if left_out and not is_open:
+        more = f" and {len(left_out) - _SHOWN:,} more" if len(left_out) > _SHOWN else ""
+        remarks.append(f"{path}: left out without an answer: {', '.join(left_out[:_SHOWN])}{more}.")
     return OwnTask(
         path.stem,
         OnDisk(path),
-        open_ended=not n_answered,
+        open_ended=is_open,
         scorer_name=scorer,
+        columns=read,
         remarks=tuple(remarks),
     )
 
 
-def _rows(path: Path) -> Iterator[tuple[str, OwnRow]]:
-    """Yield every question's place and row, with the fields of a first {"defaults": {…}} that it lacks.
+def parse_columns(texts: Sequence[str]) -> Columns:
+    """Return the columns that a user names: NAME=COLUMN or NAME=COLUMN+COLUMN, with commas between several.
 
-    Raises DataError for a file that is not in the format that its suffix says, and for a malformed row.
+    Raises ValueError.
+    """
+    found: dict[str, Sequence[str]] = {}
+    for part in filter(None, ",".join(texts).split(",")):
+        name, equals, columns = part.partition("=")
+        if not equals or name not in NAMES:
+            raise ValueError(f"{part!r}: write NAME=COLUMN, where NAME is one of {', '.join(NAMES)}")
+        found[name] = [column for column in columns.split("+") if column]
+    return found
+
+
+def _columns_in(path: Path, named: Sequence[str], given: Columns) -> Columns:
+    """Return which of a file's columns are read.
+
+    Args:
+        path: The file, for messages.
+        named: The columns that have anything in them.
+        given: What the user says.
+
+    Raises:
+        DataError: One that must be read has another name, with what to write; or there are none as given.
+    """
+    by_name = {name.casefold(): name for name in named}
+    own: dict[str, Sequence[str]] = {name: [by_name[name]] for name in NAMES if name in by_name}
+    if letters := [number for number, letter in enumerate(_LETTERS, start=1) if letter in named]:
+        own.setdefault("choices", _LETTERS[: letters[-1]])
+    for column in (column for columns in given.values() for column in columns):
+        if column not in named:
+            raise DataError(f"{path} has no column {column!r} with anything in it: it has {', '.join(named)}")
+    found = dict(given)
+    for name in (name for name in NAMES if name not in given and (name == "question" or name not in own)):
+        columns = [by_name[low] for low in by_name if re.fullmatch(_ELSEWHERE[name], low)]
+        if columns and columns != own.get(name):
+            found[name] = columns if name in _ALL_OF else columns[:1]
+    if found != given:
+        wanted = ",".join(f"{name}={'+'.join(columns)}" for name, columns in found.items())
+        new = next(name for name in found if name not in given)
+        raise DataError(f"{path}: add  --columns {shlex.quote(wanted)}  ({new}= if that is no {new})")
+    if named and "question" not in {**own, **given}:
+        raise DataError(f"{path} has no 'question': name its column with --columns question=COLUMN")
+    return {**own, **given}
+
+
+def _cells(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every row's place, and its cells by column, without empty ones and those that are not to be read.
+
+    Raises DataError for a file that is not in the format that its suffix says.
     """
     is_csv = path.suffix.lower() in (".csv", ".tsv")
-    defaults: dict[str, Any] = {}
-    for number, (place, row) in enumerate(csv_rows(path) if is_csv else json_rows(path, dict[str, Any])):
-        if number == 0 and list(row) == ["defaults"] and isinstance(row["defaults"], dict):
-            defaults = row["defaults"]
-            continue
-        try:
-            yield place, msgspec.convert(_with_our_names({**defaults, **row}, is_csv), OwnRow)
-        except (DataError, msgspec.ValidationError) as error:
-            raise DataError(f"{path}, {place}: {in_words(error)}") from None
-
-
-def _with_our_names(row: Mapping[str, Any], is_csv: bool) -> dict[str, Any]:
-    """Return a row's fields under our names, without empty ones, and the names that are ignored.
-
-    Raises DataError for what is nearly a known name, and for two names of one field.
-    """
-    given = {name.strip(): value for name, value in row.items() if value not in (None, "", [])}
-    options = {name: given.pop(name) for name in sorted(given.keys() & set(_LETTERS))}
-    if tuple(options) != _LETTERS[: len(options)]:
-        raise DataError(f"choices {', '.join(options)}: name them A, B, … without a gap")
-    fields: dict[str, Any] = {"choices": list(options.values())} if options else {}
-    is_question = [_FIELDS.get(name.casefold()) == "question" for name in given]
-    for name, value in given.items():
-        field = _FIELDS.get(name.casefold())
-        if name.casefold() == "instruction" and sum(is_question) > 1:
-            field = "instruction"
-        if field in fields:
-            raise DataError(f"{name!r} gives the {field}, which another field gives, too: keep one")
-        if field:
-            fields[field] = value
-    if "question" not in fields:
-        raise DataError(f"no question: name it {' or '.join(map(repr, _SPELLINGS['question']))}")
-    if "choices" in fields:
-        fields["choices"] = _with_labels(fields["choices"])
-    if is_csv and "answer" in fields:
-        fields["answer"] = _from_csv(fields["answer"])
-    if isinstance(fields.get("answer"), bool):
-        fields["answer"] = str(fields["answer"])
-    if passage := next((name for name in given if name.casefold() in _PASSAGES), None):
-        raise DataError(
-            f"{passage!r} would not be shown: put it before each question, or name the column _{passage} if "
-            "the questions do without"
+    for place, row in csv_rows(path) if is_csv else json_rows(path, dict[str, Any]):
+        cells = {name.strip(): _from_csv(value) if is_csv else value for name, value in row.items()}
+        yield (
+            place,
+            {
+                name: value
+                for name, value in cells.items()
+                if value not in (None, "", []) and not _NOT_READ.fullmatch(name.casefold())
+            },
         )
-    by_name = {name.casefold(): value for name, value in given.items()}
-    named = [by_name[name] for name in _CATEGORIES if isinstance(by_name.get(name), str | int)]
-    category = " ".join(str(named[0]).split()) if named else ""
-    return {**fields, "category": category, "unknown": [name for name in given if _is_unknown(name)]}
 
 
-def _is_unknown(name: str) -> bool:
-    """Return whether a column has no meaning here. Raises DataError if it nearly has one."""
-    known = [*_FIELDS, *_CATEGORIES]
-    if name[:1] in ("", "_") or name.casefold() in (*known, *_UNUSED):
-        return False
-    near = get_close_matches(name.casefold(), known, n=1, cutoff=_NEAR)
-    if near:
-        raise DataError(
-            f"unknown field {name!r}: did you mean {near[0]!r}? (Fields that start with _ are ignored.)"
-        )
-    return True
-
-
-def _with_labels(choices: Any) -> dict[str, Any]:
-    """Return options, {"A": …, "B": …} too, as Hugging Face writes them."""
-    if not isinstance(choices, dict):
-        return {"text": choices}
-    is_labelled = choices.keys() == {"text", "label"}
-    return choices if is_labelled else {"text": list(choices.values()), "label": list(choices)}
-
-
-def _from_csv(answer: str) -> str | int | None:
-    """Return an answer, which may be an index, as an integer if it is one."""
-    if answer in _NO_ANSWERS:
+def _from_csv(cell: str) -> Any:
+    """Return what a cell means: a number that may be an index, nothing, or a text."""
+    if cell in _NO_ANSWERS:
         return None
-    return int(answer) if _INDEX.fullmatch(answer) else answer
+    return int(cell) if _INDEX.fullmatch(cell) else cell
 
 
-def _text(value: object) -> str:
-    return str(value).strip()
+def _own_row(row: Mapping[str, Any], columns: Columns) -> OwnRow:
+    """Return what a row has in the columns. Raises DataError, or msgspec's ValidationError."""
+    cells = {name: [row.get(column) for column in columns.get(name, ())] for name in NAMES}
+    there = {name: [cell for cell in cells[name] if cell is not None] for name in NAMES}
+    if not there["question"]:
+        raise DataError("no question")
+    fields = {
+        "question": _joined(there["question"], "\n\n"),
+        "answer": [answer for cell in there["answer"] for answer in _answers(cell)],
+        "choices": _choices(cells["choices"]),
+        "id": _joined(there["id"], " "),
+        "category": "\n".join(
+            " ".join(f"{column} {cell}".split() if isinstance(cell, int | float) else str(cell).split())
+            for column, cell in zip(columns.get("category", ()), cells["category"], strict=True)
+            if cell is not None
+        ),
+        "solution": _joined(there["solution"], "\n"),
+    }
+    return msgspec.convert(fields, OwnRow)
 
 
-def _without_labels(choices: tuple[str, ...]) -> tuple[str, ...]:
+def _joined(cells: Sequence[Any], separator: str) -> Any:
+    return cells[0] if len(cells) == 1 else separator.join(map(str, cells))
+
+
+def _answers(cell: Any) -> list[Any]:
+    """Return the accepted answers in a cell."""
+    if isinstance(cell, dict):
+        parts = [_answers(cell[name]) for name in _ANSWERS_IN if name in cell]
+        return [answer for part in parts for answer in part] or [cell]
+    is_list = isinstance(cell, str) and cell.startswith('["')  # [0, 1] may be an interval
+    cell = _list_in(cell) if is_list else cell
+    return cell if isinstance(cell, list) else [cell]
+
+
+def _choices(cells: Sequence[Any]) -> Any:
+    """Return options that are each in a column, of which the last may be empty, or all in one."""
+    if len(cells) > 1:
+        n = max((number for number, cell in enumerate(cells, start=1) if cell is not None), default=0)
+        return {"text": cells[:n]} if n else None
+    choices = _list_in(cells[0]) if cells else None
+    if isinstance(choices, dict) and choices.keys() != {"text", "label"}:  # {"A": …, "B": …}
+        return {"text": list(choices.values()), "label": list(choices)}
+    return {"text": choices} if isinstance(choices, str | list) else choices
+
+
+def _list_in(cell: Any) -> Any:
+    """Return the list in JSON that a text is, or else what it is."""
+    with suppress(ValueError, RecursionError, TypeError):
+        return json.loads(cell)
+    return cell
+
+
+def _without_labels(choices: Sequence[str]) -> Sequence[str]:
     """Return options without the labels that AQuA's have: A)21, B)24."""
     found = [_LABEL.match(choice) for choice in choices]
     labels = tuple(label[1] for label in found if label)
     if labels != _LETTERS[: len(choices)]:
         return choices
-    return tuple(_LABEL.sub("", choice, count=1) for choice in choices)
+    return [_LABEL.sub("", choice, count=1) for choice in choices]
 
 
-def _letter(answer: object, given: _Choices, choices: Sequence[str]) -> str:
+def _letter(answer: object, given: Choices, choices: Sequence[str]) -> str:
     """Return the letter of the right option. Raises DataError if there is no or more than one reading."""
-    letters, text = _LETTERS[: len(choices)], _text(answer)
-    labels = list(map(_text, given.label))
+    letters, text = _LETTERS[: len(choices)], str(answer).strip()
+    labels, texts = ([str(one).strip() for one in some] for some in (given.label, given.text))
     if labels.count(text) == 1:
         return letters[labels.index(text)]
-    options = zip(letters, choices, map(_text, given.text), strict=True)
+    options = zip(letters, choices, texts, strict=True)
     found = {names[0] for names in options if text in names}
     if isinstance(answer, int) and 0 <= answer < len(letters):
         found.add(letters[answer])

@@ -151,7 +151,7 @@ def test_a_broken_model_ends_the_run_and_what_was_recorded_is_kept(
 def test_a_task_from_an_own_file(tmp_path: Path, tiny_path: Path, mink_eval: MinkEval, write: Write) -> None:
     """Asked with its ids, scored, and open-ended without answers."""
     mine = write({"question": "1 + 1?", "answer": 2, "id": "sum"})
-    talk = write({"instruction": "Tell me a story."}, name="talk.jsonl")
+    talk = write({"question": "Tell me a story."}, name="talk.jsonl")
     command = ["--model", tiny_path, "-n", 4, "--parallel", 1, "--threads", 1, "-o", tmp_path / "run"]
     mink_eval("run", mine, talk, *command).succeeded()
     by_task = {record.task: record for record in scored(read_run(tmp_path / "run")).responses}
@@ -181,6 +181,21 @@ def test_questions_are_added_to_a_file_and_changed_ones_are_named(
         ask(1, 7, 3, data=data).refused(1, "question 1 of")
         assert "3 responses in" in ask(1, 2, 3, data=data).succeeded().stdout
     assert len(responses(out)) == 6
+
+
+def test_categories_are_added_to_a_run_that_began_without(
+    tmp_path: Path, tiny_path: Path, mink_eval: MinkEval, write: Write
+) -> None:
+    rows = [{"problem": f"{n}?", "answer": "2", "subject": "Algebra", "level": n} for n in (1, 2)]
+    out, data = tmp_path / "run", write(*rows)
+    command = ["run", "math500", "--data", data, "-m", tiny_path, "-n", 2, "--threads", 1, "-o", out, "-q"]
+    mink_eval(*command).succeeded()
+    kept = [json.loads(line) for line in (out / "questions.jsonl").read_text().splitlines()]
+    assert [one["category"] for one in kept] == ["Algebra\nlevel 1", "Algebra\nlevel 2"]
+    older = [{name: one[name] for name in one if name != "category"} for one in kept]
+    (out / "questions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in older))
+    assert "4 responses in" in mink_eval(*command).succeeded().stdout
+    assert [json.loads(line) for line in (out / "questions.jsonl").read_text().splitlines()] == kept
 
 
 def test_another_question_or_template_is_refused(

@@ -262,22 +262,3 @@ def test_they_are_asked_recorded_and_not_changed(
     for other, named in ((given[:2], "system"), (given[2:], "instruction"), ([], "system")):
         mink_eval("run", "gsm8k", *command, *other).refused(1, named)
     mink_eval.run(*command, *given)
-
-
-def test_an_own_file_has_both_per_question_and_per_file(write: Write) -> None:
-    path = write(
-        {"defaults": {"system": "You are kind.", "instruction": "Say why."}},
-        {"question": "1 + 1?", "answer": 2},
-        {"question": "2 + 2?", "answer": 4, "system": "You are curt.", "instruction": "{question} Now!"},
-        {"question": "Up?", "answer": "A", "choices": ["yes", "no"]},
-    )
-    asked = ask(find_task(str(path)), path, system="You are there.")
-    messages = [asked.messages(question) for question in asked.questions.values()]
-    assert [(system["content"], user["content"]) for system, user in messages] == [
-        ("You are kind.", "1 + 1?\n\nSay why."),
-        ("You are curt.", "2 + 2? Now!"),
-        ("You are kind.", f"Up?\n\n{OPTIONS}\n\nSay why."),
-    ]
-    write({"question": "1 + 1?", "answer": 2})
-    asked = ask(find_task(str(path)), path, system="You are there.")
-    assert asked.messages(asked.questions["0"])[0] == {"role": "system", "content": "You are there."}

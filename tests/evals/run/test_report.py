@@ -68,14 +68,23 @@ def test_accuracies_have_intervals_marks_and_bold_winners(tmp_path: Path) -> Non
 def test_categories_are_rows_with_the_accuracies_of_their_questions(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path, **SMALL | {"n_questions": 4}))
     for key, question in run.questions.items():
-        run.questions[key] = structs.replace(question, category="odd" if int(question.id) % 2 else "even")
-    names = [f"{category} (2) · {sampler}" for category in ("even", "odd") for sampler in (MIN_K, SIGMA)]
+        parity = "odd" if int(question.id) % 2 else "even"
+        run.questions[key] = structs.replace(question, category=f"{parity}\nall")
+    names = [
+        f"{category} ({n}) · {sampler}"
+        for category, n in (("all", 4), ("even", 2), ("odd", 2))
+        for sampler in (MIN_K, SIGMA)
+    ]
     assert [row[0].text for row in table_of(run_report(run), "by category").rows] == names
     summary = summarise(run)
     for row in summary.categories.itertuples():
         own = summary.judged[(summary.judged[CELL] == [getattr(row, name) for name in CELL]).all(axis=1)]
-        own = own[own["question_id"].astype(int) % 2 == (row.category == "odd")]
-        assert (row.questions, row.accuracy) == (2, pytest.approx(own["correct"].mean()))
+        if row.category != "all":
+            own = own[own["question_id"].astype(int) % 2 == (row.category == "odd")]
+        assert (row.questions, row.accuracy) == (
+            own["question_id"].nunique(),
+            pytest.approx(own["correct"].mean()),
+        )
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Tasks from a file of the user's own: the rule that its data asks for, its prompts, its scoring."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 from mink_local.errors import DataError, TaskNotFoundError
 from mink_local.evals.tasks import Question, Task, Verdict, find_task, recorded_task, score
 from mink_local.evals.tasks.base import ScorerError
+from mink_local.evals.tasks.own import parse_columns
 from mink_local.evals.tasks.scoring import chosen_scorer
 from tests.conftest import shared
 from tests.evals.conftest import Write
@@ -29,8 +31,8 @@ def test_numbers_are_scored_as_those_of_gsm8k(write: Write) -> None:
     task, questions = read(
         write(
             {"question": "3 * 6?", "answer": 18},
-            {"prompt": "How many?", "answer": "1,450", "id": "people"},
-            {"instruction": "How much?", "answer": "He has <<1+1=2>>2.\n#### -2.5", "id": 7},
+            {"question": "How many?", "answer": "1,450", "id": "people"},
+            {"question": "How much?", "answer": "He has <<1+1=2>>2.\n#### -2.5", "id": 7},
         )
     )
     assert task.name == "mine"
@@ -63,31 +65,82 @@ def test_choices_are_scored_as_those_of_aqua(write: Write, answer: object, gold:
 ROW = {"question": "Which?", "choices": ["Nile", "Elbe", "Oder"], "answer": "Oder"}
 
 
+# columns, and a row of other programs' files that says the same as ROW with them
+OTHERS: list[tuple[str, dict[str, object]]] = [
+    ("", ROW | {"answer": 2, "_mine": [1]}),
+    ("", {"Question": "Which?", "choices": {"A": "Nile", "B": "Elbe", "C": "Oder"}, "Answer": "C"}),
+    ("", {"question": "Which?", "A": "Nile", "B": "Elbe", "C": "Oder", "answer": 2, "D": None}),
+    ("", ROW | {"choices": '["Nile", "Elbe", "Oder"]'}),
+    ("question=prompt,answer=target,choices=options", {
+        "prompt": "Which?", "options": ["Nile", "Elbe", "Oder"], "target": "C"}),
+    ("question=query,answer=gold", {"query": "Which?", "choices": ["Nile", "Elbe", "Oder"], "gold": 2}),
+    ("question=input,answer=label", {"input": "Which?", "A": "Nile", "B": "Elbe", "C": "Oder", "label": 2}),
+    ("answer=answerKey", {"question": "Which?", "answerKey": "3",
+        "choices": {"text": ["Nile", "Elbe", "Oder"], "label": [*"123"]}}),
+    ("answer=cop,choices=opa+opb+opc", {"question": "Which?", "opa": "Nile", "opb": "Elbe", "opc": "Oder",
+        "cop": 2}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("columns", "row"), OTHERS)
+def test_files_of_other_programs(write: Write, columns: str, row: dict[str, object]) -> None:
+    """Nothing is guessed: what must be typed is said, and is what has to be typed."""
+    path = write(row)
+    if columns:
+        with pytest.raises(DataError, match=re.escape(f"--columns {columns} ")):
+            find_task(str(path))
+    task = find_task(str(path), columns=parse_columns([columns]))
+    assert task.read(path, seed=0) == read(write(ROW))[1]
+    assert task.remarks == ()
+
+
 @pytest.mark.parametrize(
-    "row",
+    ("row", "columns", "prompt"),
     [
-        ROW | {"answer": 2},
-        {"prompt": "Which?", "options": ["Nile", "Elbe", "Oder"], "target": "C"},
-        {"query": "Which?", "choices": ["Nile", "Elbe", "Oder"], "gold": 2},
-        {
-            "input": "Which?",
-            "A": "Nile",
-            "B": "Elbe",
-            "C": "Oder",
-            "label": 2,
-            "_mine": [1],
-            "topic": "rivers",
-        },
-        {"Question": "Which?", "choices": {"A": "Nile", "B": "Elbe", "C": "Oder"}, "Answer": "C", "D": None},
-        {
-            "question": "Which?",
-            "choices": {"text": ["Nile", "Elbe", "Oder"], "label": [*"123"]},
-            "answerKey": "3",
-        },
+        ({"article": "Long.", "question": "Why?", "answer": "So"}, "question=article+question",
+         "Long.\n\nWhy?"),
+        ({"Body": "Ann has 3.", "Question": "How many?", "Answer": 3}, "question=Body+Question",
+         "Ann has 3.\n\nHow many?"),
+        ({"instruction": "Add.", "input": "1 1", "output": "2"}, "question=instruction+input,answer=output",
+         "Add.\n\n1 1"),
+        ({"system": "Be curt.", "question": "Why?", "answer": "So"}, "question=system+question",
+         "Be curt.\n\nWhy?"),
+    ],
+)  # fmt: skip
+def test_what_a_question_needs_is_not_left_out(
+    write: Write, row: dict[str, object], columns: str, prompt: str
+) -> None:
+    path = write(row)
+    with pytest.raises(DataError, match=re.escape(f"--columns {columns} ")):
+        find_task(str(path))
+    [question] = find_task(str(path), columns=parse_columns([columns])).read(path, seed=0)
+    assert question.prompt.startswith(prompt)
+    alone = f"question={columns.rpartition('+')[2]}"
+    [question] = find_task(str(path), columns=parse_columns([alone])).read(path, seed=0)
+    assert prompt not in question.prompt
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "named"),
+    [
+        ([{"text": "Why?"}], "", "no 'question'"),
+        ([{"question": "Why?", "anwser": 4}], "", "no answers.*anwser"),
+        ([{"question": "Wie viele?", "answer": None, "answer_number": 11}], "", "answer=answer_number"),
+        ([{"question": "Why?", "level": 5, "answer": 4}], "", "category=level"),
+        ([{"question": "Why?", "answer": 4}], "answer=gold", "no column 'gold'.*question, answer"),
     ],
 )
-def test_the_spellings_of_other_programs_files(write: Write, row: dict[str, object]) -> None:
-    assert read(write(row))[1] == read(write(ROW))[1]
+def test_columns_that_are_not_found(
+    write: Write, rows: list[dict[str, object]], columns: str, named: str
+) -> None:
+    with pytest.raises(DataError, match=named):
+        find_task(str(write(*rows)), columns=parse_columns([columns]))
+
+
+@pytest.mark.parametrize("text", ["question", "text=body", "=a"])
+def test_what_names_no_column(mink_eval: MinkEval, write: Write, text: str) -> None:
+    mink_eval("run", write(ROW), "--columns", text).refused(2, "NAME=COLUMN")
+    mink_eval("run", "gsm8k", "--columns", "question=a").refused(2, "--columns")
 
 
 @pytest.mark.parametrize(
@@ -112,24 +165,6 @@ def test_formats_and_encodings(write: Write, name: str, content: str, encoding: 
     )
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"question": "Wie viele?", "answer": None, "answer_number": 11},
-        {"question": "Which?", "opa": "a", "opb": "b", "cop": 1},
-        {"instruction": "Write a poem.", "output": "Roses are red."},
-    ],
-)
-def test_answers_that_would_not_be_found_are_asked_for(write: Write, row: dict[str, object]) -> None:
-    """Nothing would be scored; whoever wants that says so."""
-    path = write(row)
-    unread = ["answer_number", "cop", "output"]
-    with pytest.raises(DataError, match="|".join(unread)):
-        find_task(str(path))
-    hidden = {f"_{name}" if name in unread else name: value for name, value in row.items()}
-    assert find_task(str(write(hidden))).open_ended
-
-
 def test_equal_ids_are_numbered_and_values_are_taken_as_they_are_written(write: Write) -> None:
     rows = "question,answer,id\nZIP?,02138,a\nAgent?,007,a\nBond?,7,b\n"
     _, questions = read(write(rows, name="mine.csv"))
@@ -145,7 +180,6 @@ def test_equal_ids_are_numbered_and_values_are_taken_as_they_are_written(write: 
         ("question,answer\n", "no questions"),
         ("question,question\nWhy?,4\n", "line 1: two columns"),
         ("question,answer\nWhy?,4,5\n", "line 2: more columns"),
-        ("question,anwser\nWhy?,4\n", "line 2: unknown field 'anwser'"),
         ('question,answer\nWhy?,"4\n', "not CSV"),
         ("question,A,B,answer\nWhy?,1,0,1\n", r"line 2: 'answer' is '1', which may mean \(A\) 1 or \(B\) 0"),
     ],
@@ -279,8 +313,12 @@ def test_every_question_has_its_own_rule(write: Write) -> None:
     ("row", "right", "wrong"),
     [
         ({"answer": ["red", "crimson"]}, ["red", "The Crimson"], ["blue"]),
-        ({"answers": [4, "four", "x^2"]}, ["4", "4.0", "four", "$x^2$"], ["5", "five"]),
+        ({"answer": [4, "four", "x^2"]}, ["4", "4.0", "four", "$x^2$"], ["5", "five"]),
         ({"answer": ["C", "A"], "choices": ["up", "to", "on"]}, ["(A)", "C", "on"], ["(B)"]),
+        ({"answer": '["red", "crimson"]'}, ["red", "The Crimson"], ["blue"]),  # as in CSV
+        ({"answer": {"value": "Ulm", "aliases": ["Ulma"], "type": "City"}}, ["Ulm", "Ulma"], ["City"]),
+        ({"answer": {"text": ["Ulm"], "answer_start": [3]}}, ["Ulm"], ["3"]),
+        ({"answer": "[0, 1]"}, ["$[0, 1]$"], ["0", "1"]),  # an interval
     ],
 )
 def test_several_answers_are_accepted(
@@ -292,38 +330,45 @@ def test_several_answers_are_accepted(
 
 
 def test_files_as_they_come(write: Write) -> None:
-    """Categories are kept, unknown columns ignored, and questions without an answer left out."""
+    """What is ignored or left out is said; a question may have several categories."""
     path = write(
         "question,answer,domain,level,metadata,output\n",
         "1 + 1?,2,sums,1,x,y\n2 + 2?,nan,,2,x,y\n3 + 3?,6,,3,x,y\n",
         name="MINE.CSV",
     )
-    task, questions = read(path)
-    assert [(one.id, one.gold, one.category) for one in questions] == [("0", "2", "sums"), ("2", "6", "3")]
+    task = find_task(str(path), columns={"category": ["domain", "level"]})
+    questions = task.read(path, seed=0)
+    assert [(one.id, one.gold, one.category) for one in questions] == [
+        ("0", "2", "sums\nlevel 1"),
+        ("2", "6", "level 3"),
+    ]
     assert task.remarks == (
         f"{path}: ignored 'metadata', 'output'.",
-        f"{path}: left out 1 question without an answer.",
+        f"{path}: left out without an answer: line 3.",
     )
-    open_ended = write({"prompt": "Tell me a story.", "category": "prose", "n": 1}, name="TALES.JSONL")
-    assert read(open_ended)[1][0].category == "prose"
-    assert find_task(str(open_ended)).remarks == (f"{open_ended}: ignored 'n'.",)
+    open_ended = write({"question": "Tell me a story.", "category": "prose", "n": 1}, name="TALES.JSONL")
+    task = find_task(str(open_ended), columns={"answer": []})
+    assert task.read(open_ended, seed=0)[0].category == "prose"
+    assert task.remarks == (f"{open_ended}: ignored 'n'.",)
 
 
 def test_labels_of_aquas_options_are_not_shown_twice(write: Write) -> None:
-    row = {"question": "Which?", "options": ["A)21", "B)24", "C)27"], "correct": "B"}
+    row = {"question": "Which?", "choices": ["A)21", "B)24", "C)27"], "answer": "B"}
     _, (question,) = read(write(row))
     assert (question.choices, question.gold) == (("21", "24", "27"), "B")
-    assert read(write(row | {"correct": "B)24"}))[1] == [question]
+    assert read(write(row | {"answer": "B)24"}))[1] == [question]
 
 
 def test_without_answers_a_task_is_open_ended(write: Write) -> None:
-    task, questions = read(write({"prompt": "Tell me a story.", "answer": None}, {"prompt": "A poem."}))
+    task, questions = read(write({"question": "Tell me a story.", "answer": None}, {"question": "A poem."}))
     assert task.open_ended
     assert [(q.prompt, q.gold) for q in questions] == [("Tell me a story.", ""), ("A poem.", "")]
 
 
 def test_published_files_are_read_as_tasks() -> None:
-    task, questions = read(shared("data/alpaca_eval_instructions.jsonl"))
+    path = shared("data/alpaca_eval_instructions.jsonl")
+    task = find_task(str(path), columns=parse_columns(["question=instruction,category=dataset"]))
+    questions = task.read(path, seed=0)
     assert (task.name, task.open_ended, len(questions)) == ("alpaca_eval_instructions", True, 805)
 
 
