@@ -5,9 +5,11 @@ import logging
 import os
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import islice
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from openai import (
@@ -31,9 +33,12 @@ from mink_local.sandbox import in_a_line
 
 log = logging.getLogger("mink_local")
 
-RETRIES = 6  # of a failed request, with pauses of up to 8 s, or as long as the server asks for
+RETRIES = 6  # of a failed request
+_PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 8.0)  # before asking again, in seconds, unless the server says how long
+_LONGEST_PAUSE = 60.0
+_PASSING = (408, 409, 429)  # HTTP statuses after which it is worth asking again, and all from 500 on
 _PROBE_SECONDS = 30.0
-_PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 8.0)  # before asking again, in seconds, as the client waits
+_SLOTS = 8  # requests at a time, of a server that does not say how many it answers at once
 _POLL_SECONDS = 0.25  # between checks for Ctrl-C
 _FOR_REASONING = 2048  # tokens beyond the limit for models whose reasoning cannot be switched off
 _NO_ACCOUNT = {"OpenAI-Organization": Omit(), "OpenAI-Project": Omit()}  # OPENAI_ORG_ID is not for others
@@ -51,6 +56,7 @@ class _Served(NamedTuple):
     model: str
     is_mink: bool
     is_preset: bool
+    n_slots: int
 
 
 class AddressAnswerer(Answerer):
@@ -63,8 +69,9 @@ class AddressAnswerer(Answerer):
             has only one.
         key_variable: Environment variable with the API key for this server; None for no key. A key is only
             sent to the server, never shown or written.
-        parallel: Number of requests at a time.
+        parallel: Number of requests at a time; "auto" for as many as mink-serve or llama-server has slots.
         seconds: Time limit per answer.
+        extra: Further fields of every request, such as `top_k`.
         is_strict: Whether a temperature or seed that the model refuses is an error; else it is left out.
 
     Raises:
@@ -72,19 +79,27 @@ class AddressAnswerer(Answerer):
     """
 
     def __init__(
-        self, url: str, key_variable: str | None, parallel: int, seconds: float, *, is_strict: bool = False
+        self,
+        url: str,
+        key_variable: str | None,
+        parallel: int | Literal["auto"],
+        seconds: float,
+        extra: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        is_strict: bool = False,
     ) -> None:
         base, _, self._wanted = url.partition("#")
         self._base = _base_url(base)
         self._key, self._parallel, self._seconds = _key_for(self._base, key_variable), parallel, seconds
+        self._extra = dict(extra)
         self._droppable = {"max_tokens"} if is_strict else {"max_tokens", "temperature", "seed"}
         self._refused: set[str] = set()  # parameters that the model does not take
-        self._is_begun = self._has_answered = False
+        self._is_begun = self._has_answered = self._has_failed = False
 
     @cached_property
     def _served(self) -> _Served:
         """The model, found on its server when it is first needed."""
-        listed = asyncio.run(self._listed())
+        listed, n_slots = asyncio.run(self._listed())
         names = [str(getattr(model, "id", "")) for model in listed]
         own = [name for name in names if not any(name.startswith(f"{other}:") for other in names)]
         if not self._wanted and len(own) != 1:  # not counting presets, as "qwen3-4b:creative" of mink-serve
@@ -92,7 +107,7 @@ class AddressAnswerer(Answerer):
             raise ServerError(f"{self._base} has these models: {offers}; choose one with {self._base}#MODEL")
         model = self._wanted or own[0]
         is_mink = bool(listed) and all(getattr(one, "owned_by", None) == _MINK for one in listed)
-        return _Served(model, is_mink, is_mink and model in {*names}.difference(own))
+        return _Served(model, is_mink, is_mink and model in {*names}.difference(own), n_slots)
 
     @property
     def name(self) -> str:
@@ -100,7 +115,7 @@ class AddressAnswerer(Answerer):
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        return {"sha256": ""}  # its file is not here
+        return {"sha256": "", **({"fields": self._extra} if self._extra else {})}  # its file is not here
 
     def check(self, samplers: Sequence[Sampler], reasoning_budget: int | None) -> None:
         if self._served.is_preset:
@@ -116,7 +131,7 @@ class AddressAnswerer(Answerer):
         if reasoning_budget is not None:
             raise ServerError(f"{self._base} is not mink-serve: leave out --reasoning-budget")
 
-    def _client(self, seconds: float, retries: int) -> AsyncOpenAI:
+    def _client(self, seconds: float) -> AsyncOpenAI:
         try:
             client = DefaultAsyncHttpxClient(follow_redirects=False)
         except (ImportError, OSError, ValueError) as error:
@@ -128,22 +143,27 @@ class AddressAnswerer(Answerer):
             base_url=self._base,
             api_key=self._key or "none",
             timeout=seconds,
-            max_retries=retries,
+            max_retries=0,
             default_headers=_NO_ACCOUNT,  # type: ignore[arg-type]  # that of a request may be omitted, too
             http_client=client,
         )
 
-    async def _listed(self) -> list[Any]:
-        """Return the models that the server lists; none if it has no list but the model is given."""
-        async with self._client(_PROBE_SECONDS, 0) as client:
+    async def _listed(self) -> tuple[list[Any], int]:
+        """Return the models that the server lists, if it does, and how many requests it answers at once."""
+        async with self._client(_PROBE_SECONDS) as client:
             try:
-                return list((await client.models.list()).data)
+                listed = list((await client.models.list()).data)
             except APIError as error:
-                if self._wanted and isinstance(error, APIStatusError):
-                    return []
-                raise self._error(error) from None
+                if not (self._wanted and isinstance(error, APIStatusError)):
+                    raise self._error(error) from None
+                listed = []
             except (AttributeError, TypeError, ValueError):  # not a list of models
-                return []
+                listed = []
+            try:
+                props: Any = await client.get(f"{self._base.removesuffix('/v1')}/props", cast_to=object)
+                return listed, int(props["total_slots"])
+            except (APIError, KeyError, TypeError, ValueError):
+                return listed, _SLOTS
 
     def answers(
         self,
@@ -151,19 +171,20 @@ class AddressAnswerer(Answerer):
         room: Iterable[Request],  # noqa: ARG002
     ) -> Generator[Answered | ModelSession, None, None]:
         """Yield answers in order of completion; after a failure, only those to requests already sent."""
+        n_parallel = self._served.n_slots if self._parallel == "auto" else self._parallel
         if not self._is_begun:  # it makes its own room
             self._is_begun = True
-            yield ModelSession(None, {"executor": "address", "n_parallel": self._parallel})
+            yield ModelSession(None, {"executor": "address", "n_parallel": n_parallel})
         failed: ServerError | None = None
         with asyncio.Runner() as runner:
-            client = self._client(self._seconds, RETRIES)
+            client = self._client(self._seconds)
             create = runner.get_loop().create_task
             unasked = enumerate(requests)
             asked: set[asyncio.Task[Answered]] = set()
             try:
                 while not self.interrupted:
                     if not failed:
-                        more = islice(unasked, self._parallel - len(asked))
+                        more = islice(unasked, n_parallel - len(asked))
                         asked.update(create(self._answer(client, index, one)) for index, one in more)
                     if not asked:
                         break
@@ -187,16 +208,7 @@ class AddressAnswerer(Answerer):
         fields = self._fields(request)
         began = time.monotonic()
         try:
-            completion = await self._completion(client, fields)
-            choice, usage = completion.choices[0], completion.usage
-            answered = Answered(
-                index,
-                self._without_key(_text(choice.message)),
-                str(choice.finish_reason or "stop"),
-                usage.completion_tokens if usage else 0,
-                usage.prompt_tokens if usage else 0,
-                seconds=time.monotonic() - began,
-            )
+            choice, usage = await self._completion(client, fields)
         except BadRequestError as error:
             if error.code == "context_length_exceeded":
                 return Answered(index, "", "overflow")
@@ -208,30 +220,45 @@ class AddressAnswerer(Answerer):
             raise self._error(error) from None
         except APIError as error:
             raise self._error(error) from None
-        except (AttributeError, IndexError, TypeError, ValueError):
-            raise ServerError(f"{self._base} does not return chat completions") from None
+        except ValueError as error:
+            why = self._why(error)
+            raise ServerError(f"{self._base} does not return chat completions, but {why}") from None
         self._has_answered = True
-        return answered
+        return Answered(
+            index,
+            self._without_key(_text(choice.message)),
+            str(choice.finish_reason or "stop"),
+            usage.completion_tokens if usage else None,
+            usage.prompt_tokens if usage else 0,
+            seconds=time.monotonic() - began,
+        )
 
-    async def _completion(self, client: AsyncOpenAI, fields: Mapping[str, Any]) -> Any:
-        """Return a chat completion; where a gateway says 200 and has an error, or half of one, ask again.
+    async def _completion(self, client: AsyncOpenAI, fields: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return a chat completion's choice and usage; after a failure that may pass, ask again.
 
-        The client itself asks again after other errors. Raises ServerError in the server's own words.
+        A gateway may also say 200 and have an error, or half an answer, for which a ValueError is raised.
         """
-        for pause in (*_PAUSES[:RETRIES], 0.0):
+        pauses = iter(_PAUSES[:RETRIES])
+        while True:
             try:
                 completion: Any = await client.chat.completions.create(**fields)
-            except ValueError as error:  # half of it
-                said = str(error)
-            else:
-                if getattr(completion, "choices", None):
-                    return completion
-                said = str(getattr(completion, "error", None) or completion)
-            if not (self._has_answered or "error" in said):
-                break  # it is no such server
-            await asyncio.sleep(pause)
-        said = in_a_line(self._without_key(said))[:200]
-        raise ServerError(f"{self._base} does not return chat completions, but {said}")
+                if not getattr(completion, "choices", None):
+                    raise ValueError(getattr(completion, "error", None) or completion)
+                return completion.choices[0], completion.usage
+            except (APIError, ValueError) as error:
+                pause = next(pauses, None)
+                if pause is None or not self._may_pass(error):
+                    raise
+                if not self._has_failed:
+                    log.warning("%s: %s; asking again, also in future", self._base, self._why(error))
+                self._has_failed = True
+                await asyncio.sleep(_pause_of(error, pause))
+
+    def _may_pass(self, error: Exception) -> bool:
+        """Return whether a request may succeed when it is repeated."""
+        if isinstance(error, APIStatusError):
+            return error.status_code in _PASSING or error.status_code >= 500
+        return isinstance(error, APIError) or self._has_answered or "error" in str(error)  # or no such server
 
     def _fields(self, request: Request) -> dict[str, Any]:
         """Return the fields of a chat completion."""
@@ -243,6 +270,7 @@ class AddressAnswerer(Answerer):
         own = {
             "sampler": str(sampler),
             "reasoning_budget": params.reasoning_budget,
+            "chat_template_kwargs": {"enable_thinking": False} if request.enable_thinking is False else None,
         }
         fields = {
             "model": self._served.model,
@@ -252,7 +280,7 @@ class AddressAnswerer(Answerer):
             "seed": params.seed if self._served.is_mink or params.seed is None else params.seed % 2**31,
             "stop": list(params.stop) or None,
             "response_format": {"type": "json_schema", "json_schema": verdict} if schema else None,
-            "extra_body": _given(own) if self._served.is_mink else None,
+            "extra_body": {**(_given(own) if self._served.is_mink else {}), **self._extra} or None,
             "top_p": sampler.p if isinstance(sampler, TopP) and not self._served.is_mink else None,
         }
         return {key: one for key, one in _given(fields).items() if key not in self._refused}
@@ -268,17 +296,26 @@ class AddressAnswerer(Answerer):
             advice = "; check the URL, which often ends in /v1, and the model's name after its #"
         return ServerError(f"{self._base} failed: {self._why(error)}{advice}")
 
-    def _why(self, error: APIError) -> str:
+    def _why(self, error: Exception) -> str:
         """Return the error in the server's own words, if any, without the key."""
         if isinstance(error, APIStatusError):
             words = error.body if isinstance(error.body, str) else error.message
-            said = f"HTTP {error.status_code} ({words[:200]})"
+            said = f"HTTP {error.status_code} ({words})"
         else:
-            said = f"{error.message} {error.__cause__ or ''}".rstrip(" .")
-        return " ".join(self._without_key(said).split())
+            said = f"{error} {error.__cause__ or ''}".rstrip(" .")
+        return in_a_line(self._without_key(said))
 
     def _without_key(self, text: str) -> str:
         return text.replace(self._key, "…") if self._key else text
+
+
+def _pause_of(error: Exception, pause: float) -> float:
+    """Return how long to wait before asking again: as long as the server says, if that is not too long."""
+    headers = error.response.headers if isinstance(error, APIStatusError) else {}
+    with suppress(ValueError):  # a date
+        asked = float(headers.get("retry-after", pause))
+        return asked if 0 <= asked <= _LONGEST_PAUSE else pause
+    return pause
 
 
 def _text(message: Any) -> str:

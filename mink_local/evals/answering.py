@@ -87,7 +87,7 @@ class Answered:
         text: The answer after its reasoning; see `with_reasoning`.
         finish_reason: "stop", "length", "overflow" (the prompt does not fit into the context), "refused" (the
             server answers other prompts) or "error".
-        n_tokens: Length of the answer in tokens; from an address, as the server counts.
+        n_tokens: Length of the answer in tokens; from an address, as the server counts, or None.
         k: Number of candidates at every step; empty from an address.
         reasoning_cut: Whether the reasoning was ended by its budget; an address does not say.
         seconds: Time from getting a slot, or sending the request, to the end.
@@ -97,7 +97,7 @@ class Answered:
     index: int
     text: str
     finish_reason: str
-    n_tokens: int = 0
+    n_tokens: int | None = 0
     prompt_tokens: int = 0
     k: Sequence[int] = ()
     reasoning_cut: bool = False

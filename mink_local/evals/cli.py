@@ -1,5 +1,6 @@
 """`mink-eval`: run GGUF models on tasks with every sampler and temperature, compare them, and report."""
 
+import json
 import logging
 import shlex
 from collections.abc import Callable, Sequence
@@ -212,9 +213,11 @@ OF_FILES = (
     "rpc", "n_threads", "main_gpu", "tensor_split", "cpu_moe", "n_cpu_moe", "n_gpu_layers", "ctx",
     *TEMPLATE, "ray",
 )  # fmt: skip
-OF_ADDRESSES = ("key_variable", "seconds")
+OF_ADDRESSES = ("key_variable", "seconds", "extra")
 """Options that only a GGUF file uses, and only a server, by their parameters."""
-ANSWERING = ("parallel", "key_variable", "seconds", "ray", "placement", *TEMPLATE)
+SENT = ("model", "messages", "max_tokens", "temperature", "top_p", "seed", "stop", "sampler", "stream", "n")
+"""Fields of requests to a server that a run itself decides about."""
+ANSWERING = ("parallel", "ray", "placement", *TEMPLATE, *OF_ADDRESSES)
 """Parameters of run's options for who answers."""
 
 key_option = SharedOption(
@@ -231,6 +234,29 @@ timeout_option = SharedOption(
     default=600.0,
     metavar="SECONDS",
     help="Time limit for a server's answer, after which the request is retried.",
+)
+
+
+def _extra(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, equals, value in (text.partition("=") for text in texts):
+        if not (name and equals) or name in SENT:
+            raise click.BadParameter(f"{name}: write NAME=JSON; {', '.join(SENT)} have options of their own.")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
+field_option = SharedOption(
+    "--field",
+    "extra",
+    multiple=True,
+    metavar="NAME=JSON",
+    callback=_extra,
+    help="Further field of each request to a server, such as top_k=20 or "
+    """'chat_template_kwargs={"enable_thinking": false}'; repeatable.""",
 )
 
 
@@ -253,6 +279,7 @@ def answerers_of(
     parallel: Any,
     key_variable: str | None,
     seconds: float,
+    extra: dict[str, Any],
     *,
     is_strict: bool,
     ctx: int | None = None,
@@ -274,10 +301,12 @@ def answerers_of(
 
         connect(ray)
         start = ClusterAnswerer
-    n = 8 if parallel == "auto" else parallel
     return [
         *(start(file, ctx, parallel, placement=placement) for file in files),
-        *(AddressAnswerer(url, key_variable, n, seconds, is_strict=is_strict) for url in addresses),
+        *(
+            AddressAnswerer(url, key_variable, parallel, seconds, extra, is_strict=is_strict)
+            for url in addresses
+        ),
     ]
 
 
@@ -356,6 +385,7 @@ def _carry_out(measurement: "Measurement[Any]", out: Path, quiet: bool) -> None:
 )
 @key_option
 @timeout_option
+@field_option
 @samplers_option.replace(
     type=SamplerType(or_model=True), default=["min-k"], help=f"{samplers_option.attributes['help']}{OR_MODEL}"
 )
@@ -448,7 +478,8 @@ def _carry_out(measurement: "Measurement[Any]", out: Path, quiet: bool) -> None:
 @parallel_option.replace(
     type=AutoOrInt(min=1, max=N_SEQ_MAX),
     default="auto",
-    help="Number of responses generated at a time; auto: depends on memory and device.",
+    help="Number of responses generated at a time; auto: as memory and device allow, or as many as the "
+    "server has slots.",
 )
 @ctx_option.replace(show_default="as much as needed")
 @placement_options
@@ -821,10 +852,12 @@ _JUDGE_OPTIONS = (
     parallel_option.replace(
         type=AutoOrInt(min=1, max=64),
         default="auto",
-        help="Number of requests at a time; auto: 8 for a server, or else as memory and device allow.",
+        help="Number of requests at a time; auto: as many as the server has slots, or as memory and device "
+        "allow.",
     ),
     key_option,
     timeout_option.replace(default=120.0),
+    field_option,
     placement_options,
     template_option,
     quiet_option,
@@ -835,11 +868,9 @@ _JUDGE_OPTIONS = (
 @judge_options
 @click.option(
     "--method",
-    type=click.Choice(["pairs", "paper", "noise"]),
-    default="pairs",
-    metavar="pairs|paper",
-    help="pairs: which of two responses is better, in both orders; paper: the same by the paper's five "
-    "criteria, in one random order, where a tie is no win.",
+    type=click.Choice(["paper", "noise"]),
+    default="paper",
+    hidden=True,
 )
 def judge_command(
     folder: Path,
@@ -853,9 +884,10 @@ def judge_command(
 ) -> None:
     """Have a model judge the responses of the run in DIR.
 
-    It compares each pair of responses to a question. Judgements are saved in DIR/judge as they arrive; run
-    the same command again to resume. Prints win rates with the judge's position bias and tests against one
-    sampler, and writes them to judge.html, .md, .csv and .json.
+    It compares each pair of responses to a question as in the paper: by helpfulness, relevance, accuracy,
+    creativity and level of detail, in a random order, where a tie is no win. Judgements are saved in
+    DIR/judge as they arrive; run the same command again to resume. Prints win rates with the judge's position
+    bias and tests against one sampler, and writes them to judge.html, .md, .csv and .json.
     """
     from mink_local.evals.judge.judging import judging_of
     from mink_local.evals.run.records import read_run
@@ -867,7 +899,7 @@ def judge_command(
     run_ = read_run(folder)
     for note in run_.notes:
         log.warning("%s: %s", folder, note)
-    judging = judging_of(run_, answerer, method, str(against), limit, characters)
+    judging = judging_of(run_, answerer, str(against), limit, characters)
     _carry_out(judging, folder / judging.measures, quiet)
 
 

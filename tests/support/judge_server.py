@@ -59,6 +59,7 @@ class JudgeServer:
     Attributes:
         models: Ids that GET /v1/models names.
         owner: Who owns them.
+        slots: How many requests it says that it answers at once.
         bodies: The bodies of the requests so far.
         headers: Their headers.
     """
@@ -67,6 +68,7 @@ class JudgeServer:
     answer: Callable[[Body], Said]
     models: list[str] = field(default_factory=lambda: ["judge-1"])
     owner: str = "me"
+    slots: int | None = None
     bodies: list[Body] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
 
@@ -77,6 +79,9 @@ def judge_server(answer: Callable[[Body], Said]) -> Iterator[JudgeServer]:
 
     async def models(_: Request) -> Response:
         return JSONResponse({"data": [{"id": name, "owned_by": server.owner} for name in server.models]})
+
+    async def props(_: Request) -> Response:
+        return JSONResponse({"total_slots": server.slots} if server.slots else {})
 
     async def complete(request: Request) -> Response:
         server.bodies.append(await request.json())
@@ -89,6 +94,7 @@ def judge_server(answer: Callable[[Body], Said]) -> Iterator[JudgeServer]:
         return Response(content, said.status, headers)
 
     completions = Route("/v1/chat/completions", complete, methods=["POST"])
-    with serving(Starlette(routes=[Route("/v1/models", models), completions]), http="h11") as port:
+    routes = [Route("/v1/models", models), Route("/props", props), completions]
+    with serving(Starlette(routes=routes), http="h11") as port:
         server = JudgeServer(f"http://127.0.0.1:{port}/v1", answer)
         yield server

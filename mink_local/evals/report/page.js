@@ -195,7 +195,7 @@ function card(response, other) {
       ? [...verdict(response.answer, response.right),
         ...(response.strictRight === response.right ? [] : [" · strict: ", ...verdict(response.strict, response.strictRight)])]
       : ["open-ended: no verdict"])),
-    element("p", {}, `${response.tokens.toLocaleString("en")} tokens${end} · ${k}`),
+    element("p", {}, `${response.tokens?.toLocaleString("en") ?? "?"} tokens${end} · ${k}`),
     element("pre", { tabindex: "0" }, ...marked(response.text)));
 }
 

@@ -222,8 +222,8 @@ class Run(Measurement[Response]):
                         yield answer
                     else:
                         response = self._response(members[answer.index], answer)
-                        self._lengths.append(response.n_tokens)
-                        self._pace.finished.append(response.n_tokens)
+                        self._lengths.append(response.n_tokens or 0)
+                        self._pace.finished.append(response.n_tokens or 0)
                         yield response
 
     def _request(self, wanted: Wanted) -> Request:

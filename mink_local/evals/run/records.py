@@ -63,7 +63,8 @@ class Response(ResponseKey):
 
     Attributes:
         order: When temperature is applied; None if the cut does not depend on temperature.
-        n_tokens: Length of the response in tokens, without the token that ends it.
+        n_tokens: Length of the response in tokens, without the token that ends it; None if a server does not
+            say.
         finish_reason: "stop", "length" (truncated) or "overflow" (the prompt did not fit into the context).
         k: Number of candidates at every step; 0 where a token was forced.
         strict, flexible, last: The verdicts, which are computed for a report; see `scored`. Only those by a
@@ -75,7 +76,7 @@ class Response(ResponseKey):
 
     order: str | None
     response: str
-    n_tokens: Count
+    n_tokens: Count | None
     finish_reason: str
     k: list[Count]
     strict: Verdict | None = None

@@ -143,7 +143,7 @@ def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str
             f"{of} tokens; cut off at the token limit, and ending in a loop, %",
             cells,
             lambda row: Cell(
-                f"{row.mean_tokens:.1f}",
+                "–" if pd.isna(row.mean_tokens) else f"{row.mean_tokens:.1f}",
                 f"cut off {percent(row.truncated)}, loops {percent(row.looped)}"
                 + (f", reasoning cut off {percent(row.thoughts_cut)}" if row.thoughts_cut else ""),
             ),

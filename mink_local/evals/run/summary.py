@@ -124,6 +124,7 @@ def summarise(run: RecordedRun, against: tuple[str, Any] | None = None) -> Summa
 
 def _responses(run: RecordedRun) -> pd.DataFrame:
     found = frame(run.responses).rename(columns={"response": "text"})
+    found["n_tokens"] = pd.to_numeric(found["n_tokens"])  # None becomes NaN
     found["category"] = [run.questions[response.question].category for response in run.responses]
     for scoring, name in (("flexible", "correct"), ("strict", "strictly_correct"), ("last", "last_correct")):
         found[name] = pd.Series([verdict and verdict.correct for verdict in found[scoring]], dtype=float)

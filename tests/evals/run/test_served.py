@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from mink_local.evals.run.records import read_run, scored
@@ -59,7 +60,7 @@ def test_mink_serve_answers_as_its_file_does(
     assert sum(same) >= len(same) - 2  # the server's caches change the last bits of sums
     for key, one in served.items():
         assert (one.k, one.seed, one.order) == ([], file[key].seed, file[key].order)
-        assert (one.prompt_tokens, one.n_tokens > 0) == (file[key].prompt_tokens, True)
+        assert (one.prompt_tokens, bool(one.n_tokens)) == (file[key].prompt_tokens, True)
         assert one.finish_reason in ("stop", "length")
     shown = " ".join(mink_eval("report", tmp_path / "served").succeeded().stdout.split())
     assert "Answered by a server: smollm2-135m at http" in shown
@@ -183,6 +184,30 @@ def test_a_server_that_fails_for_a_moment_is_asked_again(
         assert (done.status, 0 < n < 8) == (1, True)
         assert ("quota of model" in done.stderr) == (said.status != 0)
         assert "--key-env" not in done.stderr
+
+
+def test_lengths_that_the_server_does_not_tell_are_unknown(
+    run: Run, server: JudgeServer, tmp_path: Path, mink_eval: MinkEval
+) -> None:
+    def answer(body: Body) -> Said:
+        said = doubles(body)
+        return said if "1 + 1" in str(body) else said._replace(body={"choices": said.body["choices"]})
+
+    server.answer = answer
+    run("-s", "top-p").succeeded()
+    lengths = {one.question_id: one.n_tokens for one in read_responses(tmp_path / "run")}
+    assert lengths == {"0": None, "1": 5, "2": None, "3": None}
+    mink_eval("report", tmp_path / "run").succeeded()
+    assert set(pd.read_csv(tmp_path / "run" / "report" / "table.csv").mean_tokens) == {5.0}
+
+
+def test_what_a_run_waits_for_is_said_once(
+    run: Run, server: JudgeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures = [fails(429, "slow down"), fails(503)]
+    server.answer = lambda body: failures.pop(0) if failures else doubles(body)
+    run("-s", "top-p", "--parallel", 2).succeeded()
+    assert [record.getMessage().count("slow down") for record in caplog.records] == [1]
 
 
 def test_prompts_that_the_server_does_not_answer_are_recorded(

@@ -62,7 +62,7 @@ def test_choices_are_scored_as_those_of_aqua(write: Write, answer: object, gold:
     assert flexible(task, question, "Answer: Oder").correct == (gold == "C")
 
 
-ROW = {"question": "Which?", "choices": ["Nile", "Elbe", "Oder"], "answer": "Oder"}
+ROW: dict[str, object] = {"question": "Which?", "choices": ["Nile", "Elbe", "Oder"], "answer": "Oder"}
 
 
 # columns, and a row of other programs' files that says the same as ROW with them
