@@ -383,7 +383,7 @@ def time_options(model: Model, rounds: int) -> list[Row]:
         ]
         times = []
         for _ in range(rounds):
-            sampling.fill_masks(samplers)
+            sampling.fill_masks([each.constrainer.guide for each in samplers if each.constrainer.guide])
             sampling(rows, range(n), samplers)
             times.append(sampling.seconds)
         return min(times) / n

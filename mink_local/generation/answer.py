@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from io import StringIO
@@ -75,6 +76,7 @@ class Answer:
         has_cut_call: Whether the answer was cut off in a call, which is left out.
         tokens: Ids of the tokens so far, without the one that ends the answer.
         n_reasoning: Number of these that are reasoning.
+        phase_borders: Numbers of tokens after which reasoning began and ended, in turn; see `is_reasoning`.
         k: Number of candidates for each of `tokens`; 0 if it was forced, not sampled.
         reasoning_cut: Whether `SamplingParams.reasoning_budget` ended the reasoning.
         logprobs: Log-probability of each of `tokens` in nats, if requested (`SamplingParams.logprobs`).
@@ -107,6 +109,7 @@ class Answer:
         self.has_cut_call = False
         self.tokens: list[int] = []
         self.n_reasoning = 0
+        self.phase_borders: list[int] = []
         self.k: list[int] = []
         self.reasoning_cut = False
         self.logprobs: list[float] = []
@@ -144,6 +147,14 @@ class Answer:
     def n_tokens(self) -> int:
         """Number of tokens so far."""
         return len(self.tokens)
+
+    def is_reasoning(self, index: int) -> bool:
+        """Return whether a token was sampled as reasoning: with its closing tag, not the opening one.
+
+        Args:
+            index: The token's in `tokens`, or their number for the next one.
+        """
+        return bisect(self.phase_borders, index) % 2 == 1
 
     @property
     def no_token_left(self) -> bool:
@@ -322,6 +333,12 @@ class Splitter:
     def in_reasoning(self) -> bool:
         """True if reasoning has started and not ended."""
         return self._reasoning.in_reasoning
+
+    @property
+    def reasons(self) -> bool:
+        """True if what comes next is reasoning, as far as is known: not a call that has begun in it."""
+        begins_call = self._parser is not None and self._parser.begins_call(self._considered)
+        return self.in_reasoning and not begins_call
 
     def feed(self, text: str, *, is_final: bool = False, is_cut: bool = False) -> Piece:
         """Return a piece with what is now certain; what may belong to a tag or the like is held back.

@@ -45,6 +45,7 @@ _RANGES = {
     "logprobs": Range(0, _MOST_LOGPROBS, whole=True),
     "prompt_logprobs": Range(0, _MOST_LOGPROBS, whole=True),
     "reasoning_budget": Range(-1, whole=True),
+    "reasoning_temperature": Range(0),
 }
 
 
@@ -99,6 +100,10 @@ class SamplingParams:
         reasoning_budget: Maximum length of the reasoning in tokens; None or -1 for no limit, 0 for none.
             Once used up, a closing sentence and the closing tag are forced, at the end of the current
             sentence or after 32 more tokens. Forced tokens have k = 0.
+        reasoning_sampler: Like `sampler`, while the model reasons, up to the end of the closing tag; None for
+            the same. Calls are sampled like the answer, and so is the opening tag, if the model writes it.
+        reasoning_temperature: Like `temperature`, while the model reasons; None for the same. Neither does
+            anything with a model that does not reason (`Model.can_reason`).
         constraints: Penalties, logit bias, a schema or a grammar: applied to the logits before the cut.
 
     Raises:
@@ -116,6 +121,8 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     reasoning_budget: int | None = None
+    reasoning_sampler: AnySampler | None = None
+    reasoning_temperature: float | None = None
     constraints: Constraints | None = None
 
     def __post_init__(self) -> None:
@@ -125,8 +132,9 @@ class SamplingParams:
                 self._set(name, limits.check(name, value, "None for a random one, or " * (name == "seed")))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise OptionError("min_tokens", f"must be at most max_tokens, {self.max_tokens}")
-        if self.sampler is not None:
-            self._set("sampler", as_sampler(self.sampler))
+        for name in ("sampler", "reasoning_sampler"):
+            if (given := getattr(self, name)) is not None:
+                self._set(name, as_sampler(given, name))
         stop: Any = [self.stop] if isinstance(self.stop, str) else self.stop
         self._set("stop", () if stop is None else as_texts("stop", stop, "a text or a list of texts"))
         self._set("stop_token_ids", tuple(as_ids("stop_token_ids", self.stop_token_ids)))
@@ -141,6 +149,26 @@ class SamplingParams:
     def effective_sampler(self) -> Sampler:
         """The sampler in use: greedy at temperature 0."""
         return Greedy() if self.temperature == 0 else cast(Sampler | None, self.sampler) or MinK()
+
+    @property
+    def while_reasoning(self) -> "SamplingParams":
+        """These parameters with the sampler and the temperature that are in use while the model reasons."""
+        temperature = self.reasoning_temperature
+        return replace(
+            self,
+            sampler=self.reasoning_sampler or self.sampler,
+            temperature=self.temperature if temperature is None else temperature,
+            reasoning_sampler=None,
+            reasoning_temperature=None,
+        )
+
+    @property
+    def has_phases(self) -> bool:
+        """Whether reasoning is sampled otherwise than the answer."""
+        if self.reasoning_sampler is None and self.reasoning_temperature is None:
+            return False
+        other = self.while_reasoning
+        return (other.effective_sampler, other.temperature) != (self.effective_sampler, self.temperature)
 
     @property
     def limits_reasoning(self) -> bool:
@@ -162,6 +190,8 @@ class SamplingOptions(TypedDict, total=False):
     logprobs: int | None
     prompt_logprobs: int | None
     reasoning_budget: int | None
+    reasoning_sampler: AnySampler | None
+    reasoning_temperature: float | None
     constraints: Constraints | None
 
 

@@ -153,20 +153,19 @@ class RowSampler:
         self._samplers: list[TokenSampler] = []
         self._edits = np.empty(0, np.int32)
         self._masks = Masks(1, n_vocab)
-        self._guided: list[TokenSampler] = []  # in the order of their masks
+        self._guides: list[Guide] = []  # in the order of their masks
         self._filling: Future[None] | None = None
 
-    def fill_masks(self, samplers: Sequence[TokenSampler]) -> None:
-        """Begin to compute the masks of samplers with a guide, for the next call: in other threads."""
+    def fill_masks(self, guides: list[Guide]) -> None:
+        """Begin to compute the masks of guides, for the next call: in other threads."""
         with suppress(BaseException):
             self.wait()  # for those of a batch that was given up
-        guided = {each: each.constrainer.guide for each in samplers if each.constrainer.guide}
-        if [*guided] != self._guided:
-            self._guided, self._samplers = [*guided], []
-        if len(guided) > len(self._masks.bits):
-            self._masks = Masks(len(guided), self._n_vocab)
-        if guided:
-            self._filling = self._begin(partial(self._fill, [*guided.values()]))
+        if guides != self._guides:
+            self._guides, self._samplers = guides, []
+        if len(guides) > len(self._masks.bits):
+            self._masks = Masks(len(guides), self._n_vocab)
+        if guides:
+            self._filling = self._begin(partial(self._fill, guides))
 
     def _fill(self, guides: Sequence[Guide]) -> None:
         fill_masks(guides, self._masks.bits)
@@ -203,13 +202,14 @@ class RowSampler:
 
     def _plan(self, samplers: list[TokenSampler]) -> None:
         """Lay out the samplers' cuts; which answers there are changes less often than their rows."""
-        self._samplers = samplers
+        self._samplers = [*samplers]  # in the caller's list, they may change
         programs = [cast(Program, sampler.program) for sampler in samplers]
         self._tasks = tasks = np.zeros(len(samplers), TASK)
         tasks["chain"] = [sampler.address for sampler in samplers]
         tasks["penalties"] = [sampler.constrainer.penalties for sampler in samplers]
-        of_sampler = {sampler: i for i, sampler in enumerate(self._guided)}
-        tasks["mask"] = [of_sampler[each] if each.constrainer.guide else -1 for each in samplers]
+        numbers = {guide: i for i, guide in enumerate(self._guides)}
+        guides = [sampler.constrainer.guide for sampler in samplers]
+        tasks["mask"] = [-1 if guide is None else numbers[guide] for guide in guides]
         tasks["cut_end"] = np.cumsum([len(program.cuts) for program in programs])
         tasks["cut"][1:] = tasks["cut_end"][:-1]
         self._cuts = np.concatenate([program.cuts for program in programs])
@@ -217,7 +217,7 @@ class RowSampler:
         self._edited = [
             i for i, sampler in enumerate(samplers) if sampler.constrainer.is_on or sampler.banned.size
         ]
-        needed = address_of_edit() if self._edited else 0, address_of_mask() if self._guided else 0
+        needed = address_of_edit() if self._edited else 0, address_of_mask() if self._guides else 0
         self._addresses = np.array(needed, np.uint64)
         self._random = [
             i for i, program in enumerate(programs) if program.chances.count(None) < len(program.chances)

@@ -60,22 +60,28 @@ AnySampler = Sampler | str | Callable[[NDArray[np.float32]], Any]
 """A sampler, its text, or a function of the logits; see `SamplingParams`."""
 
 
-def as_sampler(given: Any) -> Sampler:
+def as_sampler(given: Any, option: str = "sampler") -> Sampler:
     """Return a sampler, also from its text, or from a function of the logits.
 
+    Args:
+        option: What messages call it.
+
     Raises:
-        ValueError: It is none of these.
+        OptionError: It is none of these.
     """
     if isinstance(given, Sampler):
         return given
     if isinstance(given, str):
-        return parse(given)
+        try:
+            return parse(given)
+        except ValueError as error:
+            raise OptionError(option, f"cannot be read: {error}") from None
     is_class = isinstance(given, type)
     if callable(given) and not is_class and not iscoroutinefunction(given):
         return FunctionSampler(given)
     is_kind = is_class and issubclass(given, Sampler)
     instead = f"{given.__name__}(), an object" if is_kind else 'a sampler such as MinK(), or "min-k:tau=3"'
-    raise OptionError("sampler", f"must be {instead}, not {shown(given)}")
+    raise OptionError(option, f"must be {instead}, not {shown(given)}")
 
 
 def default_samplers() -> list[Sampler]:

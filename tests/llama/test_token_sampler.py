@@ -198,7 +198,7 @@ def together(
     sample: RowSampler, rows: Row, numbers: Sequence[int], samplers: Sequence[TokenSampler]
 ) -> list[tuple[int, int] | str]:
     """The same, of many, given the row of each; where there is an error, it is that of the row alone."""
-    sample.fill_masks(samplers)
+    sample.fill_masks([each.constrainer.guide for each in samplers if each.constrainer.guide])
     before = rows.copy()
     found: list[tuple[int, int] | str] = []
     for i, (token, k) in enumerate(zip(*sample(rows, numbers, list(samplers)), strict=True)):

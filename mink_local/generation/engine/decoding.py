@@ -21,6 +21,7 @@ from mink_local.generation.format.tool_calls import ToolParser
 from mink_local.generation.request import Edit
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.constraints import Constrainer
+from mink_local.llama.guide import Guide
 from mink_local.llama.token_data import SamplingBuffers
 from mink_local.llama.token_sampler import TokenSampler
 from mink_local.llama.weights import Weights
@@ -47,6 +48,7 @@ class Decoding:
         kept: The file with a beginning of the prompt, how many tokens that has, and the file's size in bytes;
             None if it need not be read.
         stop_tokens: The token ids that end the answer, besides the model's own.
+        sampler: What samples the next token: reasoning and the answer may have a sampler each.
 
     Raises:
         ValueError: The constraints, the prefix or the stop tokens do not fit the model.
@@ -98,10 +100,15 @@ class Decoding:
             (*params.stop, *stop),
             lambda text: len(answer.tokens) > params.min_tokens and constrainer.may_end(answer.text + text),
         )
-        sampler, temperature = params.effective_sampler, params.temperature
-        self._sampler = TokenSampler(
-            sampler, temperature, answer.seed, weights.n_vocab, self._constrainer, buffers
-        )
+        shared = weights.n_vocab, constrainer, buffers
+        self.sampler = TokenSampler(params.effective_sampler, params.temperature, answer.seed, *shared)
+        self._samplers = [self.sampler]  # of the answer and, if it is another one, of reasoning
+        if params.has_phases:
+            of_reasoning, seed = params.while_reasoning, (answer.seed + RANDOM_SEED // 2) % RANDOM_SEED
+            self._samplers.append(
+                TokenSampler(of_reasoning.effective_sampler, of_reasoning.temperature, seed, *shared)
+            )
+        self._note_phase()
         self._budget: ReasoningBudget | None = None
         if params.reasoning_budget is not None and params.limits_reasoning:
             self._budget = ReasoningBudget(
@@ -121,7 +128,8 @@ class Decoding:
             self._bans = tuple(
                 np.array(list(each), np.int32) for each in (weights.end_tokens | self.stop_tokens, ends)
             )
-            self._sampler.banned = self._bans[0]  # so that it is known to have some
+            for each in self._samplers:
+                each.banned = self._bans[0]  # so that it is known to have some
         self._logprob: float | None = None
         self._top_logprobs: TopLogprobs = ()
 
@@ -179,9 +187,9 @@ class Decoding:
         self._show(logits)
         if token is None or k < 0:  # a row that cannot be sampled from raises the error here
             row = edited(logits, self.answer.request.edit)
-            token, k = self.sampler(row, self.answer.n_tokens + 1), self._sampler.k
+            token, k = self.sampler(row, self.answer.n_tokens + 1), self.sampler.k
         elif k > 0:
-            self._sampler.took(token, k)
+            self.sampler.took(token, k)
         if params.logprobs is not None:
             self._logprob, self._top_logprobs = log_probabilities(logits, token, params.logprobs)
         yield self.append(token, k)
@@ -198,7 +206,7 @@ class Decoding:
 
         Yields the text that it adds.
         """
-        self._sampler.took(token, k)
+        self.sampler.took(token, k)
         yield self.append(token, k)
 
     def _append_forced(self) -> Iterator[Piece]:
@@ -209,7 +217,8 @@ class Decoding:
     @cached_property
     def is_compiled(self) -> bool:
         """Whether a `RowSampler` can sample its tokens."""
-        return self.answer.request.edit is None and self._sampler.program is not None
+        is_own = all(each.program is not None for each in self._samplers)
+        return self.answer.request.edit is None and is_own
 
     @cached_property
     def is_told_at_once(self) -> bool:
@@ -217,23 +226,23 @@ class Decoding:
         return not self._forces_nothing or self._needs_row or not self.is_compiled
 
     @property
-    def needs_mask(self) -> bool:
-        """Whether a `RowSampler` needs a mask for its tokens."""
-        return self._constrainer.guide is not None and self.is_compiled
+    def guide(self) -> Guide | None:
+        """The guide of whose masks a `RowSampler` needs the next, if there is one."""
+        return self._constrainer.guide if self.is_compiled else None
+
+    @property
+    def has_phases(self) -> bool:
+        """Whether `sampler` changes between reasoning and the answer."""
+        return len(self._samplers) > 1
 
     @property
     def is_banning(self) -> bool:
         """Whether it bans tokens that would end it."""
         return bool(self._bans)
 
-    @property
-    def sampler(self) -> TokenSampler:
-        """What samples the tokens."""
-        return self._sampler
-
     def update_bans(self) -> None:
         """Ban what must not be the next token."""
-        self._sampler.banned = self._bans[self.answer.n_tokens >= self._params.min_tokens]
+        self.sampler.banned = self._bans[self.answer.n_tokens >= self._params.min_tokens]
 
     @property
     def n_left(self) -> int:
@@ -277,7 +286,15 @@ class Decoding:
             reason = "stop"
         piece = self._piece(text, token, k, reason)
         answer.n_reasoning += self._splitter.in_reasoning
+        self._note_phase()
         return piece
+
+    def _note_phase(self) -> None:
+        """Have the next token sampled as its phase wants, which the text has got to."""
+        reasons, borders = self._splitter.reasons, self.answer.phase_borders
+        if reasons != len(borders) % 2:
+            borders.append(self.answer.n_tokens)
+            self.sampler = self._samplers[-1 if reasons else 0]
 
     def end(self, reason: FinishReason, error: Exception | None = None) -> Piece:
         """End the answer; return the text that was held back."""

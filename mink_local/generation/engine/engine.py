@@ -13,6 +13,7 @@ the request waits for it and lets those behind it pass.
 While answers are being generated, prompts are prefilled in chunks small enough not to delay the next tokens.
 """
 
+import logging
 import time
 import weakref
 from array import array
@@ -50,6 +51,8 @@ from mink_local.llama.token_data import SamplingBuffers
 from mink_local.llama.token_sampler import RowSampler
 from mink_local.llama.weights import Weights
 
+log = logging.getLogger("mink_local")
+
 Step = list[tuple[Answer, Piece]]
 _MOST_WAITED = 8192  # tokens
 
@@ -75,6 +78,7 @@ class Engine:
         self.use(context)
         self._weights = weights
         self._template = template
+        self._has_warned = False
         self._buffers = SamplingBuffers(weights.n_vocab)
         self._waiting: deque[Decoding | Job] = deque()
         self._turn = 0  # of the request that was the last to get a slot
@@ -152,6 +156,11 @@ class Engine:
             request.template_kwargs,
         )
         answer.model = self._weights.path.stem
+        if request.params.has_phases and not (template.can_reason or self._has_warned):
+            self._has_warned = True
+            log.info(
+                "%s does not reason: reasoning_sampler and reasoning_temperature do nothing", answer.model
+            )
         splitter, begun = template.reasoning(request, prompt)
         answer.begun = Piece(begun)
         if begun.strip():
@@ -248,8 +257,8 @@ class Engine:
         n_prompt = self._n_prompt(busy, is_burst) if waiting else 0
         batch = next_batch(self.context, self._table, waiting, n_prompt, starts=not is_burst)
         begun = [(slot.job, slot, part) for slot, part in batch.parts if part.n_outputs and slot.job]
-        guided = [answer.sampler for answer, _, _ in begun if answer.needs_mask]
-        self._rows.fill_masks([*self._table.line_up.guided, *guided])
+        guides = [answer.guide for answer, _, _ in begun if answer.guide is not None]
+        self._rows.fill_masks([*self._table.line_up.guides, *guides])
         if not evaluate(self.context, self._table, self.slots, batch):
             return None
         self._of_prompts = []
@@ -331,6 +340,8 @@ class Engine:
         forced = self._forced()
         line_up = self._table.line_up
         places = batch.logits_of(line_up.rows).tolist()
+        for i in line_up.phased:
+            line_up.samplers[i] = line_up.answers[i].sampler
         for each in line_up.banning:
             each.update_bans()
         n, known = line_up.n_late, dict[Decoding, tuple[int | None, int]]()
@@ -340,7 +351,8 @@ class Engine:
         if known:
             ways = [each not in known for each in line_up.answers]
             sampled = [*compress(line_up.answers, ways)]
-            tokens, ks = self._rows(rows, [*compress(places, ways)], [each.sampler for each in sampled])
+            samplers = [*compress(line_up.samplers, ways)]
+            tokens, ks = self._rows(rows, [*compress(places, ways)], samplers)
         else:
             sampled = line_up.answers
             tokens, ks = self._rows(rows, places, line_up.samplers)
@@ -362,7 +374,7 @@ class Engine:
         try:
             self._rows.wait()
         except BaseException as error:
-            guided = [each for each in self._table.line_up.answers if each.needs_mask]
+            guided = [each for each in self._table.line_up.answers if each.guide is not None]
             self._ended += self._end(guided, error)
 
     def _forced(self) -> dict[Decoding, int]:

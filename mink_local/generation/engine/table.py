@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.generation.engine.decoding import Decoding
+from mink_local.llama.guide import Guide
 from mink_local.llama.token_sampler import TokenSampler
 
 _POISON = -1  # in rows where nothing runs: llama.cpp would refuse such a token
@@ -21,7 +22,8 @@ class LineUp(NamedTuple):
         samplers: What samples their tokens.
         n_late: How many may be told later.
         banning: Those that ban tokens, depending on their length.
-        guided: The samplers that need a mask.
+        guides: Those that compute masks.
+        phased: The places of those whose sampler changes.
         in_order: All rows, in ascending order.
     """
 
@@ -30,7 +32,8 @@ class LineUp(NamedTuple):
     samplers: list[TokenSampler]
     n_late: int
     banning: list[Decoding]
-    guided: list[TokenSampler]
+    guides: list[Guide]
+    phased: list[int]
     in_order: NDArray[np.int64]
 
 
@@ -64,7 +67,8 @@ class Table:
                 [each.sampler for each in answers],
                 sum(not each.is_told_at_once for each in answers),
                 [each for each in answers if each.is_banning],
-                [each.sampler for each in answers if each.needs_mask],
+                [each.guide for each in answers if each.guide is not None],
+                [i for i, each in enumerate(answers) if each.has_phases],
                 np.flatnonzero(self.position != _POISON),
             )
         return self._line_up

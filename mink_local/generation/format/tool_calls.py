@@ -152,6 +152,10 @@ class ToolParser:
         self._text += text
         return filter(self._is_wanted, self._deferred(self._read(is_final, is_cut), is_final))
 
+    def begins_call(self, text: str) -> bool:
+        """Return whether a text begins with the mark of a call."""
+        return bool(text) and text.startswith(tuple(self._marks))
+
     def split_reasoning(self, reasoning: str) -> tuple[str, str]:
         """Return reasoning up to the first mark of a call in it, and from there on."""
         found = next((match for match in self._mark.finditer(reasoning) if match[0] in self._marks), None)

@@ -1,7 +1,7 @@
 """Random requests, answered together in every mode of the engine, are answered as alone."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,9 @@ from mink_local import Constraints, load_model
 from mink_local.chat.comparing import CommonNumbers
 from mink_local.generation.answer import Answer
 from mink_local.generation.engine.engine import Engine
+from mink_local.generation.format.harmony import splitter_of
+from mink_local.generation.format.template import ChatTemplate
+from mink_local.generation.format.text import Marks, ReasoningSplitter
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.samplers import Chain, MinK, TopK, TopP, Xtc, default_samplers
 from tests.generation.conftest import run, submit
@@ -59,11 +62,26 @@ def made(seed: int) -> Request:
     prompt = SHARED[: choice.choice([2, 30, 60])] + [
         choice.randrange(1000) for _ in range(choice.randint(0, 9))
     ]
-    return Request(prompt, SamplingParams(**options), watch=ignore if choice.random() < 0.15 else None)
+    watch = ignore if choice.random() < 0.15 else None
+    if choice.random() < 0.4:
+        options["reasoning_sampler"] = choice.choice(SAMPLERS)
+        options["reasoning_temperature"] = choice.choice([0.0, 0.7, 1.0])
+    return Request(prompt, SamplingParams(**options), watch=watch)
+
+
+def reasoning(
+    self: ChatTemplate, request: Request, prompt: Sequence[int], usual: Any = ChatTemplate.reasoning
+) -> tuple[ReasoningSplitter, str]:
+    """Have those with phases reason from every "a" to the next "e"."""
+    if request.params.has_phases:
+        return splitter_of(Marks("a", "e", is_repeated=True)), ""
+    found: tuple[ReasoningSplitter, str] = usual(self, request, prompt)
+    return found
 
 
 def result(answer: Answer) -> tuple[Any, ...]:
-    return answer.tokens, answer.k, answer.text, answer.finish_reason, answer.stopped_by, str(answer.error)
+    ends = answer.finish_reason, answer.stopped_by, str(answer.error)
+    return answer.tokens, answer.k, answer.text, answer.phase_borders, *ends
 
 
 def together(
@@ -86,11 +104,12 @@ def together(
 
 
 @pytest.mark.parametrize("n_requests", [40, pytest.param(400, marks=pytest.mark.slow)])
-def test_four_modes(tiny: Callable[..., Path], n_requests: int) -> None:
+def test_four_modes(tiny: Callable[..., Path], n_requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In 64 or 5 slots, told late or at once; some requests are cancelled, and some batches given up.
 
     Rounding depends on what is evaluated together, and changes tokens only where nearly all are candidates.
     """
+    monkeypatch.setattr(ChatTemplate, "reasoning", reasoning)
     path = tiny(scale=8.0)
     with load_model(path, n_ctx=256, n_parallel=1, trust=True, n_threads=1) as model:
         alone = []
@@ -116,5 +135,6 @@ def test_four_modes(tiny: Callable[..., Path], n_requests: int) -> None:
             ]
             assert not differ
             assert len(compared) > 0.7 * n_requests
+            assert sum(len(answer.phase_borders) > 1 for answer in alone) > n_requests / 10
             assert len(cancelled) >= n_requests / 40
             assert engine.n_busy == engine.n_waiting == 0
