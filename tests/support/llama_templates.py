@@ -7,11 +7,16 @@ LLAMA_CPP_SOURCE names.
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from mink_local.errors import MinkError
 from mink_local.generation.answer import Splitter
+from mink_local.generation.format.call_derivation import CHECKS, TOOLS, Calls
+from mink_local.generation.format.call_styles import HERMES
+from mink_local.generation.format.derived import common
 from mink_local.generation.format.template import ChatTemplate
 from mink_local.generation.format.tool_calls import ToolParser
 from mink_local.generation.request import Request, SamplingParams
@@ -68,6 +73,112 @@ def read(template: ChatTemplate, text: str, tools: list[Any], **options: Any) ->
     piece = Splitter(splitter, parser).feed(text, is_final=True)
     calls = [(call.name, json.loads(call.arguments)) for call in piece.tool_calls]
     return Read(piece.content.strip(), piece.reasoning.strip(), calls)
+
+
+ASKED, BEGUN, RESULT = {"role": "user", "content": "What is it like?"}, "Sure, th", "MKresult"
+_SYSTEM = {"role": "system", "content": "Be brief."}
+_ANSWER, _MORE = {"role": "assistant", "content": "It is hot."}, {"role": "user", "content": "And then?"}
+_ROME, _HARD = CHECKS[0][0], CHECKS[1][0]
+CALLED: dict[str, tuple[str, Calls]] = {
+    "a call": ("", [_ROME]),
+    "hard arguments": ("", [_HARD]),
+    "two calls": ("", [("get_weather", {"city": "Oslo", "days": 2}), _HARD]),
+    "text before a call": ("I look.", [_ROME]),
+    "no arguments": ("", [("write_file", {})]),
+}
+PROMPTS: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "a question": ([ASKED], {}),
+    "a system message": ([_SYSTEM, ASKED, _ANSWER, _MORE], {}),
+    "an empty system message": ([{**_SYSTEM, "content": ""}, ASKED], {}),
+    "a begun answer": ([ASKED, {**_ANSWER, "content": BEGUN}], {}),
+    "earlier reasoning": ([ASKED, {**_ANSWER, "reasoning_content": "MKreason"}, _MORE], {}),
+    "tools": ([ASKED], {"tools": TOOLS}),
+    "tools and a system message": ([_SYSTEM, ASKED], {"tools": TOOLS}),
+    "reasoning on": ([ASKED], {"enable_thinking": True}),
+    "reasoning off": ([ASKED], {"enable_thinking": False}),
+}
+
+
+def history(content: str, calls: Calls) -> list[Any]:
+    """Return a conversation with calls and their results."""
+    made = [
+        {"id": f"call_{i}", "type": "function", "function": {"name": name, "arguments": json.dumps(values)}}
+        for i, (name, values) in enumerate(calls)
+    ]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": RESULT} for call in made]
+    return [ASKED, {"role": "assistant", "content": content, "tool_calls": made}, *results]
+
+
+def faults(template: ChatTemplate) -> list[str]:
+    """Return what goes wrong with a template, by what was tried."""
+    tried: dict[str, Callable[[], bool]] = {
+        name: partial(_is_rendered, template, messages, options)
+        for name, (messages, options) in PROMPTS.items()
+        if template.has_thinking_switch or "enable_thinking" not in options
+    }
+    tried |= {name: partial(_is_read_back, template, *called) for name, called in CALLED.items()}
+    calling = history(*CALLED["two calls"])
+    tried["calls without tools"] = partial(_is_rendered, template, [*calling, _ANSWER, _MORE], {})
+    found = [] if template.conventions.is_understood else ["calls"]
+    return [*found, *(name for name, is_right in tried.items() if not _is_true(is_right))]
+
+
+def _is_true(is_right: Callable[[], bool]) -> bool:
+    try:
+        return is_right()
+    except MinkError:
+        return False
+
+
+def _is_rendered(template: ChatTemplate, messages: list[Any], options: dict[str, Any]) -> bool:
+    """Return whether all of a conversation is in its prompt, turns in order, as text and as tokens."""
+    prompt, at = template.text(messages, **options), 0
+    if prompt != "".join(map(chr, template.tokens(messages, **options))):
+        return False
+    for message in messages:
+        found = prompt.find(message["content"], at)
+        if found < 0:
+            return False
+        at = at if message["role"] == "system" else found
+    names = [tool["function"]["name"] for tool in options.get("tools", ())]
+    return all(name in prompt for name in names) and prompt.endswith(messages[-1]["content"]) is (
+        messages[-1]["role"] == "assistant"
+    )
+
+
+def _is_read_back(template: ChatTemplate, content: str, calls: Calls) -> bool:
+    """Return whether what an answer with calls looks like in a prompt is read as these."""
+    if template.style and template.style.separator is None and len(calls) > 1:
+        return True  # the template takes one a message
+    prompt = template.text([ASKED], tools=TOOLS)
+    whole = template.text(history(content, calls), tools=TOOLS)
+    at = len(common(whole, prompt))
+    while at < len(prompt) and whole[at - 1] not in ">]\n":  # back to the border of a tag
+        at -= 1
+    written = whole[at : whole.index(RESULT)]
+    written = written.removeprefix(prompt[prompt.rfind("<") :])
+    told = template.text([ASKED, _ANSWER, _MORE], tools=TOOLS).partition(_ANSWER["content"])[2]
+    told = told.partition(_MORE["content"])[0].strip()
+    last = 0
+    for name, _ in calls:
+        last = written.find(name, last)
+    own = (template.style or HERMES).write([("mkname", {"a": "x"})]).partition("mkname")[2]
+    marks = [mark for mark in (told, *re.findall(r"<[^<>]*>", told), *_ENDED) if mark and mark not in own]
+    ends = [at for mark in marks if (at := written.find(mark, last)) >= 0]
+    written = written[: min(ends, default=len(written))]
+    start, end = (mark.strip() for mark in template.marks[:2])
+    if template.conventions.reasoning.is_opened and end not in written:  # a model ends it first
+        written = end + written
+    got = read(template, written, TOOLS)
+    text = got.content.removeprefix(start).removeprefix(end).strip()
+    return got.calls == list(calls) and text == content * (content in written)
+
+
+_ENDED = (
+    *("<|call|>", "<|tool_response>", "<|observation|>", "[e~[", "<tool_response>", "[TOOL_RESULTS]"),
+    *("<|eom_id|>", "<|tools_suffix|>["),
+)
+"""What comes after calls in place of the end of an answer."""
 
 
 class Example(NamedTuple):

@@ -7,6 +7,7 @@ and values shows what opens, separates and closes calls, and how arguments are w
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -30,14 +31,15 @@ _IDS = ("callidab1", "callidab2")
 _STRING = {"type": "string"}
 
 _NUMBER = re.compile(r'(?<=[:"])[0-2](?=["<\s])')  # of a call in the list
-_TAG = re.compile(r"<[^<>]*>|\[[A-Z_]+\]|[\[\](){}]")
+_TAG = re.compile(r"<[^<>]*>|\[[A-Z_]+\]|[\[\](){}]|```")
 
 Calls = Sequence[tuple[str, dict[str, Any]]]
 
 
 def tool(name: str, properties: dict[str, Any]) -> dict[str, Any]:
     """Return a tool."""
-    parameters = {"type": "object", "properties": properties, "required": []}
+    described = {key: {**schema, "description": "d"} for key, schema in properties.items()}  # some want it
+    parameters = {"type": "object", "properties": described, "required": []}
     return {"type": "function", "function": {"name": name, "description": "d", "parameters": parameters}}
 
 
@@ -48,19 +50,23 @@ class Writer:
         render: Renders the template.
         taken: How it takes calls.
         tools: The tools that are called.
+        content: The text before calls.
     """
 
-    def __init__(self, render: Render, taken: Taken, tools: Sequence[dict[str, Any]] = ()) -> None:
+    def __init__(
+        self, render: Render, taken: Taken, tools: Sequence[dict[str, Any]] = (), content: str = TEXT
+    ) -> None:
         properties = dict.fromkeys(_KEYS, _STRING)
         self.tools = [*(tools or (tool(name, properties) for name in _NAMES))]
-        self._render, self._taken = render, taken
+        self._render, self._taken, self._content = render, taken, content
         self._prompt = attempt(render, USER, tools=self.tools)
 
-    def written(self, calls: Calls, content: str = TEXT) -> str:
+    def written(self, calls: Calls, content: str | None = None) -> str:
         """Return what a template writes for an answer with calls, up to the first result.
 
         Raises RefusalError if it refuses it, ValueError if the calls are not in it.
         """
+        content = self._content if content is None else content
         text = self._render([USER, self._message(calls, content), *self._results(calls)], tools=self.tools)
         text = _NUMBER.sub("0", text.replace(_IDS[1], _IDS[0]))
         text = text[: text.index(_RESULT, text.rindex(calls[-1][0]))]
@@ -99,33 +105,32 @@ class Writer:
 
 def understood_style(render: Render, taken: Taken | None, marks: Marks = THINK_MARKS) -> CallStyle | None:
     """Return how a template writes calls, if it shows them and what it writes is read as it was meant."""
-    style = call_style_of(render, taken, marks) if taken and taken.arguments != "no" else None
-    if taken is None or style is None:
+    if taken is None or taken.arguments == "no":
         return None
-    writer = Writer(render, taken, TOOLS)
+    for content in (TEXT, ""):  # some templates show either text or calls
+        with suppress(RefusalError, ValueError, LookupError):
+            writer = Writer(render, taken, content=content)
+            style = _tidied(_style(writer), writer.turn_end(), marks)
+            if _is_understood(Writer(render, taken, TOOLS, content), style):
+                return style
+    return None
+
+
+def _is_understood(writer: Writer, style: CallStyle) -> bool:
     turn_end, has_marks = writer.turn_end(), bool(form_of(style).marks)
     for calls in CHECKS:
         if len(calls) == 1 or style.separator is not None:
             written = writer.written(calls)
             written = written[: written.find(turn_end)] if turn_end in written and not has_marks else written
             if not is_read(style, written, calls):
-                return None
-    return style
+                return False
+    return True
 
 
 def is_read(style: CallStyle, written: str, calls: Calls) -> bool:
     """Return whether a text in a style is read as the calls that it is meant to be."""
     events = ToolParser(TOOLS, form_of(style)).feed(written, is_final=True)
     return [(call.name, json.loads(call.arguments)) for call in events if not isinstance(call, str)] == calls
-
-
-def call_style_of(render: Render, taken: Taken, marks: Marks = THINK_MARKS) -> CallStyle | None:
-    """Return how a template writes calls, or None if that cannot be told."""
-    writer = Writer(render, taken)
-    try:
-        return _tidied(_style(writer), writer.turn_end(), marks)
-    except (RefusalError, ValueError, LookupError):
-        return None
 
 
 def _style(writer: Writer) -> CallStyle:
@@ -182,7 +187,8 @@ def _tidied(style: CallStyle, turn_end: str, marks: Marks) -> CallStyle:
         before, after = (re.sub(rf', "id": "{_IDS[0]}"', "", text) for text in (before, after))
     tags = list(_TAG.finditer(style.closing))[: len(_TAG.findall(opening))]
     closing = style.closing[: tags[-1].end()] if tags else ""
-    turn_end = "" if turn_end in style.opening + before + style.key else turn_end
+    if style.separator is not None and turn_end in style.opening + before + style.key:
+        turn_end = ""
     if any(name in opening + style.separator for name in _NAMES if style.separator):
         raise ValueError("names are written twice")
     ended = (text.partition(turn_end)[0] if turn_end else text for text in (after, closing))
@@ -261,9 +267,15 @@ HARD = {
     "opts": {"a": [1, 2.5, {"b": None}], "b": {}},
     "names": ["x", "y, z"],
 }
-_TYPES = {"text": _STRING, "n": {"type": "integer"}, "flag": {"type": "boolean"}, "opts": {"type": "object"}}
+_TYPES = {
+    "text": _STRING,
+    "n": {"type": "integer"},
+    "flag": {"type": "boolean"},
+    "opts": {"type": "object", "additionalProperties": {}},
+    "names": {"type": "array", "items": {}},
+}
 TOOLS = [
-    tool("write_file", {**_TYPES, "names": {"type": "array"}}),
+    tool("write_file", _TYPES),
     tool("get_weather", {"city": _STRING, "days": {"type": "integer"}}),
 ]
 CHECKS: tuple[Calls, ...] = (

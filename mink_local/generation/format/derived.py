@@ -22,7 +22,11 @@ TOOL = {
     "function": {
         "name": NAME,
         "description": "d",
-        "parameters": {"type": "object", "properties": {KEY: {"type": "string"}}, "required": []},
+        "parameters": {
+            "type": "object",
+            "properties": {KEY: {"type": "string", "description": "d"}},
+            "required": [],
+        },
     },
 }
 _LONG_ID, _SHORT_ID = "call_0123456789abcdef01234567", "abcdef012"
@@ -142,7 +146,7 @@ class Reasoning:
 
 
 # By what their templates have in them; what defies derivation.
-_BY_HAND = {
+BY_HAND = {
     "<|channel|>analysis": HARMONY,
     "<|channel>thought": Marks(
         "<|channel>thought\n", "<channel|>", ("<channel|>", "<|channel>"), is_repeated=True
@@ -209,7 +213,7 @@ def is_mark(text: str) -> bool:
 
 def reasoning_of(render: Render, source: str) -> Reasoning:
     """Return how a template takes reasoning, from what it writes and, where that does not tell, by hand."""
-    by_hand = next((marks for sign, marks in _BY_HAND.items() if sign in source), None)
+    by_hand = next((marks for sign, marks in BY_HAND.items() if sign in source), None)
     shown = (_shown_reasoning(render, field) for field in _FIELDS)
     field, derived = next(filter(None, shown), ("reasoning_content", None))
     return Reasoning(

@@ -26,7 +26,7 @@ from mink_local.sandbox import GIB, Child, SandboxError, in_a_line, serve
 
 SECONDS = 5  # an honest template takes less than a millisecond
 _MOST_CHARACTERS = 1 << 26
-_NOTHING: tuple[Any, ...] = (None, [])  # for no tools: some templates refuse None
+_NOTHING: tuple[Any, ...] = (None, [], "[]")  # for no tools: some templates refuse None, or want text
 codecs.lookup("unicode_escape")  # Jinja's lexer imports it while Numba is imported: see `load_model`
 
 
@@ -110,8 +110,14 @@ def _answer(
         return {"error": f"is broken: {in_a_line(str(error))}"}
     given = {"messages": messages, "bos_token": bos_token, "eos_token": eos_token, **options}
     text, refusal = "", ""
+    listed = json.dumps(options["tools"], indent=4, ensure_ascii=False) if options.get("tools") else ""
     for nothing in _NOTHING:
-        names = {"functions": nothing, "function_call": None, "tools": nothing, "tool_choice": None}
+        names = {
+            "functions": listed or nothing,
+            "datetime": today.strftime("%b %d %Y"),
+            "function_call": None,
+        }
+        names |= {"tools": nothing, "tool_choice": None}
         # Copied, since templates change what they are given: Kimi K2's appends to its lists.
         names |= deepcopy(given)
         try:

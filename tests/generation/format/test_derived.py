@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mink_local import Constraints, load_model
-from mink_local.generation.format.derived import _BY_HAND, Reasoning, is_mark, reasoning_of
+from mink_local.generation.format.derived import BY_HAND, Reasoning, is_mark, reasoning_of
 from mink_local.generation.format.harmony import HARMONY, splitter_of
 from mink_local.generation.format.rendering import Renderer
 from mink_local.generation.format.text import THINK_MARKS, Marks
@@ -129,7 +129,7 @@ PIECES = {
         ],
     ),
     "Gemma 4": (
-        _BY_HAND["<|channel>thought"],
+        BY_HAND["<|channel>thought"],
         [
             ("<|channel>thought\nHm.\n<channel|>So.", "Hm.", "So."),
             ("<|channel>thought\n<channel|>So.<|channel>thought\n<channel|><channel|>", "", "So."),
@@ -157,7 +157,7 @@ def split(marks: Marks, pieces: list[str]) -> tuple[str, str]:
     return "".join(pair[0] for pair in found), "".join(pair[1] for pair in found)
 
 
-ALL = [HARMONY, *_BY_HAND.values(), THINK_MARKS, Marks("<seed:think>", "</seed:think>\n")]
+ALL = [HARMONY, *BY_HAND.values(), THINK_MARKS, Marks("<seed:think>", "</seed:think>\n")]
 
 
 @examples(300)

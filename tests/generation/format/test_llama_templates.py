@@ -7,7 +7,7 @@ import pytest
 
 from mink_local.generation.format.call_derivation import TOOLS
 from mink_local.generation.format.rendering import RefusalError
-from tests.support.llama_templates import NAMES, examples, read, template_of
+from tests.support.llama_templates import NAMES, examples, faults, read, template_of
 
 pytestmark = pytest.mark.skipif(not NAMES, reason="LLAMA_CPP_SOURCE names no folder of llama.cpp's source")
 
@@ -34,6 +34,23 @@ WANTED = (
     *("deepseek-ai-DeepSeek-V4", "deepseek-ai-DeepSeek-V4-Flash-0731"),
 )
 """What people run this year."""
+
+
+OTHERS = {
+    "LFM2.5-8B-A1B": "it does not escape the quotes of texts",
+    "MiniMax-M3": "elements are named by the keys of arguments",
+    "google-gemma-2-2b-it": "it refuses system messages, and shows no tools",
+    "llama-cpp-deepseek-r1": "it drops calls beside text",
+    "meetkai-functionary-medium-v3.2": "the prompt opens the first call",
+    "muse-glimmer": "a call's name is written twice, and each call is a message",
+    "openai-gpt-oss-120b": "it shows text before a call as reasoning",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_conversations_and_calls_are_fully_right(name: str) -> None:
+    """Or they are named here, with the reason."""
+    assert bool(faults(template_of(name))) is (name in OTHERS)
 
 
 @pytest.mark.parametrize("name", NAMES)
