@@ -2,6 +2,7 @@
 
 import asyncio
 import enum
+import socket
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -48,7 +49,8 @@ class Connection(H11Protocol):
     """A client's connection, which may stay in any state but REQUEST for a limited time.
 
     An endpoint limits the time for a body and sees that its client has left. While too many connections have
-    no request in progress, one is closed: the oldest of the address that has most of them.
+    no request in progress, one is closed: the oldest of the address that has most of them, unless its next
+    request has just come.
     """
 
     state = State.GONE
@@ -120,7 +122,14 @@ class Connection(H11Protocol):
         ]
         if len(resting) > min(MAX_IDLE, file_limit() // 5):
             counts = Counter(one._address for one in resting)
-            max(resting, key=lambda one: (counts[one._address], -one._since))._abort()
+            resting.sort(key=lambda one: (-counts[one._address], one._since))
+            next((one for one in resting if not one._has_sent()), resting[0])._abort()
+
+    def _has_sent(self) -> bool:
+        """Whether the client has sent something that nobody has looked at yet, perhaps a health check."""
+        with suppress(OSError), self.transport.get_extra_info("socket").dup() as twin:
+            return bool(twin.recv(1, socket.MSG_PEEK))
+        return False
 
     @property
     def _address(self) -> str:

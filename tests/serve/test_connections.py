@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,15 +44,30 @@ async def refuse(http: Request) -> Response:
     raise ApiError({"/busy": 429, "/stopping": 503}[http.url.path], "come later")
 
 
+async def pause(_: Request) -> Response:
+    """Keep the server from looking at any connection."""
+    paused.set()
+    time.sleep(0.5)
+    return Response()
+
+
 async def large(_: Request) -> Response:
     return Response(bytes(LARGE))
+
+
+paused = threading.Event()
 
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
     """The port of a server with a key."""
     posts = [Route(path, refuse, methods=["POST"]) for path in ("/busy", "/stopping")]
-    routes = [Route("/health", length), Route("/large", large), Route("/length", length, methods=["POST"])]
+    routes = [
+        Route("/health", length),
+        Route("/large", large),
+        Route("/pause", pause),
+        Route("/length", length, methods=["POST"]),
+    ]
     app = Starlette(routes=[*routes, *posts], exception_handlers=EXCEPTION_HANDLERS)
     with serving(Guard(app, hosts=allowed_hosts(""), keys=Keys(["k"]))) as port:
         yield port
@@ -141,6 +157,23 @@ def test_who_does_not_read_the_end_of_a_response_is_cut_off(
         assert received < LARGE
 
 
+def test_a_request_that_has_just_come_keeps_its_connection(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A health check that came before a flood of the same address, while the server was busy."""
+    monkeypatch.setattr(connections, "MAX_IDLE", 3)
+    with contextlib.ExitStack() as stack:
+        busy = stack.enter_context(connect(port))
+        paused.clear()
+        busy.sendall(request("GET", "/pause", x_api_key="k"))
+        assert paused.wait(10)
+        probe = stack.enter_context(connect(port))
+        probe.sendall(request("GET", "/health"))
+        silent = [stack.enter_context(connect(port)) for _ in range(12)]
+        assert receive(probe).status == 200
+        assert all(map(is_closed, silent[:9]))
+
+
 def test_a_head_that_is_not_http_gets_an_error_with_an_id(port: int) -> None:
     response = send(port, b"hello\r\n\r\n")
     assert (response.status, response.headers["connection"]) == (400, "close")
@@ -177,17 +210,6 @@ def kinds() -> dict[str, tuple[bytes, bytes]]:
     }
 
 
-def is_healthy(server: RunningServer) -> bool:
-    """Return whether a probe is answered, which asks again if its connection makes room for a stranger's.
-
-    They have one address here, and among its connections the probe's may be the oldest for a moment.
-    """
-    for _ in range(5):
-        with contextlib.suppress(httpx.ReadError, httpx.RemoteProtocolError):
-            return httpx.get(f"{server.url}/health", timeout=30).status_code == 200
-    return False
-
-
 @pytest.mark.linux
 @pytest.mark.parametrize("kind", kinds())
 def test_two_thousand_strangers_do_not_stop_health_checks(strict: RunningServer, kind: str) -> None:
@@ -201,11 +223,11 @@ def test_two_thousand_strangers_do_not_stop_health_checks(strict: RunningServer,
             with contextlib.suppress(ConnectionError):
                 clients[-1].sendall(first)
             if i % 500 == 499:
-                assert is_healthy(strict)
+                assert httpx.get(f"{strict.url}/health", timeout=30).status_code == 200
         for client in clients:
             with contextlib.suppress(ConnectionError):
                 client.sendall(then)
-        assert is_healthy(strict)
+        assert httpx.get(f"{strict.url}/health", timeout=30).status_code == 200
         assert len(os.listdir(f"/proc/{strict.process.pid}/fd")) < FILES
     assert sum(map(len, [*strict.said][n_before:])) < 1_000_000
 
