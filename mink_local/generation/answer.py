@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mink_local.checks import no_attribute
 from mink_local.errors import GenerationError, NoTokenLeftError
 from mink_local.generation.format.text import ReasoningSplitter, StopStrings
-from mink_local.generation.format.tool_calls import Event, ToolCallDelta, ToolParser, merged
+from mink_local.generation.format.tool_calls import Part, ToolCallDelta, ToolParser, merged
 from mink_local.generation.request import Request
 from mink_local.llama.json_types import object_of
 
@@ -36,7 +36,7 @@ class Piece(str):
         reasoning: What the text adds to the answer's reasoning, without tags.
         content: What it adds to the answer's content.
         tool_calls: What it adds to the answer's tool calls.
-        events: Content and tool calls, in the order in which the model wrote them; reasoning comes before.
+        parts: Content and tool calls, in the order in which the model wrote them; reasoning comes before.
         token: Id of the sampled token, or None.
         k: Number of candidates in the step; 0 if the token was forced or there is none.
         is_end_token: Whether the token ends the answer and is not part of it.
@@ -48,7 +48,7 @@ class Piece(str):
     reasoning: str = ""
     content: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
-    events: tuple[Event, ...] = ()
+    parts: tuple[Part, ...] = ()
     token: int | None = None
     k: int = 0
     is_end_token: bool = False
@@ -274,7 +274,7 @@ class Answer:
 def _plain(text: str) -> Piece:
     """Return a piece of content, in which nothing has to be looked for."""
     piece = Piece(text)
-    piece.content, piece.events = text, (text,) * bool(text)
+    piece.content, piece.parts = text, (text,) * bool(text)
     return piece
 
 
@@ -357,7 +357,7 @@ class Splitter:
             return _plain(text)
         self.waiting += text
         reasoning, content = self._reasoning.feed(text, is_final=is_final)
-        found: Iterable[Event] = [content]
+        found: Iterable[Part] = [content]
         if self._parser is not None:
             reasoning, self._considered = self._parser.split_reasoning(self._considered + reasoning)
             found = self._parser.feed(content, is_final=is_final, is_cut=is_cut)
@@ -373,18 +373,18 @@ class Splitter:
                 shown = f"{self._reasoning.marks.start}{shown.lstrip()}"
                 self._reasoning.follows_tag = False
             reasoning = ""
-        events = [shown, *self._until_stopped(found)]
+        parts = [shown, *self._until_stopped(found)]
         if is_final and self.stopped_by is None:
-            events.append(self._stops.flush())
-        return self._piece(reasoning, events)
+            parts.append(self._stops.flush())
+        return self._piece(reasoning, parts)
 
-    def _until_stopped(self, found: Iterable[Event]) -> Iterator[Event]:
-        for event in found:
-            if isinstance(event, str):
-                yield self._stops.feed(event, self._may_end_before)
+    def _until_stopped(self, found: Iterable[Part]) -> Iterator[Part]:
+        for part in found:
+            if isinstance(part, str):
+                yield self._stops.feed(part, self._may_end_before)
             else:
                 yield self._stops.flush()
-                yield event
+                yield part
             if self.stopped_by is not None:
                 return
 
@@ -392,13 +392,13 @@ class Splitter:
         n_held = n_characters + (self._parser.n_held if self._parser else 0)
         return self._may_end(self.waiting[: max(0, len(self.waiting) - n_held)])
 
-    def _piece(self, reasoning: str, found: Iterable[Event]) -> Piece:
+    def _piece(self, reasoning: str, found: Iterable[Part]) -> Piece:
         n_held = self._reasoning.n_held + len(self._stops.held) + len(self._considered)
         n_held += self._parser.n_held if self._parser else 0
         n_certain = max(0, len(self.waiting) - n_held)
         piece, self.waiting = Piece(self.waiting[:n_certain]), self.waiting[n_certain:]
         piece.reasoning = reasoning
-        piece.events = tuple(merged(filter(None, found)))
-        piece.content = "".join(event for event in piece.events if isinstance(event, str))
-        piece.tool_calls = tuple(event for event in piece.events if not isinstance(event, str))
+        piece.parts = tuple(merged(filter(None, found)))
+        piece.content = "".join(part for part in piece.parts if isinstance(part, str))
+        piece.tool_calls = tuple(part for part in piece.parts if not isinstance(part, str))
         return piece

@@ -97,12 +97,12 @@ class PromptAnswer:
         """Yield the events of a piece."""
         if piece.reasoning:
             yield StreamEvent("reasoning", piece.reasoning)
-        for event in piece.events:
-            if isinstance(event, str):
-                yield StreamEvent("text", event)
+        for part in piece.parts:
+            if isinstance(part, str):
+                yield StreamEvent("text", part)
                 continue
-            yield StreamEvent("tool_call_name", event.name, tool_call_id=event.id)
-            yield StreamEvent("tool_call_args", event.arguments, tool_call_id=event.id)
+            yield StreamEvent("tool_call_name", part.name, tool_call_id=part.id)
+            yield StreamEvent("tool_call_args", part.arguments, tool_call_id=part.id)
 
     def finish(self, response: llm.Response | AsyncResponse) -> None:
         """Give a response its usage, its tool calls, and what is logged as its JSON.

@@ -1,6 +1,8 @@
-"""A request for answers and its response, whatever the protocol: whole, or as server-sent events.
+"""A request for answers and its response, whatever the protocol: whole, or as a stream of messages.
 
-A protocol has a `ResponseBuilder`, which is told the events of the answers.
+`respond` has answers begun. From then on an `_Exchange` has them: it passes their events to the protocol's
+`ResponseBuilder`, and closes them whatever happens: a stream's when its response is over, even if that never
+began because the client had left.
 """
 
 import asyncio
@@ -29,66 +31,11 @@ from mink_local.serve.request.parsing import Parsed
 from mink_local.serve.request.sampling import engine_requests, sampling_params
 from mink_local.serve.service import EventStream, Service
 
+PartKind = Literal["reasoning", "text", "call"]
+
 KEEP_ALIVE_SECONDS = 10.0  # until a stream that has nothing to send sends something all the same
 # Buffering proxies such as nginx would hold the tokens back.
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-
-
-class ResponseBuilder(ABC):
-    """Builds an endpoint's response to a request: whole, or as the events of a stream.
-
-    Args:
-        model: The model.
-        request: The request as its client sent it.
-        head: What is known so far.
-        answers: The answers, which grow meanwhile.
-    """
-
-    def __init__(self, model: Model, request: Any, head: ResponseHead, answers: Sequence[Answer]) -> None:
-        self.model = model
-        self.request = request
-        self.head = head
-        self.answers = answers
-        self._events: list[bytes] = []  # of a stream, to be sent
-
-    @property
-    def is_long(self) -> bool:
-        """Whether what comes next describes many tokens, which takes too long for the event loop."""
-        return False
-
-    def start(self) -> None:  # noqa: B027  # most have nothing to send
-        """Send what comes before the first token."""
-
-    def keep_alive(self) -> None:
-        """Send something, as a stream has had nothing to send for a while."""
-        self._events.append(b": keepalive\n\n")
-
-    @abstractmethod
-    def add(self, answer: Answer, piece: Piece) -> None:
-        """Take what one step adds to an answer, and send it if there is something to show."""
-
-    @abstractmethod
-    def end(self, usage: TokenUsage, timings: Timings) -> None:
-        """Send the last events of a stream."""
-
-    def fail(self, error: ApiError) -> None:
-        """Send the last event of a stream that fails."""
-        self.send(error.body())
-
-    @abstractmethod
-    def whole(self, usage: TokenUsage, timings: Timings) -> Any:
-        """Return the body of a response that is not streamed; called in a thread."""
-
-    def send(self, value: Any, name: str = "") -> None:
-        """Add a value, perhaps with a name, to the events that a stream sends next."""
-        if self.request.stream:
-            named = f"event: {name}\n".encode() if name else b""
-            self._events.append(named + b"data: " + msgspec.json.encode(value) + b"\n\n")
-
-    def take(self) -> bytes:
-        """Return the events since the last call."""
-        sent, self._events = b"".join(self._events), []
-        return sent
 
 
 @dataclass
@@ -96,13 +43,15 @@ class Part:
     """A part of an answer: reasoning, text, or a call of a tool.
 
     Attributes:
+        answer: The answer.
         index: Its number.
         texts: The pieces of its text so far; of a call, its arguments.
         call: The call's id and name.
         is_open: Whether it may still grow.
     """
 
-    kind: Literal["reasoning", "text", "call"]
+    answer: Answer
+    kind: PartKind
     index: int
     texts: list[str] = field(default_factory=list)
     call: ToolCallDelta | None = None
@@ -114,65 +63,128 @@ class Part:
         return "".join(self.texts)
 
 
-class PartsBuilder(ResponseBuilder):
-    """Builds a response of one answer's parts, whose stream is made of events with names.
+class ResponseBuilder(ABC):
+    """Builds an endpoint's response to a request: whole, or as the messages of a stream.
+
+    Every response is built of its answers' parts: a stream opens, fills and closes them one after another,
+    or sends what each step adds to them.
+
+    Args:
+        model: The model.
+        request: The request as its client sent it.
+        head: What is known so far.
+        answers: The answers, which grow meanwhile.
+
+    Attributes:
+        parts: Of each answer, in the order in which the model wrote them; only the last one grows.
+    """
+
+    def __init__(self, model: Model, request: Any, head: ResponseHead, answers: Sequence[Answer]) -> None:
+        self.model = model
+        self.request = request
+        self.head = head
+        self.answers = answers
+        self.parts: dict[Answer, list[Part]] = {answer: [] for answer in answers}
+        self._unsent: list[bytes] = []  # messages of a stream
+
+    @property
+    def is_long(self) -> bool:
+        """Whether what comes next describes many tokens, which takes too long for the event loop."""
+        return False
+
+    def add(self, answer: Answer, piece: Piece) -> None:
+        """Take what one step adds to an answer, and send it if there is something to show."""
+        if piece.reasoning:
+            self._grow(answer, "reasoning", piece.reasoning)
+        for found in piece.parts:
+            if isinstance(found, str):
+                self._grow(answer, "text", found)
+            else:
+                self._grow(answer, "call", found.arguments, found)
+        self.stepped(answer, piece)
+
+    def _grow(self, answer: Answer, kind: PartKind, text: str, call: ToolCallDelta | None = None) -> None:
+        """Add a text to an answer's open part, or open one."""
+        parts = self.parts[answer]
+        if call or not parts or parts[-1].kind != kind:
+            self.close(answer)
+            parts.append(Part(answer, kind, len(parts), call=call))
+            if self.request.stream:
+                self.opened(parts[-1])
+        parts[-1].texts.append(text)
+        if self.request.stream:
+            self.grown(parts[-1], text)
+
+    def close(self, answer: Answer) -> None:
+        """Close an answer's open part, if there is one."""
+        for part in self.parts[answer][-1:]:
+            if part.is_open:
+                part.is_open = False
+                if self.request.stream:
+                    self.closed(part)
+
+    def start(self) -> None:  # noqa: B027  # most have nothing to send
+        """Send what comes before the first token."""
+
+    def keep_alive(self) -> None:
+        """Send something, as a stream has had nothing to send for a while."""
+        self._unsent.append(b": keepalive\n\n")
+
+    def opened(self, part: Part) -> None:  # noqa: B027
+        """Send what begins a part."""
+
+    def grown(self, part: Part, text: str) -> None:  # noqa: B027
+        """Send what a part has grown by, or keep it until the step's end."""
+
+    def closed(self, part: Part) -> None:  # noqa: B027
+        """Send what ends a part."""
+
+    @abstractmethod
+    def stepped(self, answer: Answer, piece: Piece) -> None:
+        """Take the numbers of a step, after its texts."""
+
+    @abstractmethod
+    def end(self, usage: TokenUsage, timings: Timings) -> None:
+        """Send the last messages of a stream."""
+
+    def fail(self, error: ApiError) -> None:
+        """Send the last message of a stream that fails."""
+        self.send(error.body())
+
+    @abstractmethod
+    def whole(self, usage: TokenUsage, timings: Timings) -> Any:
+        """Return the body of a response that is not streamed; called in a thread."""
+
+    def send(self, value: Any, name: str = "") -> None:
+        """Add a value, perhaps with a name, to the messages that a stream sends next."""
+        if self.request.stream:
+            named = f"event: {name}\n".encode() if name else b""
+            self._unsent.append(named + b"data: " + msgspec.json.encode(value) + b"\n\n")
+
+    def take(self) -> bytes:
+        """Return the messages since the last call."""
+        sent, self._unsent = b"".join(self._unsent), []
+        return sent
+
+
+class NamedMessagesBuilder(ResponseBuilder):
+    """Builds a response of one answer, whose stream's messages have names.
 
     Attributes:
         answer: The answer.
-        parts: Its parts, in the order in which the model wrote them; only the last one grows.
         finish_reason: Why it has ended, once all of it was added.
     """
 
     def __init__(self, *known: Any) -> None:
         super().__init__(*known)
         [self.answer] = self.answers
-        self.parts: list[Part] = []
         self.finish_reason: FinishReason | None = None
 
-    def add(self, answer: Answer, piece: Piece) -> None:  # noqa: ARG002
-        if piece.reasoning:
-            self._grow("reasoning", piece.reasoning)
-        for event in piece.events:
-            if isinstance(event, str):
-                self._grow("text", event)
-            else:
-                self._grow("call", event.arguments, event)
+    def stepped(self, answer: Answer, piece: Piece) -> None:  # noqa: ARG002
         self.finish_reason = piece.finish_reason
 
-    def _grow(
-        self, kind: Literal["reasoning", "text", "call"], text: str, call: ToolCallDelta | None = None
-    ) -> None:
-        """Add a text to the open part, or open one."""
-        if call or not self.parts or self.parts[-1].kind != kind:
-            self.close()
-            self.parts.append(Part(kind, len(self.parts), call=call))
-            if self.request.stream:
-                self.opened(self.parts[-1])
-        self.parts[-1].texts.append(text)
-        if text and self.request.stream:
-            self.grown(self.parts[-1], text)
-
-    def close(self) -> None:
-        """Close the open part, if there is one."""
-        if self.parts and self.parts[-1].is_open:
-            self.parts[-1].is_open = False
-            if self.request.stream:
-                self.closed(self.parts[-1])
-
-    @abstractmethod
-    def opened(self, part: Part) -> None:
-        """Send what begins a part."""
-
-    @abstractmethod
-    def grown(self, part: Part, text: str) -> None:
-        """Send what a part has grown by."""
-
-    @abstractmethod
-    def closed(self, part: Part) -> None:
-        """Send what ends a part."""
-
-    def send_event(self, kind: str, **fields: Any) -> None:
-        """Send an event of a kind, which is its name too."""
+    def send_named(self, kind: str, **fields: Any) -> None:
+        """Send a message of a kind, which is its name too."""
         self.send({"type": kind, **fields}, kind)
 
 
@@ -299,9 +311,7 @@ async def respond(
     builder = make_builder(service.model, given, head, events.answers)
     exchange = _Exchange(service, events, builder, clock, request.n or 1)
     if given.stream:
-        stream = _EventStreamResponse(
-            exchange.stream(), headers=_STREAM_HEADERS, media_type="text/event-stream"
-        )
+        stream = _MessageStream(exchange.stream(), headers=_STREAM_HEADERS, media_type="text/event-stream")
         stream.close = exchange.close
         return stream
     content = await exchange.whole()
@@ -336,7 +346,7 @@ class _Exchange:
             self.close()
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """Yield the server-sent events of a stream, one for each token that shows; an error is the last one.
+        """Yield the messages of a stream, one for each token that shows; an error is the last one.
 
         Until then, something is sent every few seconds to keep the connection alive.
         """
@@ -414,8 +424,8 @@ def _usage(answers: Sequence[Answer], n: int) -> TokenUsage:
     )
 
 
-class _EventStreamResponse(StreamingResponse):
-    """A stream of server-sent events; `close` is called at its end, even if it never starts."""
+class _MessageStream(StreamingResponse):
+    """A stream of messages; `close` is called at its end, even if it never starts."""
 
     close: Callable[[], None]
 

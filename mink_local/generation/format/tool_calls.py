@@ -42,13 +42,13 @@ class ToolCallDelta:
     name: str
 
 
-Event = str | ToolCallDelta
+Part = str | ToolCallDelta
 """A piece of the answer's text, or a call."""
 
 
-def merged(events: Iterable[Event]) -> Iterator[Event]:
+def merged(parts: Iterable[Part]) -> Iterator[Part]:
     """Join consecutive texts."""
-    for is_text, group in groupby(events, lambda event: isinstance(event, str)):
+    for is_text, group in groupby(parts, lambda part: isinstance(part, str)):
         if is_text:
             yield "".join(map(str, group))
         else:
@@ -117,7 +117,7 @@ class ToolParser:
         # A line break belongs in no string of JSON: before a mark it shows that one has no end.
         ends = map(re.escape, sorted(each for each in self._ends if each.startswith(("</", "<|", "[/"))))
         self._stop = re.compile(rf"\n\s*(?:{'|'.join(ends)})")
-        self._bare: tuple[Event, ...] = ()  # calls without marks
+        self._bare: tuple[Part, ...] = ()  # calls without marks
         self._bare_at: int | None = None  # where these begin
         self._bare_space = ""  # before them
         self._text, self._at = "", 0  # what is held back, from a place on
@@ -141,7 +141,7 @@ class ToolParser:
             return len(self._bare_space) + len(self._text) - self._bare_at
         return len(self._space) + len(self._text) - self._at
 
-    def feed(self, text: str, *, is_final: bool = False, is_cut: bool = False) -> Iterator[Event]:
+    def feed(self, text: str, *, is_final: bool = False, is_cut: bool = False) -> Iterator[Part]:
         """Yield what is now certain; what may be a call is held back.
 
         Args:
@@ -162,26 +162,26 @@ class ToolParser:
         at = found.start() if found else len(reasoning) - started_length(reasoning, self._marks)
         return reasoning[:at], reasoning[at:]
 
-    def calls_at_end(self, reasoning: str) -> tuple[str, list[Event]]:
+    def calls_at_end(self, reasoning: str) -> tuple[str, list[Part]]:
         """Return reasoning without the calls at its end, after which the model did not go on, and these."""
         starts = [match.start() for match in self._mark.finditer(reasoning) if match[0] in self._marks]
         for start in starts[-_MOST_WRAPPERS:]:
-            events = [*copy(self).feed(reasoning[start:], is_final=True)]
-            if events and all(isinstance(event, ToolCallDelta) for event in events):
-                return reasoning[:start].rstrip(), events
+            parts = [*copy(self).feed(reasoning[start:], is_final=True)]
+            if parts and all(isinstance(part, ToolCallDelta) for part in parts):
+                return reasoning[:start].rstrip(), parts
         return reasoning, []
 
-    def _is_wanted(self, event: Event) -> bool:
-        return self._is_parallel or isinstance(event, str) or event.index == 0
+    def _is_wanted(self, part: Part) -> bool:
+        return self._is_parallel or isinstance(part, str) or part.index == 0
 
-    def _deferred(self, events: Iterable[Event], is_final: bool) -> Iterator[Event]:
-        """Yield events, calls without marks at the end of all: they are text if other text follows."""
-        for event in events:
+    def _deferred(self, parts: Iterable[Part], is_final: bool) -> Iterator[Part]:
+        """Yield parts, calls without marks at the end of all: they are text if other text follows."""
+        for part in parts:
             if self._bare_at is None:
-                yield event
-            elif not isinstance(event, str):
-                self._bare = (*self._bare, event)
-            elif event.strip():
+                yield part
+            elif not isinstance(part, str):
+                self._bare = (*self._bare, part)
+            elif part.strip():
                 yield self._bare_space + self._text[self._bare_at : self._at]
                 self._n_calls -= len(self._bare)
                 self._bare_at, self._bare = None, ()
@@ -189,7 +189,7 @@ class ToolParser:
             yield from self._bare
             self._bare_at, self._bare = None, ()
 
-    def _read(self, is_final: bool, is_cut: bool) -> Iterator[Event]:
+    def _read(self, is_final: bool, is_cut: bool) -> Iterator[Part]:
         while self._begun or self._skip(is_final):
             found = self._begun or self._look()
             if isinstance(found, _Begun):
@@ -270,7 +270,7 @@ class ToolParser:
             return _Begun(PYTHON, match.end(), closings, match["name"])
         return any(start.startswith(begun) for start in (*objects, *calls))
 
-    def _go_on(self, begun: _Begun, is_final: bool, is_cut: bool) -> Iterator[Event]:
+    def _go_on(self, begun: _Begun, is_final: bool, is_cut: bool) -> Iterator[Part]:
         """Read a call on, to its end if it is there."""
         is_over = begun.format.end(self._text, begun.end)
         if not (is_over or begun.end.is_broken or is_final):

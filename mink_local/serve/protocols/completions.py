@@ -10,11 +10,10 @@ from starlette.responses import Response
 
 from mink_local.generation.answer import Answer, Piece, TopLogprobs
 from mink_local.generation.format.text import text_decoder
-from mink_local.generation.format.tool_calls import ToolCallDelta
 from mink_local.generation.model import Model
 from mink_local.serve.bodies import ApiError, Output, Timings, TokenUsage
 from mink_local.serve.clients import Client
-from mink_local.serve.exchange import ResponseBuilder, respond
+from mink_local.serve.exchange import Part, ResponseBuilder, respond
 from mink_local.serve.request.chat import ChatRequest, CompletionRequest
 from mink_local.serve.request.parsing import Parsed
 from mink_local.serve.service import Service
@@ -222,7 +221,8 @@ class _Unsent:
     """What a choice has to send next.
 
     Attributes:
-        pieces: Of the answer, since the last chunk.
+        grown: What its parts have grown by since the last chunk.
+        pieces: The steps since then.
         is_first: Whether there was no chunk yet.
         n_characters: Length of the text whose tokens were described.
         n_shown: Length of the text that was shown.
@@ -230,6 +230,7 @@ class _Unsent:
     """
 
     def __init__(self) -> None:
+        self.grown: list[tuple[Part, str]] = []
         self.pieces: list[Piece] = []
         self.is_first = True
         self.n_characters = self.n_shown = 0
@@ -257,11 +258,13 @@ class ChoicesBuilder(ResponseBuilder):
             "system_fingerprint": self.head.fingerprint,
         }
 
-    def add(self, answer: Answer, piece: Piece) -> None:
-        pieces = self.unsent[answer].pieces
-        pieces.append(piece)
-        # Text that may begin a tool call is held back.
-        if self.request.stream and any(p.reasoning or p.events or p.finish_reason for p in pieces):
+    def grown(self, part: Part, text: str) -> None:
+        self.unsent[part.answer].grown.append((part, text))
+
+    def stepped(self, answer: Answer, piece: Piece) -> None:
+        unsent = self.unsent[answer]
+        unsent.pieces.append(piece)
+        if self.request.stream and (unsent.grown or piece.finish_reason):
             self.send(self.chunk_type(**self._common, choices=[self._choice(answer)]))
 
     def end(self, usage: TokenUsage, timings: Timings) -> None:
@@ -284,7 +287,7 @@ class ChoicesBuilder(ResponseBuilder):
             k=[piece.k for piece in sampled],
             tokens=[piece.token for piece in sampled] if self.request.return_tokens else UNSET,
         )
-        unsent.pieces, unsent.is_first = [], False
+        unsent.grown, unsent.pieces, unsent.is_first = [], [], False
         return choice
 
     def placed(
@@ -319,9 +322,11 @@ class ChatBuilder(ChoicesBuilder):
             entries = [self._entry(*score) for score, _ in self.placed(answer, unsent, text, scores)]
             common["logprobs"] = ChatLogprobs(content=entries)
         if not self.request.stream:
-            return ChatChoice(message=whole_message(answer), **common)
-        delta = message_delta(unsent.pieces)
-        delta.role = "assistant" if unsent.is_first else UNSET
+            message = AssistantMessage(content=None if answer.tool_calls else "")
+            fill(message, [(part, part.text) for part in self.parts[answer]])
+            return ChatChoice(message=message, **common)
+        delta = MessageDelta(role="assistant" if unsent.is_first else UNSET)
+        fill(delta, unsent.grown)
         return ChatChunkChoice(delta=delta, **common)
 
     def _entry(self, token: int, logprob: float | None, top: TopLogprobs) -> TokenLogprob:
@@ -368,7 +373,7 @@ class CompletionBuilder(ChoicesBuilder):
 class LlamaBuilder(ResponseBuilder):
     """An answer as llama-server's own endpoint gives it."""
 
-    def add(self, answer: Answer, piece: Piece) -> None:  # noqa: ARG002
+    def stepped(self, answer: Answer, piece: Piece) -> None:  # noqa: ARG002
         if piece:
             self.send(LlamaCompletion(content=str(piece), stop=False))
 
@@ -409,27 +414,23 @@ def token_logprob(model: Model, token: int, logprob: float | None) -> TokenLogpr
     return TokenLogprob(token=data.decode("utf-8", "replace"), logprob=value, bytes=list(data))
 
 
-def message_delta(pieces: Sequence[Piece]) -> MessageDelta:
-    """Return what pieces of an answer add to its message, perhaps nothing."""
-    message = MessageDelta(content="".join(piece.content for piece in pieces) or UNSET)
-    if reasoning := "".join(piece.reasoning for piece in pieces):
-        message.reasoning_content = message.reasoning = reasoning
-    if calls := [_call_delta(call) for piece in pieces for call in piece.tool_calls]:
-        message.tool_calls = calls
-    return message
-
-
-def _call_delta(call: ToolCallDelta) -> ResponseToolCall:
-    function = FunctionCall(name=call.name, arguments=call.arguments)
-    return ResponseToolCall(index=call.index, id=call.id, type="function", function=function)
-
-
-def whole_message(answer: Answer) -> AssistantMessage:
-    """Return the message of an answer."""
-    reasoning, calls = answer.reasoning or UNSET, answer.tool_calls
-    return AssistantMessage(
-        content=answer.content or (None if calls else ""),
-        reasoning_content=reasoning,
-        reasoning=reasoning,
-        tool_calls=msgspec.convert(calls, list[ResponseToolCall]) or UNSET,
+def fill(message: MessageDelta, grown: Sequence[tuple[Part, str]]) -> None:
+    """Set the fields of a message, or of what a chunk adds to one, that parts have grown by."""
+    reasoning, content = (
+        "".join(text for part, text in grown if part.kind == kind) for kind in ("reasoning", "text")
     )
+    if reasoning:
+        message.reasoning_content = message.reasoning = reasoning
+    if content:
+        message.content = content
+    if calls := [part.call for part, _ in grown if part.call]:
+        has_index = not isinstance(message, AssistantMessage)
+        message.tool_calls = [
+            ResponseToolCall(
+                index=call.index if has_index else UNSET,
+                id=call.id,
+                type="function",
+                function=FunctionCall(name=call.name, arguments=call.arguments),
+            )
+            for call in calls
+        ]

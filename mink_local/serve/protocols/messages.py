@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from mink_local.serve.bodies import ApiError, Json, Output, Timings, TokenUsage
 from mink_local.serve.clients import Client
-from mink_local.serve.exchange import Part, PartsBuilder, respond
+from mink_local.serve.exchange import NamedMessagesBuilder, Part, respond
 from mink_local.serve.request.chat import (
     ChatMessage,
     ChatRequest,
@@ -355,39 +355,39 @@ async def create_message(service: Service, client: Client, parsed: Parsed[Messag
     return await respond(service, client, parsed, MessageBuilder)
 
 
-class MessageBuilder(PartsBuilder):
+class MessageBuilder(NamedMessagesBuilder):
     """An answer as blocks, each of which is started, filled and stopped in a stream."""
 
     def start(self) -> None:
         usage = MessageUsage(input_tokens=self.answer.prompt_tokens, output_tokens=0)
-        self.send_event("message_start", message=self._message(usage))
+        self.send_named("message_start", message=self._message(usage))
         self.keep_alive()
 
     def keep_alive(self) -> None:
-        self.send_event("ping")
+        self.send_named("ping")
 
     def opened(self, part: Part) -> None:
-        self.send_event("content_block_start", index=part.index, content_block=_block(part))
+        self.send_named("content_block_start", index=part.index, content_block=_block(part))
 
     def grown(self, part: Part, text: str) -> None:
         names = {"reasoning": ("thinking_delta", "thinking"), "text": ("text_delta", "text")}
         kind, field = names.get(part.kind, ("input_json_delta", "partial_json"))
-        self.send_event("content_block_delta", index=part.index, delta={"type": kind, field: text})
+        self.send_named("content_block_delta", index=part.index, delta={"type": kind, field: text})
 
     def closed(self, part: Part) -> None:
-        self.send_event("content_block_stop", index=part.index)
+        self.send_named("content_block_stop", index=part.index)
 
     def end(self, usage: TokenUsage, timings: Timings) -> None:
         message = self.whole(usage, timings)
         delta = {"stop_reason": message.stop_reason, "stop_sequence": message.stop_sequence}
-        self.send_event("message_delta", delta=delta, usage=message.usage)
-        self.send_event("message_stop")
+        self.send_named("message_delta", delta=delta, usage=message.usage)
+        self.send_named("message_stop")
 
     def fail(self, error: ApiError) -> None:
         self.send(error.as_anthropic(), "error")
 
     def whole(self, usage: TokenUsage, timings: Timings) -> MessageObject:  # noqa: ARG002
-        self.close()
+        self.close(self.answer)
         n_cached = usage.prompt_tokens_details["cached_tokens"]
         message = self._message(
             MessageUsage(
@@ -409,7 +409,7 @@ class MessageBuilder(PartsBuilder):
         return MessageObject(
             id=f"msg_{self.head.request_id}",
             model=self.head.model,
-            content=[_block(part) for part in self.parts],
+            content=[_block(part) for part in self.parts[self.answer]],
             stop_reason=None,
             stop_sequence=None,
             usage=usage,

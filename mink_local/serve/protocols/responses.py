@@ -12,7 +12,7 @@ from starlette.responses import Response
 from mink_local.samplers import Chain, TopP
 from mink_local.serve.bodies import ApiError, Json, Output, Timings, TokenUsage
 from mink_local.serve.clients import Client
-from mink_local.serve.exchange import Part, PartsBuilder, respond
+from mink_local.serve.exchange import NamedMessagesBuilder, Part, respond
 from mink_local.serve.request.chat import (
     ChatMessage,
     ChatRequest,
@@ -335,14 +335,14 @@ async def create_response(service: Service, client: Client, parsed: Parsed[Respo
     return await respond(service, client, parsed, ItemsBuilder)
 
 
-class ItemsBuilder(PartsBuilder):
+class ItemsBuilder(NamedMessagesBuilder):
     """An answer as items, each of which is opened, filled and closed in a stream."""
 
     request: ResponsesRequest
 
     def __init__(self, *known: Any) -> None:
         super().__init__(*known)
-        self._number = 0  # of the next event
+        self._number = 0  # of the next message
         self._origins: dict[str | None, Json] = {
             name: {"name": tool.name, "namespace": namespace}
             for name, namespace, tool, _ in self.request.named_tools()
@@ -355,49 +355,49 @@ class ItemsBuilder(PartsBuilder):
             "text": {"format": (given.text and given.text.format) or {"type": "text"}},
             "tools": given.tools or [],
         }
-        # Encoded once: several events of a stream have them, and tools may be megabytes.
+        # Encoded once: several messages of a stream have them, and tools may be megabytes.
         self._echoed: Json = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in echoed.items()}
 
-    def send_event(self, kind: str, **fields: Any) -> None:
-        super().send_event(f"response.{kind}", sequence_number=self._number, **fields)
+    def send_named(self, kind: str, **fields: Any) -> None:
+        super().send_named(f"response.{kind}", sequence_number=self._number, **fields)
         self._number += 1
 
     def start(self) -> None:
-        self.send_event("created", response=self._response("in_progress"))
+        self.send_named("created", response=self._response("in_progress"))
         self.keep_alive()
 
     def keep_alive(self) -> None:
-        self.send_event("in_progress", response=self._response("in_progress"))
+        self.send_named("in_progress", response=self._response("in_progress"))
 
     def opened(self, part: Part) -> None:
         empty = self._item(part) | ({} if part.kind == "call" else {"content": []})
-        self.send_event("output_item.added", output_index=part.index, item=empty)
+        self.send_named("output_item.added", output_index=part.index, item=empty)
         if part.kind != "call":
-            self.send_event("content_part.added", **self._place(part), part=_content(part))
+            self.send_named("content_part.added", **self._place(part), part=_content(part))
 
     def grown(self, part: Part, text: str) -> None:
-        self.send_event(f"{_EVENTS[part.kind]}.delta", **self._place(part), delta=text, **_logprobs(part))
+        self.send_named(f"{_KINDS[part.kind]}.delta", **self._place(part), delta=text, **_logprobs(part))
 
     def closed(self, part: Part) -> None:
-        item, place, kind = self._item(part), self._place(part), f"{_EVENTS[part.kind]}.done"
+        item, place, kind = self._item(part), self._place(part), f"{_KINDS[part.kind]}.done"
         if part.kind == "call":
-            self.send_event(kind, **place, arguments=part.text, name=item["name"])
+            self.send_named(kind, **place, arguments=part.text, name=item["name"])
         else:
-            self.send_event(kind, **place, text=part.text, **_logprobs(part))
-            self.send_event("content_part.done", **place, part=_content(part))
-        self.send_event("output_item.done", output_index=part.index, item=item)
+            self.send_named(kind, **place, text=part.text, **_logprobs(part))
+            self.send_named("content_part.done", **place, part=_content(part))
+        self.send_named("output_item.done", output_index=part.index, item=item)
 
     def end(self, usage: TokenUsage, timings: Timings) -> None:
         response = self.whole(usage, timings)
-        self.send_event(response.status, response=response)
+        self.send_named(response.status, response=response)
 
     def fail(self, error: ApiError) -> None:
         response = self._response("failed")
         response.error = {"code": error.code or "server_error", "message": str(error)}
-        self.send_event("failed", response=response)
+        self.send_named("failed", response=response)
 
     def whole(self, usage: TokenUsage, timings: Timings) -> ResponseObject:  # noqa: ARG002
-        self.close()
+        self.close(self.answer)
         is_cut = self.finish_reason == "length"
         response = self._response("incomplete" if is_cut else "completed")
         if is_cut:
@@ -420,7 +420,7 @@ class ItemsBuilder(PartsBuilder):
             status=status,
             max_output_tokens=given.max_tokens,
             model=self.head.model,
-            output=[self._item(part) for part in self.parts],
+            output=[self._item(part) for part in self.parts[self.answer]],
             parallel_tool_calls=given.allows_several_calls,
             reasoning={"effort": given.reasoning and given.reasoning.effort, "summary": None},
             temperature=params.temperature,
@@ -432,7 +432,7 @@ class ItemsBuilder(PartsBuilder):
 
     def _item(self, part: Part) -> Json:
         """Return a part as an item."""
-        has_ended = self.finish_reason is not None and part is self.parts[-1]
+        has_ended = self.finish_reason is not None and part is self.parts[self.answer][-1]
         is_cut = has_ended and self.finish_reason == "length" and part.call is None
         status = "in_progress" if part.is_open else "incomplete" if is_cut else "completed"
         item: Json = {"id": self._id(part), "status": status}
@@ -453,13 +453,13 @@ class ItemsBuilder(PartsBuilder):
         return place if part.kind == "call" else place | {"content_index": 0}
 
 
-_EVENTS = {"text": "output_text", "reasoning": "reasoning_text", "call": "function_call_arguments"}
+_KINDS = {"text": "output_text", "reasoning": "reasoning_text", "call": "function_call_arguments"}
 
 
 def _content(part: Part) -> Json:
     """Return the text of a part as an item's content."""
     annotations: Json = {"annotations": []} if part.kind == "text" else {}
-    return {"type": _EVENTS[part.kind], "text": part.text} | annotations | _logprobs(part)
+    return {"type": _KINDS[part.kind], "text": part.text} | annotations | _logprobs(part)
 
 
 def _logprobs(part: Part) -> Json:
