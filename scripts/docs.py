@@ -1,10 +1,11 @@
-"""Write docs/mink-*.md from the programs' help and types, docs/api.md from docstrings, and the table in
-docs/samplers.md from the registry.
+"""Write docs/mink-*.md from the programs' help and types, docs/api.md from docstrings, the table in
+docs/samplers.md from the registry, and mink-serve's OpenAPI document from its types.
 """
 
 import ast
 import dataclasses
 import inspect
+import json
 import re
 from collections.abc import Iterable, Iterator
 from inspect import cleandoc
@@ -23,10 +24,12 @@ from mink_local.chat.loop import COMMANDS
 from mink_local.evals.cli import cli as evals
 from mink_local.models.cli import cli as models
 from mink_local.samplers import SAMPLERS
-from mink_local.serve.bodies import ErrorBody, Output
+from mink_local.serve.bodies import ErrorBody, Json, Output
 from mink_local.serve.cli import cli as serve
 from mink_local.serve.request.fields import Fields, SamplingFields, sampler_fields
-from mink_local.serve.table import ENDPOINTS, schemas
+from mink_local.serve.request.parsing import with_sampler_fields
+from mink_local.serve.table import ENDPOINTS, Endpoint
+from mink_local.version import __version__
 
 DOCS = Path(__file__).parents[1] / "docs"
 PROGRAMS = {
@@ -213,6 +216,52 @@ def server_api() -> Iterator[str]:
     yield ""
 
 
+def openapi() -> Json:
+    """Return mink-serve's OpenAPI document."""
+    paths = {path: {one.method.lower(): _operation(path, one)} for path, one in ENDPOINTS.items()}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "mink-serve", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": schemas()},
+    }
+
+
+def schemas() -> Json:
+    """Return the JSON schemas of all types by name, with the samplers' own fields in requests."""
+    kinds: list[type] = [ErrorBody]
+    for one in ENDPOINTS.values():
+        if one.request is not None:
+            kinds.append(with_sampler_fields(one.request))
+        kinds += [kind for kind in (one.response, one.chunk) if kind not in (None, str)]
+    _, schemas = msgspec.json.schema_components(
+        dict.fromkeys(kinds), ref_template="#/components/schemas/{name}"
+    )
+    return schemas
+
+
+def _operation(path: str, endpoint: Endpoint) -> Json:
+    kinds = {"application/json": endpoint.response, "text/event-stream": endpoint.chunk}
+    if endpoint.response is str:
+        kinds = {"text/plain": str}
+    content = {name: _content(kind) for name, kind in kinds.items() if kind is not None}
+    error = {"description": "An error.", "content": {"application/json": _content(ErrorBody)}}
+    responses = {"200": {"description": "The result.", "content": content}, "default": error}
+    operation: Json = {"summary": endpoint.summary, "responses": responses}
+    if endpoint.request is not None:
+        body = {"application/json": _content(endpoint.request)}
+        operation["requestBody"] = {"required": True, "content": body}
+    if names := re.findall(r"{(\w+)}", path):
+        common = {"in": "path", "required": True, "schema": {"type": "string"}}
+        operation["parameters"] = [{"name": name, **common} for name in names]
+    return operation
+
+
+def _content(kind: type) -> Json:
+    [schema], _ = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
+    return {"schema": schema}
+
+
 def kinds_by_name(base: type) -> dict[str, type]:
     """Return a class and all that are based on it, by their names."""
     found: dict[str, type] = {}
@@ -272,6 +321,7 @@ def documents() -> dict[str, str]:
     pages |= {
         "api.md": GENERATED + "\n".join(api()),
         "mink-serve-api.md": GENERATED + "\n".join(server_api()),
+        "../mink_local/serve/openapi.json": json.dumps(openapi()) + "\n",
     }
     return pages | {"samplers.md": with_samplers((DOCS / "samplers.md").read_text(encoding="utf-8"))}
 

@@ -12,13 +12,13 @@ from starlette.types import Receive, Scope, Send
 from mink_local.serve import request_log
 from mink_local.serve.bodies import ApiError
 from mink_local.serve.connections import READ_SIZE
-from mink_local.serve.endpoints.state import as_text, playground
+from mink_local.serve.endpoints.state import as_text, openapi, playground
 from mink_local.serve.guard import EXCEPTION_HANDLERS, read_body, while_connected
 from mink_local.serve.metrics import Metrics
 from mink_local.serve.request.parsing import parse
 from mink_local.serve.request.sampling import unread
 from mink_local.serve.service import Service
-from mink_local.serve.table import ENDPOINTS, Endpoint, openapi
+from mink_local.serve.table import ENDPOINTS, Endpoint
 
 
 def _route(path: str, endpoint: Endpoint) -> Route:

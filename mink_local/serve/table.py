@@ -1,14 +1,9 @@
-"""All endpoints by their paths, and their description as an OpenAPI document."""
+"""All endpoints by their paths."""
 
-import re
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
-from mink_local.serve.bodies import ErrorBody, Json
-from mink_local.serve.clients import Client
 from mink_local.serve.endpoints.candidates import CandidatesRequest, StepCandidates, find_candidates
 from mink_local.serve.endpoints.state import (
     Health,
@@ -51,9 +46,6 @@ from mink_local.serve.protocols.messages import MessageObject, MessagesRequest, 
 from mink_local.serve.protocols.responses import ResponseObject, ResponsesRequest, create_response
 from mink_local.serve.request.chat import ChatRequest, CompletionRequest
 from mink_local.serve.request.fields import Fields
-from mink_local.serve.request.parsing import with_sampler_fields
-from mink_local.serve.service import Service
-from mink_local.version import __version__
 
 
 @dataclass(frozen=True)
@@ -107,52 +99,3 @@ ENDPOINTS = {
     "/metrics": Endpoint(metrics, str),
 }
 """The documented endpoints by their paths; they exist with and without /v1."""
-
-
-async def openapi(_: Service, __: Client) -> Json:
-    """Return the OpenAPI document."""
-    return document()
-
-
-def document() -> Json:
-    """Return the OpenAPI document."""
-    paths = {path: {one.method.lower(): _operation(path, one)} for path, one in ENDPOINTS.items()}
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "mink-serve", "version": __version__},
-        "paths": paths,
-        "components": {"schemas": schemas()},
-    }
-
-
-def schemas() -> Json:
-    """Return the JSON schemas of all types by name, with the samplers' own fields in requests."""
-    kinds: list[type] = [ErrorBody]
-    for one in ENDPOINTS.values():
-        if one.request is not None:
-            kinds.append(with_sampler_fields(one.request))
-        kinds += [kind for kind in (one.response, one.chunk) if kind not in (None, str)]
-    _, schemas = msgspec.json.schema_components(set(kinds), ref_template="#/components/schemas/{name}")
-    return schemas
-
-
-def _operation(path: str, endpoint: Endpoint) -> Json:
-    kinds = {"application/json": endpoint.response, "text/event-stream": endpoint.chunk}
-    if endpoint.response is str:
-        kinds = {"text/plain": str}
-    content = {name: _content(kind) for name, kind in kinds.items() if kind is not None}
-    error = {"description": "An error.", "content": {"application/json": _content(ErrorBody)}}
-    responses = {"200": {"description": "The result.", "content": content}, "default": error}
-    operation: Json = {"summary": endpoint.summary, "responses": responses}
-    if endpoint.request is not None:
-        body = {"application/json": _content(endpoint.request)}
-        operation["requestBody"] = {"required": True, "content": body}
-    if names := re.findall(r"{(\w+)}", path):
-        common = {"in": "path", "required": True, "schema": {"type": "string"}}
-        operation["parameters"] = [{"name": name, **common} for name in names]
-    return operation
-
-
-def _content(kind: type) -> Json:
-    [schema], _ = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
-    return {"schema": schema}

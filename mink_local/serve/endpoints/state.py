@@ -20,6 +20,7 @@ from mink_local.serve.metrics import Metrics
 from mink_local.serve.service import Service
 
 PLAYGROUND = Path(__file__).parents[1] / "playground.html"
+OPENAPI = Path(__file__).parents[1] / "openapi.json"  # written by scripts/docs.py
 
 
 class Health(Output, kw_only=True):
@@ -209,6 +210,11 @@ async def metrics(service: Service, _: Client) -> Response:
 def as_text(metrics: Metrics) -> Response:
     """Return numbers in Prometheus's text format."""
     return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+async def openapi(_: Service, __: Client) -> Response:
+    """Return the OpenAPI document."""
+    return Response(OPENAPI.read_bytes(), media_type="application/json")
 
 
 async def playground(_: Service, __: Client) -> Response:
