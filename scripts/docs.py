@@ -321,7 +321,7 @@ def documents() -> dict[str, str]:
     pages |= {
         "api.md": GENERATED + "\n".join(api()),
         "mink-serve-api.md": GENERATED + "\n".join(server_api()),
-        "../mink_local/serve/openapi.json": json.dumps(openapi()) + "\n",
+        "../mink_local/serve/openapi.json": json.dumps(openapi(), indent=1) + "\n",
     }
     return pages | {"samplers.md": with_samplers((DOCS / "samplers.md").read_text(encoding="utf-8"))}
 

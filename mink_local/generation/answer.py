@@ -73,6 +73,7 @@ class Answer:
             part of the answer's texts, but of its `message`.
         prefix: The text of `Request.prefix`.
         tool_calls: Calls of the request's tools, in OpenAI's message format.
+        has_call_grammar: Whether its calls must fit their tools' schemas, as forced and strict ones do.
         has_cut_call: Whether the answer was cut off in a call, which is left out.
         tokens: Ids of the tokens so far, without the one that ends the answer.
         n_reasoning: Number of these that are reasoning.
@@ -106,7 +107,7 @@ class Answer:
         # Texts grow in linear time.
         self._text, self._reasoning, self._content = StringIO(), StringIO(), StringIO()
         self.tool_calls: list[dict[str, Any]] = []
-        self.has_cut_call = False
+        self.has_call_grammar = self.has_cut_call = False
         self.tokens: list[int] = []
         self.n_reasoning = 0
         self.phase_borders: list[int] = []

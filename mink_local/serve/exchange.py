@@ -308,6 +308,9 @@ async def respond(
     clock = Clock(service.metrics, preset.model_id, client)
     requests = partial(engine_requests, service.model, request, params)
     events = await service.begin(client, request.n_answers, requests)
+    is_strict = isinstance(request, ChatRequest) and request.has_strict_tools
+    if is_strict and not events.answers[0].has_call_grammar:
+        parsed.ignored.add("tools.function.strict" if given is request else "tools.strict")
     builder = make_builder(service.model, given, head, events.answers)
     exchange = _Exchange(service, events, builder, clock, request.n or 1)
     if given.stream:

@@ -304,15 +304,6 @@ def test_reasoning_is_no_text_of_the_users(part: str) -> None:
     assert request.normal().messages[0].reasoning_content == "Hm."
 
 
-@pytest.mark.parametrize(("choice", "is_named"), [(None, True), ("auto", True), ("required", False)])
-def test_strict_functions_are_named_unless_their_call_is_forced(choice: str | None, is_named: bool) -> None:
-    function = {"name": "f", "parameters": {"type": "object", "properties": {}}, "strict": True}
-    asked = {"messages": HI, "tools": [{"type": "function", "function": function}], "tool_choice": choice}
-    assert [*read(ChatRequest, **asked).request.left_out] == ["tools.function.strict"] * is_named
-    asked = {"input": "Hi", "tools": [{"type": "function", **function}], "tool_choice": choice}
-    assert [*read(ResponsesRequest, **asked).request.left_out] == ["tools.strict"] * is_named
-
-
 def test_a_forced_call_is_alone_in_the_response_that_says_so(server: RunningServer) -> None:
     tool = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
     for choice, expected in (("required", False), ("auto", True)):

@@ -15,7 +15,7 @@ CALL = '{"name": "f", "arguments": {"a": 1}}'
 THINKING = ["<think>\n", REASONING, "\n</think>\n\n", "Look.\n", "<tool_call>\n", CALL, "\n</tool_call>"]
 WRITTEN = 'Look.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\nDone.'
 GRAMMAR = f"root ::= {json.dumps(WRITTEN)}"
-TOOL = {"name": "f", "description": "x"}
+TOOL: dict[str, Any] = {"name": "f", "description": "x"}
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
 
 
@@ -171,3 +171,41 @@ def test_a_call_that_is_only_quoted_is_text(
     assert "".join(parts) == text
     assert reason in ("stop", "end_turn", "completed")
     assert reason not in {whole, cut} - {"completed"}
+
+
+# A model's calls have the tag of Hermes's, or none that is certain.
+TEMPLATES = {"tag": "{{ '<|go|>' }}", "none": "{# <|channel|>analysis #}{{ '<|go|>' }}"}
+
+
+@pytest.fixture(scope="module", params=TEMPLATES)
+def careless(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[RunningServer, bool]]:
+    """A server whose model gives a tool another argument than it takes, and whether its calls have a tag."""
+    script = ["Look.\n<tool_call>\n", CALL.replace("1", "2"), "\n</tool_call>"]
+    path = tmp_path_factory.mktemp("careless") / "x.gguf"
+    write_scripted(path, TEMPLATES[request.param], {"<|go|>": script})
+    with running_server("--model", str(path)) as server:
+        yield server, request.param == "tag"
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+@PROTOCOLS
+def test_a_strict_tool_gets_the_arguments_that_it_takes(
+    careless: tuple[RunningServer, bool],
+    parts_of: Any,
+    whole: str,
+    cut: str,  # noqa: ARG001
+    is_strict: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server, has_tag = careless
+    monkeypatch.setitem(TOOL, "strict", is_strict)
+    parts, reason = parts_of(server, False, max_tokens=99)
+    [text, [name, given]] = parts
+    expected = {"a": 1 if is_strict and has_tag else 2}
+    assert (text.strip(), name, arguments(given), reason) == ("Look.", "f", expected, whole)
+    ignored = server.post(
+        "/v1/responses", input="Hi", max_output_tokens=1, tools=[{**TOOL, "type": "function"}]
+    )
+    assert ("tools.strict" in ignored.headers.get("x-mink-ignored", "")) is (is_strict and not has_tag)

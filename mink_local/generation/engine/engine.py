@@ -165,7 +165,8 @@ class Engine:
         answer.begun = Piece(begun)
         if begun.strip():
             answer.begun.reasoning, answer.begun.content = splitter.feed(begun)
-        if request is not asked:  # its grammar has what begins an answer
+        answer.has_call_grammar = request is not asked
+        if answer.has_call_grammar:  # which has what begins an answer
             splitter.marks = splitter.marks._replace(text="")
         decoding = Decoding(
             answer,

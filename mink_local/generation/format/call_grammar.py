@@ -1,6 +1,7 @@
-"""Grammars in which a model can write nothing but calls, in its own style."""
+"""Grammars in which a model can write nothing but calls, or text with calls, in its own style."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,8 @@ def with_call_grammar(
 ) -> Request:
     """Return a request whose answer is a call if it must be one, or if it has a schema, a call or that.
 
+    If a tool is strict, the answer is any text in which a call fits its tool's schema from its mark on.
+
     Args:
         style: How the model writes calls; None for Hermes's style.
         ids: Ids of tokens in that style which have no text.
@@ -28,21 +31,38 @@ def with_call_grammar(
         ConstraintError: The schema of a tool's parameters cannot be enforced.
     """
     choice, constraints = request.tool_choice, request.params.constraints or Constraints()
+    style, ids = style or HERMES, ids or {}
     answer: Any = constraints.schema if choice == "auto" else None
-    if not request.tools or (choice == "auto" and answer is None):
+    is_strict = any(tool["function"].get("strict") for tool in request.tools)
+    is_marked = choice == "auto" and constraints.form is None and is_strict and bool(style.mark) and not text
+    if not request.tools or (choice == "auto" and answer is None and not is_marked):
         return request
-    parameters = {}
-    for i, tool in enumerate(request.tools):
-        function = tool["function"]
-        if isinstance(choice, str) or choice["function"]["name"] == function["name"]:
-            schema = parameters[function["name"]] = function.get("parameters") or NO_PARAMETERS
-            check("json_schema", schema, f"tools[{i}].function.parameters")
-    is_parallel = request.parallel_tool_calls is True and isinstance(choice, str)
-    grammar = calls_grammar(
-        style or HERMES, parameters, is_parallel=is_parallel, answer=answer, ids=ids or {}, text=text
-    )
+    parameters = _parameters(request, strict_only=is_marked)
+    grammar: str | None
+    if is_marked:
+        grammar = marked_calls_grammar(style, parameters, ids)
+    else:
+        is_parallel = request.parallel_tool_calls is True and isinstance(choice, str)
+        grammar = calls_grammar(style, parameters, is_parallel=is_parallel, answer=answer, ids=ids, text=text)
+    if grammar is None:
+        return request
     constraints = replace(constraints, grammar=grammar, json_schema=None)
     return replace(request, params=replace(request.params, constraints=constraints), tool_choice="auto")
+
+
+def _parameters(request: Request, *, strict_only: bool) -> dict[str, Mapping[str, Any]]:
+    """Return the schemas of the tools that may be called by name, or of the strict ones alone."""
+    choice = request.tool_choice
+    schemas: dict[str, Mapping[str, Any]] = {}
+    for i, tool in enumerate(request.tools):
+        function = tool["function"]
+        name, schema = function["name"], function.get("parameters") or NO_PARAMETERS
+        if strict_only and not function.get("strict"):
+            schemas[name] = {"type": "object"}
+        elif isinstance(choice, str) or choice["function"]["name"] == name:
+            schemas[name] = schema
+            check("json_schema", schema, f"tools[{i}].function.parameters")
+    return schemas
 
 
 def calls_grammar(
@@ -65,25 +85,65 @@ def calls_grammar(
         text: What begins such an answer.
     """
     ids = ids or {}
-    written = {name: _arguments(style, schema, ids) for name, schema in parameters.items()}
-    if None in written.values():  # Hermes's style can say what this one cannot
+    rules = _call_rules(style, parameters, ids)
+    if rules is None:  # Hermes's style can say what this one cannot
         return calls_grammar(HERMES, parameters, is_parallel=is_parallel, answer=answer, ids=ids, text=text)
+    start = _calls(style, ids, is_parallel=is_parallel)
+    if answer is not None:
+        schema = answer if isinstance(answer, str) else json.dumps(answer)
+        start += f" | {_literal(text, ids)} %json {schema}"
+    return f"start: {start}\n{rules}"
+
+
+def marked_calls_grammar(
+    style: CallStyle, parameters: Mapping[str, Mapping[str, Any]], ids: Mapping[str, int]
+) -> str | None:
+    """Return a grammar for any text with calls in it, which begin with the style's mark, or None.
+
+    Args:
+        style: How the model writes calls; it has a mark.
+        parameters: JSON schemas of the tools' parameters, by tool name.
+        ids: Ids of tokens in the style which have no text.
+    """
+    mark, is_around = style.mark, bool(style.opening)
+    first = style.opening if is_around else style.before
+    rest = first[first.index(mark) + len(mark) :]
+    style = replace(style, opening=rest) if is_around else replace(style, before=rest)
+    rules = _call_rules(style, parameters, ids)
+    if rules is None:
+        return None
+    text = "/(?s:.*)/"  # tokens without text are no part of it
+    before, last = f"before: {text} {_literal(mark, ids)}", f"LAST: {text}"
+    if mark not in ids:
+        before = f"before[suffix={json.dumps(mark)}]: {text}"
+        last += f" & ~/(?s:.*{re.escape(mark)}.*)/"
+    return f"start: (before {_calls(style, ids, is_parallel=is_around)})* LAST\n{before}\n{last}\n{rules}"
+
+
+def _calls(style: CallStyle, ids: Mapping[str, int], *, is_parallel: bool) -> str:
+    """Return a rule for a call, or for several if the style has them."""
+    calls = "call"
+    if is_parallel and style.separator is not None:
+        calls += f" ({_literal(style.separator, ids)} call)*"
+    return " ".join((_literal(style.opening, ids), calls, _literal(style.closing, ids)))
+
+
+def _call_rules(
+    style: CallStyle, parameters: Mapping[str, Mapping[str, Any]], ids: Mapping[str, int]
+) -> str | None:
+    """Return the rules for a call, or None if the style cannot keep to a schema."""
+    written = {name: _arguments(style, schema, ids) for name, schema in parameters.items()}
+    if None in written.values():
+        return None
     calls = [
         " ".join(filter(None, (_literal(f"{style.before}{name}{style.between}", ids), arguments)))
         for name, arguments in written.items()
     ]
-    start = "call"
-    if is_parallel and style.separator is not None:
-        start += f" ({_literal(style.separator, ids)} call)*"
-    start = " ".join((_literal(style.opening, ids), start, _literal(style.closing, ids)))
-    if answer is not None:
-        schema = answer if isinstance(answer, str) else json.dumps(answer)
-        start += f" | {_literal(text, ids)} %json {schema}"
     end = style.end if style.kind == "tags" else style.quote
     value = f"value: /(?s:.*)/ {_literal(end, ids)}\n" if end else ""
     if not any(token in end for token in ids):  # llguidance reads up to the first one
         value = f"value[suffix={json.dumps(end)}]: /(?s:.*)/\n" if end else ""
-    return f"start: {start}\ncall: ({' | '.join(calls)}) {_literal(style.after, ids)}\n{value}"
+    return f"call: ({' | '.join(calls)}) {_literal(style.after, ids)}\n{value}"
 
 
 def _literal(text: str, ids: Mapping[str, int]) -> str:

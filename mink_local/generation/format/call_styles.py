@@ -5,6 +5,7 @@ are text in the style of Hermes.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, starmap
@@ -26,6 +27,7 @@ You are provided with function signatures within <tools></tools> XML tags:
 
 For each function call, return {}:
 {}"""  # as in Qwen's templates
+_MARK = re.compile(r"\s*(<[^<>\s]+>|\[[A-Z_]+\])")
 
 _Messages = list[dict[str, Any]]
 
@@ -56,6 +58,12 @@ class CallStyle:
     equals_other: str = ""
     end: str = ""
     quote: str = ""
+
+    @property
+    def mark(self) -> str:
+        """The tag that begins a call, or calls, and nothing else; "" if there is none."""
+        found = _MARK.match(self.opening or self.before)
+        return found[1] if found else ""
 
     def write(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         """Return calls, names and arguments, as the model writes them."""

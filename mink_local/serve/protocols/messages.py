@@ -151,7 +151,8 @@ class InputTool(Fields, frozen=True):
 
     Attributes:
         type: `custom`; those of Anthropic's servers are left out if there are others.
-        strict: Whether arguments conform to `input_schema`. Those of a forced call do anyway, others do not.
+        strict: Whether arguments conform to `input_schema`, if the model's calls begin with a tag. Those of a
+            forced call do anyway.
     """
 
     name: ToolName
@@ -260,9 +261,7 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
 
     @property
     def left_out(self) -> Iterable[str]:
-        yield from (f"tools.{tool.type}" for tool in self.tools or () if not tool.is_own)
-        if self.normal().leaves_arguments:
-            yield "tools.strict"
+        return [f"tools.{tool.type}" for tool in self.tools or () if not tool.is_own]
 
     def normal(self) -> ChatRequest:
         choice, thinking, config = self.tool_choice, self.thinking, self.output_config

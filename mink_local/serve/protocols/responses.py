@@ -1,7 +1,7 @@
 """POST /v1/responses: its requests, its responses, and the way from one to the other."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -201,10 +201,6 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
         for item in items if isinstance(items, list) else ():
             if isinstance(item, dict) and item.get("type") is None:
                 item["type"] = "message"
-
-    @property
-    def left_out(self) -> Iterable[str]:
-        return ["tools.strict"] if self.normal().leaves_arguments else ()
 
     def normal(self) -> ChatRequest:
         choice: Any = self.tool_choice

@@ -107,7 +107,8 @@ class FunctionDefinition(Fields, frozen=True):
 
     Attributes:
         parameters: A JSON schema of type `object`.
-        strict: Whether arguments conform to it. Those of a forced call do anyway, others do not.
+        strict: Whether arguments conform to it, if the model's calls begin with a tag. Those of a forced call
+            do anyway.
     """
 
     name: ToolName
@@ -236,12 +237,8 @@ class ChatRequest(ChoicesRequest, frozen=True, kw_only=True):
         return ({"grammar": "tools"} if self.tools else {}) | super().sources
 
     @property
-    def left_out(self) -> Iterable[str]:
-        return ["tools.function.strict"] if self.leaves_arguments else ()
-
-    @property
-    def leaves_arguments(self) -> bool:
-        """Whether arguments are to conform to a schema, and may not, since no call is forced."""
+    def has_strict_tools(self) -> bool:
+        """Whether arguments are to conform to a schema although no call is forced."""
         is_strict = any(tool.function.strict for tool in self.tools or ())
         return is_strict and self.tool_choice in (None, "auto")
 

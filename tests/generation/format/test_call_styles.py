@@ -1,6 +1,7 @@
 """How tools and earlier calls are shown to models, and how a call is forced."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from mink_local.generation.format.call_derivation import understood_style
 from mink_local.generation.format.call_forms import form_of
 from mink_local.generation.format.call_grammar import with_call_grammar
 from mink_local.generation.format.call_styles import (
+    GPT_OSS,
     HERMES,
     CallStyle,
     as_text,
@@ -21,6 +23,7 @@ from mink_local.generation.format.rendering import Renderer
 from mink_local.generation.format.template import template_input
 from mink_local.generation.format.tool_calls import ToolCallDelta, ToolParser
 from mink_local.generation.model import Model
+from mink_local.llama.guide import Guide
 from tests.conftest import shared
 from tests.support.calls import whole_calls
 
@@ -188,3 +191,58 @@ def test_an_answer_by_a_schema_may_come_in_place_of_a_call(smollm2: Model, bias:
         assert isinstance(events[0], ToolCallDelta)
     else:
         assert json.loads("".join(map(str, events))) in ({}, {"a": 1})
+
+
+TAGS = CallStyle(
+    "<call>", ">", "</call>", "\n", kind="tags", key="<p=", equals=">", equals_other=">", end="</p>"
+)
+
+
+def strict(tool: dict[str, Any]) -> dict[str, Any]:
+    return {**tool, "function": {**tool["function"], "strict": True}}
+
+
+MARKED = {  # styles, with a call of `count_days` in 3 days
+    "Hermes": (HERMES, '<tool_call>\n{"name": "count_days", "arguments": {"days": 3}}\n</tool_call>'),
+    "section": (
+        CallStyle("<c>", ":", "</c>", "", opening="[CALLS]", closing="[END]"),
+        '[CALLS]<c>count_days:{"days": 3}</c>[END]',
+    ),
+    "tags": (TAGS, "<call>count_days><p=days>3</p></call>"),
+}
+
+
+@pytest.mark.parametrize(("style", "call"), MARKED.values(), ids=MARKED)
+def test_text_is_free_up_to_the_mark_of_a_strict_call(smollm2: Model, style: CallStyle, call: str) -> None:
+    request = Request([USER], tools=[strict(DAYS), strict(NOW)])
+    constraints = with_call_grammar(request, style).params.constraints
+    assert constraints is not None
+    guide = Guide("grammar", constraints.grammar, smollm2.weights)
+    other = call.replace("count_days", "now")
+    for text in ("", "a < b, <b>, [C] and {}", call, f"See.\n{call}", f"{call} So {call} and\n"):
+        assert guide.may_end(text)
+    for text in (
+        call[:-1],
+        call.replace("3", "two"),
+        other,
+        f"See {style.mark} there",
+        f"{call} {style.mark}!",
+    ):
+        assert not guide.may_end(text)
+
+
+def test_what_is_not_strict_takes_any_arguments_beside_what_is(smollm2: Model) -> None:
+    loose = tool("loose", {"a": {"type": "unknown"}})
+    request = Request([USER], tools=[strict(DAYS), loose])
+    constraints = with_call_grammar(request, HERMES).params.constraints
+    assert constraints is not None
+    guide = Guide("grammar", constraints.grammar, smollm2.weights)
+    assert guide.may_end('<tool_call>\n{"name": "loose", "arguments": {"b": [1]}}\n</tool_call>')
+
+
+@pytest.mark.parametrize("style", [LLAMA, GPT_OSS])
+def test_calls_without_a_mark_stay_free_and_so_does_an_answer_with_a_form(style: CallStyle) -> None:
+    request = Request([USER], tools=[strict(NOW)])
+    assert with_call_grammar(request, style) is request
+    formed = replace(request, params=SamplingParams(constraints=Constraints(regex="a")))
+    assert with_call_grammar(formed, HERMES) is formed
