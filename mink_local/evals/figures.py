@@ -134,6 +134,8 @@ def curves(frame: pd.DataFrame, x_label: str, y_label: str) -> Figure:
 def accuracy_figure(cells: pd.DataFrame, baseline: str | None) -> Figure:
     """Return a panel per method: accuracy over temperature with its interval, and the baseline's in grey.
 
+    Greedy's, which has no temperature, is a line across.
+
     Methods that differ only in the order of temperature and cut share a panel.
 
     Args:
@@ -143,17 +145,20 @@ def accuracy_figure(cells: pd.DataFrame, baseline: str | None) -> Figure:
     samplers = list(cells["sampler"].unique())
     shown = [text for text in samplers if text != baseline] or samplers
     figure, axes = panels(map(_without_order, shown), "temperature", "accuracy, %")
-    temperatures = sorted(cells["temperature"].unique())
+    temperatures = sorted(cells[cells["temperature"] > 0]["temperature"].unique())
     for name, axis in axes.items():
         own = [text for text in shown if _without_order(text) == name]
         for text, line in cells[cells["sampler"].isin([baseline, *own])].groupby("sampler", sort=False):
+            if not line["temperature"].any():
+                line = line.merge(pd.DataFrame({"at": temperatures}), how="cross").assign(
+                    temperature=lambda across: across["at"]
+                )
             style = look(text) if text in own else {**look(text), "color": GREY, "markerfacecolor": GREY}
             value, low, high = (100 * line[f"accuracy{end}"] for end in ENDS)
             axis.fill_between(line["temperature"], low, high, color=style["color"], alpha=0.15, linewidth=0)
             axis.plot(line["temperature"], value, **style, label=label(text))
         axis.legend(frameon=False, fontsize="small")
-        if all(temperatures):  # 0 has no logarithm
-            axis.set_xscale("log")
+        axis.set_xscale("log")
         axis.set_xticks(temperatures, [f"{t:g}" for t in temperatures])
         axis.xaxis.set_minor_locator(NullLocator())
     top = 100 * min(1.0, 1.08 * cells["accuracy_high"].max())

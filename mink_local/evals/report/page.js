@@ -37,7 +37,7 @@ async function unpack() {
 }
 
 function connect({ baseline: [kind, baseline], questions, cells, responses }) {
-  const cellOf = cells.map(([model, task, sampler, t, method]) => ({ model, task, sampler, t, method }));
+  const cellOf = cells.map(([model, task, sampler, t, method, arm]) => ({ model, task, sampler, t, method, arm }));
   const questionOf = questions.map(([task, id, prompt, gold]) => ({ task, id, prompt, gold, responses: [] }));
   const ofBaseline = new Map();
   for (const [cell, question, repeat, text, strict, s, answer, right, finish, tokens, steps, ones, largest] of responses) {
@@ -56,23 +56,23 @@ function connect({ baseline: [kind, baseline], questions, cells, responses }) {
       response.rivals = others.filter((other) => isPair(response, other, kind));
     }
   }
-  return { baseline, cells: cellOf, questions: questionOf };
+  return { kind, baseline, cells: cellOf, questions: questionOf };
 }
 
-// Two responses with the same key differ in this: "sampler" or "model", and perhaps in temperature and repeat.
+// Two responses with the same key differ in this: "sampler", "arm" or "model", and perhaps in temperature and repeat.
 function pairKey({ cell, question }, kind) {
-  return JSON.stringify([kind === "sampler" ? cell.model : cell.sampler, question]);
+  return JSON.stringify([kind === "model" ? cell.sampler : cell.model, question]);
 }
 
-// Greedy (T = 0) is answered once, and compared with every temperature and repeat of another sampler.
+// Greedy (T = 0) is answered once, and compared with every temperature and repeat of another sampler or arm.
 function isPair(one, other, kind) {
-  if (kind === "sampler" && (one.cell.t === 0 || other.cell.t === 0)) return true;
-  return one.cell.t === other.cell.t && one.repeat === other.repeat;
+  if (kind !== "model" && (one.cell.t === 0 || other.cell.t === 0)) return true;
+  return (kind === "arm" || one.cell.t === other.cell.t) && one.repeat === other.repeat;
 }
 
 // The baseline's responses that one is compared with, at one temperature if it is chosen.
 function rivals(response, t) {
-  return response.rivals.filter((other) => !t || isAt(other.cell, t));
+  return response.rivals.filter((other) => !t || data.kind === "arm" || isAt(other.cell, t));
 }
 
 function isAt(cell, t) {

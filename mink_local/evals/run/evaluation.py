@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import groupby, product
 from pathlib import Path
+from statistics import fmean
 from subprocess import list2cmdline
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,6 @@ from msgspec import structs
 from mink_local.errors import GenerationError, RunError
 from mink_local.evals.answering import Answered, Answerer, FileAnswerer, ModelSession, file_sha256
 from mink_local.evals.measurement import Measurement, Results, duration, progress
-from mink_local.evals.run.pace import Pace
 from mink_local.evals.run.questions import AskedTask, ask, locate
 from mink_local.evals.run.records import (
     QUESTIONS,
@@ -150,11 +150,10 @@ class Run(Measurement[Response]):
             "models": {model.name: model.facts for model in models},
             "tasks": {name: _task_settings(asked, files[name]) for name, asked in self._tasks.items()},
         }
-        self._most = max(asked.max_tokens for asked in self._tasks.values())
-        self._pace = Pace()
         self._lengths: list[int] = []  # of the new responses, in tokens
         self._lost: list[int] = []  # of those that an interrupt has lost
-        self._began = time.monotonic()
+        self._first_began = self._began = time.monotonic()  # with all models, and with the one that answers
+        self._n_earlier = 0  # tokens of models before that one
 
     def prepare(self, store: Store[Response]) -> None:
         """Note the questions and the wanted responses, against which a report counts."""
@@ -193,7 +192,6 @@ class Run(Measurement[Response]):
         return list(self._wanted)
 
     def measure(self, keys: Sequence[ResponseKey], store: Store[Response]) -> Generator[Response, None, None]:
-        self._began = time.monotonic()
         for model in self._models:
             left = [self._wanted[key] for key in keys if key.model == model.name]
             with closing(model):
@@ -218,12 +216,11 @@ class Run(Measurement[Response]):
             with closing(model.answers(list(map(self._request, members)), room)) as answers:
                 for answer in answers:
                     if isinstance(answer, ModelSession):
-                        self._pace = Pace()
+                        self._began, self._n_earlier = time.monotonic(), sum(self._lengths)
                         yield answer
                     else:
                         response = self._response(members[answer.index], answer)
                         self._lengths.append(response.n_tokens or 0)
-                        self._pace.finished.append(response.n_tokens or 0)
                         yield response
 
     def _request(self, wanted: Wanted) -> Request:
@@ -287,23 +284,23 @@ class Run(Measurement[Response]):
             self._lost = model.unfinished()
             model.interrupt()
 
-        self._lost = []
+        self._lengths, self._lost, self._n_earlier = [], [], 0
         timer = threading.Timer(_REHEARSAL_SECONDS, stop)
         with closing(model), on_interrupt(self.interrupt), progress(self, len(wanted)) as advance:
             for found in self._responses(model, wanted):
                 if isinstance(found, Response):
                     advance()
                 elif timer.ident is None:  # a thread starts once
-                    self._began = time.monotonic()
                     timer.start()
         timer.cancel()
         if self.interrupted:
             raise KeyboardInterrupt
-        n_left = len(wanted) - len(self._pace.finished)
-        seconds = self._pace.seconds_left(self._lost, n_left, self._most)
-        if seconds is None:
+        if not (speed := self._speed(self._lost)):
             return "no token in 20 seconds"
-        return f"about {duration(time.monotonic() - self._began + seconds)}"
+        if self._lengths:
+            return f"about {duration(len(wanted) * fmean(self._lengths) / speed)}"
+        most = sum(self._tasks[one.key.task].max_tokens for one in wanted)
+        return f"at most {duration(most / speed)}"
 
     def interrupt(self) -> None:
         super().interrupt()
@@ -317,10 +314,20 @@ class Run(Measurement[Response]):
     def status(self) -> str:
         unfinished = self._unfinished()
         n_tokens = sum(self._lengths) + sum(unfinished)
-        return f"{count(n_tokens, 'token')}, {self._pace.speed(unfinished):.0f} tokens/s"
+        return f"{count(n_tokens, 'token')}, {self._speed(unfinished):.0f} tokens/s"
 
-    def seconds_left(self, n_new: int, n_left: int, seconds: float) -> float | None:  # noqa: ARG002
-        return self._pace.seconds_left(self._unfinished(), n_left, self._most)
+    def _speed(self, unfinished: Sequence[int]) -> float:
+        """Return the tokens per second of the model that is answering."""
+        n_tokens = sum(self._lengths) + sum(unfinished) - self._n_earlier
+        return n_tokens / max(1e-3, time.monotonic() - self._began)
+
+    def seconds_left(self, n_new: int, n_left: int, seconds: float) -> float | None:
+        """Return the time for as many tokens as the responses so far have on average."""
+        unfinished = self._unfinished()
+        speed = self._speed(unfinished)
+        if not (self._lengths and speed):
+            return super().seconds_left(n_new, n_left, seconds)
+        return max(0.0, n_left * fmean(self._lengths) - sum(unfinished)) / speed
 
     @property
     def lost(self) -> str:
@@ -336,7 +343,7 @@ class Run(Measurement[Response]):
             if n := reasons.count(reason):
                 print(f"{count(n, 'prompt')} {what}: the empty responses count as wrong.")
         if n := len(self._lengths):
-            seconds, n_tokens = time.monotonic() - self._began, sum(self._lengths)
+            seconds, n_tokens = time.monotonic() - self._first_began, sum(self._lengths)
             took = f"{duration(seconds)} ({n_tokens / max(1e-3, seconds):.1f} tokens/s)"
             print(f"{count(n, 'response')}, {count(n_tokens, 'token')} in {took}.")
         folder = str(results.folder)

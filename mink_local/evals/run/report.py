@@ -20,10 +20,10 @@ from mink_local.evals.run.summary import (
     GROUP,
     Baseline,
     Summary,
-    once,
     sampler_rank,
     summarise,
 )
+from mink_local.evals.settings import arm_of
 from mink_local.evals.stats import what_can_be_found
 from mink_local.evals.tables import (
     Cell,
@@ -50,8 +50,8 @@ HOW_TO_READ = (
     "them were right. A loop: a response ends in a phrase that it says at least three times.",
     "Accuracies are means over questions, with 95% intervals over questions: Clopper and Pearson's, with an "
     "effective number of questions if a question has several responses. Their coverage is at least 95%. ±: "
-    "the standard deviation of the repeats' accuracies. Greedy decoding is run once, and its row repeats "
-    "those responses.",
+    "the standard deviation of the repeats' accuracies. Greedy decoding, which has no temperature, is a "
+    "column of its own.",
     "▲ and ▼: significantly more, or less, accurate than what a cell is compared with, on the same "
     "questions, by McNemar's exact test; with several responses per question, by the permutation test that "
     "flips the sign of each question's difference, and by the difference's interval. Holm's correction "
@@ -85,14 +85,14 @@ def run_report(run: RecordedRun, chosen: tuple[str, Any] | None = None) -> Repor
     summary = summarise(run, chosen)
     sections = run_sections(run, summary)
     frames = {
-        "table": once(summary.cells),
-        "categories": once(summary.categories),
+        "table": summary.cells,
+        "categories": summary.categories,
         "comparisons": summary.comparisons,
-        "repeats": once(summary.attempts),
+        "repeats": summary.attempts,
     }
     frames = {name: frame for name, frame in frames.items() if len(frame)}
     settings = [settings_table(run.manifest)] if run.manifest else []
-    against = next((one for one in summary.baselines if one.kind in ("sampler", "model")), None)
+    against = next((one for one in summary.baselines if one.kind != "temperature"), None)
     return Report(
         "report",
         f"Min-k evaluation: {', '.join(summary.cells['task'].unique())}",
@@ -187,7 +187,7 @@ def _percent_or_dash(share: float) -> str:
 def _accuracy_picture(part: Summary, number: int, title: str) -> Picture | None:
     """Return the figure of accuracy against temperature, if there are several."""
     cells = part.cells.dropna(subset="accuracy")
-    if cells["temperature"].nunique() < 2:
+    if cells[cells["temperature"] > 0]["temperature"].nunique() < 2:
         return None
     draw = partial(accuracy_figure, cells, part.baseline)
     data = cells[["sampler", "temperature", *columns_of(None, "accuracy")]]
@@ -199,6 +199,8 @@ def _grid(
 ) -> Table | None:
     """Return a table with a row per method and a column per temperature, "T = 5", or k; None without cells.
 
+    Greedy's column, at temperature 0, is the last.
+
     Methods are the samplers, or the values of the frame's column `method`.
     """
     if cells.empty:
@@ -207,9 +209,10 @@ def _grid(
     if "method" not in shown:
         shown["method"] = shown["sampler"].map(label)
     wide = shown.pivot(index="method", columns=by, values="cell")
-    wide = wide.reindex(index=shown["method"].unique(), columns=sorted(shown[by].unique()))
+    numbers = sorted(shown[by].unique(), key=lambda number: (number == 0, number))
+    wide = wide.reindex(index=shown["method"].unique(), columns=numbers)
     head = "T" if by == "temperature" else by
-    wide = wide.rename(columns=lambda number: f"{head} = {temperature_name(number)}")
+    wide = wide.rename(columns=lambda number: f"{head} = {temperature_name(number)}" if number else "greedy")
     return Table(title, wide.astype(object).where(wide.notna(), None).reset_index())
 
 
@@ -269,10 +272,11 @@ def _findings(run: RecordedRun, part: Summary) -> Iterator[str]:
     cells, responses, judged = part.cells, part.responses, part.judged
     task = cells["task"].iloc[0]
     n_questions, n_repeats = responses["question_id"].nunique(), responses["repeat"].nunique()
-    temperatures = sorted(cells["temperature"].unique())
+    temperatures = sorted(cells["temperature"].unique(), key=lambda t: (t == 0, t))  # greedy's is the last
+    sampled = [temperature for temperature in temperatures if temperature] or temperatures
     yield (
         f"{count(n_questions, 'question')}, {count(n_repeats, 'response')} each, "
-        f"{count(cells['sampler'].nunique(), 'method')} at T = {listed(map(temperature_name, temperatures))}."
+        f"{count(cells['sampler'].nunique(), 'method')} at T = {listed(map(temperature_name, sampled))}."
     )
     questions = [question for (of, _), question in run.questions.items() if of == task]
     n_choices = {len(question.choices) for question in questions}
@@ -284,7 +288,7 @@ def _findings(run: RecordedRun, part: Summary) -> Iterator[str]:
     if judged.empty:
         yield "Open-ended: responses have no verdicts, so there is no accuracy."
     coldest = judged[judged["temperature"] == temperatures[0]]
-    cut_off = cells[cells["truncated"] > ENOUGH_TO_TURN].drop_duplicates(["sampler", "truncated"])
+    cut_off = cells[cells["truncated"] > ENOUGH_TO_TURN]
     if len(cut_off):
         named = (
             f"{label(row.sampler)} at T = {temperature_name(row.temperature)} {percent(row.truncated)}%"
@@ -409,7 +413,7 @@ def pack(run: RecordedRun, against: Baseline | None) -> bytes:
     content = {
         "baseline": [against.kind, against.value] if against else [None, None],
         "questions": [[task, q.id, q.prompt, q.gold] for (task, _), q in run.questions.items()],
-        "cells": [[*cell, label(cell[2])] for cell in cells],
+        "cells": [[*cell, label(cell[2]), arm_of(*cell[2:])] for cell in cells],
         "responses": [
             [
                 cell_numbers[cell_of(r)],

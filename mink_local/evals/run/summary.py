@@ -31,6 +31,8 @@ _COMPARISON = [
     *("won", "lost", "won_questions", "lost_questions", "p", "p_holm", "better", "worse"),
 ]
 EVERY = "every sampler"
+_PLACES_OF_GREEDY = {"sampler": ("temperature", "repeat"), "arm": ("repeat",)}
+"""What greedy's responses are compared at, by what differs."""
 ENOUGH_TO_TURN = 0.05  # share of cut-off responses
 _LOOP_READ, _LOOP_LEAST = 750, 60  # characters read from the end, and repeated in a loop
 
@@ -55,8 +57,7 @@ class Summary:
     """All numbers of a report. Intervals have three columns: NAME, NAME_low and NAME_high.
 
     Attributes:
-        responses: A row per response; greedy ones are copied to every temperature and repeat of their task
-            and model, since a run generates them once.
+        responses: A row per response; greedy ones are at temperature 0, once per question.
         cells: A row per cell, in the order of the tables; without accuracy if the task is open-ended.
         categories: A row per cell and category of questions; empty without categories.
         comparisons: A row per cell and baseline.
@@ -135,24 +136,10 @@ def _responses(run: RecordedRun) -> pd.DataFrame:
         "sampler": sorted(found["sampler"].unique(), key=sampler_rank).index,
         "model": list(found["model"].unique()).index,
     }
-    found = with_copies(found, GROUP, ["temperature", "repeat"])
-    names = zip(found["sampler"], found["temperature"], found["copied"], strict=True)
-    found["arm"] = [arm_of(sampler, 0 if copied else t) for sampler, t, copied in names]
+    found["arm"] = list(map(arm_of, found["sampler"], found["temperature"]))
     return found.sort_values(
         CELL, key=lambda column: column.map(order.get(column.name, lambda value: value)), ignore_index=True
     )
-
-
-def with_copies(rows: pd.DataFrame, group: Sequence[str], place: Sequence[str]) -> pd.DataFrame:
-    """Return rows in which the greedy ones, generated once, are copied to every `place` of their group.
-
-    The column `copied` marks the copies. In a group without others they stay at place 0.
-    """
-    once, sampled = rows[rows["temperature"] == 0], rows[rows["temperature"] > 0]
-    places = sampled[[*group, *place]].drop_duplicates()
-    copies = once.drop(columns=list(place)).merge(places, how="left", on=list(group))
-    copies = copies.fillna(dict.fromkeys(place, 0))
-    return pd.concat([copies.assign(copied=True), sampled.assign(copied=False)])
 
 
 def sampler_rank(sampler: str) -> tuple[bool, int, str]:
@@ -189,32 +176,25 @@ def _cells(responses: pd.DataFrame) -> pd.DataFrame:
     for _, part in responses.groupby(GROUP, sort=False):
         n_wanted = len(part[PLACE].drop_duplicates())
         for key, cell in part.groupby(CELL, sort=False):
-            once = cell.drop_duplicates(["question_id", *([] if cell["copied"].iloc[0] else ["repeat"])])
+            is_greedy = cell["temperature"].iloc[0] == 0
             found.append(
                 {
                     **dict(zip(CELL, key, strict=True)),
-                    "copied": bool(cell["copied"].iloc[0]),
                     "questions": cell["question_id"].nunique(),
-                    "responses": len(once),
-                    "complete": len(cell) == n_wanted,
+                    "responses": len(cell),
+                    "complete": len(cell) == (part["question_id"].nunique() if is_greedy else n_wanted),
                     "truncated": (cell["finish_reason"] == "length").mean(),
                     "thoughts_cut": cell["thoughts_cut"].mean(),
                     "overflowed": (cell["finish_reason"] == "overflow").mean(),
                     "looped": cell["looped"].mean(),
-                    "tokens": once["n_tokens"].sum(),
-                    "mean_tokens": once["n_tokens"].mean(),
+                    "tokens": cell["n_tokens"].sum(),
+                    "mean_tokens": cell["n_tokens"].mean(),
                     **_cutoffs(cell),
                     "distinct": _distinct(cell, part["repeat"].nunique()),
                     **_accuracy(cell.dropna(subset="correct")),
                 }
             )
     return pd.DataFrame(found)
-
-
-def once(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return cells with greedy's, which are copied to every temperature, once each at temperature 0."""
-    at_0 = cells.assign(temperature=cells["temperature"].where(~cells["copied"], 0.0))
-    return at_0.drop_duplicates(CELL).drop(columns="copied")
 
 
 def _accuracy(cell: pd.DataFrame) -> dict[str, Any]:
@@ -226,7 +206,7 @@ def _accuracy(cell: pd.DataFrame) -> dict[str, Any]:
         **columns_of(_mean(cell, "correct"), "accuracy"),
         **columns_of(_mean(cell, "strictly_correct"), "strict_accuracy"),
         **columns_of(_mean(cell.dropna(subset="last_correct"), "last_correct"), "last_accuracy"),
-        "spread": None if len(repeats) < 2 or cell["copied"].iloc[0] else repeats.std(),
+        "spread": None if len(repeats) < 2 else repeats.std(),
         "accuracy_if_cut_off_were_right": if_right.mean() if is_judged else None,
         "no_answer": 1 - cell["answered"].mean() if is_judged else None,
     }
@@ -243,13 +223,12 @@ def _categories(judged: pd.DataFrame) -> pd.DataFrame:
     found = [
         {
             **dict(zip(by, key, strict=True)),
-            "copied": bool(cell["copied"].iloc[0]),
             "questions": cell["question_id"].nunique(),
             **columns_of(_mean(cell, "correct"), "accuracy"),
         }
         for key, cell in each[each["category"] != ""].groupby(by, sort=False)
     ]
-    return pd.DataFrame(found, columns=[*by, "copied", "questions", *columns_of(None, "accuracy")])
+    return pd.DataFrame(found, columns=[*by, "questions", *columns_of(None, "accuracy")])
 
 
 def _cutoffs(cell: pd.DataFrame) -> dict[str, Any]:
@@ -323,13 +302,9 @@ def _counterparts(judged: pd.DataFrame, baseline: Baseline) -> Iterator[Mapping[
 
 def _pairs(judged: pd.DataFrame, varies: str, others: Mapping[Any, Any]) -> pd.DataFrame:
     """Return responses with the verdict, `other_correct`, on their counterpart of what `varies`."""
+    judged = _with_greedy_at(_PLACES_OF_GREEDY.get(varies, ()), judged)
     first = judged[judged[varies].isin(list(others))]
     first = first.assign(other=first[varies].map(others).astype(judged[varies].dtype))
-    if varies == "temperature":
-        first = first[~first["copied"]]
-    elif varies in ("model", "arm"):
-        coldest = first.groupby([*GROUP, "sampler"])["temperature"].transform("min")
-        first = first[~first["copied"] | (first["temperature"] == coldest)]
     differs = ("sampler", "temperature") if varies == "arm" else (varies,)
     same = [name for name in (*CELL, *PLACE) if name not in differs]
     other = judged[[*same, varies, "correct", "is_cut"]]
@@ -337,6 +312,16 @@ def _pairs(judged: pd.DataFrame, varies: str, others: Mapping[Any, Any]) -> pd.D
         columns={varies: "other", "correct": "other_correct", "is_cut": "other_is_cut"}
     )
     return first.merge(other, on=[*same, "other"])
+
+
+def _with_greedy_at(places: Sequence[str], judged: pd.DataFrame) -> pd.DataFrame:
+    """Return responses with greedy's, which were generated once, at all `places` of their task and model."""
+    greedy, sampled = judged[judged["temperature"] == 0], judged[judged["temperature"] > 0]
+    if sampled.empty or not places:
+        return judged
+    every = sampled[[*GROUP, *places]].drop_duplicates()
+    copies = greedy.drop(columns=list(places)).merge(every, how="left", on=list(GROUP))
+    return pd.concat([copies.fillna(dict.fromkeys(places, 0)), sampled])
 
 
 def _tested(cell: pd.DataFrame) -> tuple[PairedTest, list[float], list[str]]:
@@ -389,9 +374,9 @@ def _attempts(judged: pd.DataFrame) -> pd.DataFrame:
             rights = [int(question["correct"].sum()) for question in _repeated(cell, n)]
             for k in attempt_sizes(n) if rights else ():
                 passed = share([pass_at(n, n_right, k) for n_right in rights])
-                row = {**dict(zip(CELL, key, strict=True)), "copied": bool(cell["copied"].iloc[0])}
-                found.append({**row, "questions": len(rights), "k": k, **columns_of(passed, "passed")})
-    return pd.DataFrame(found, columns=[*CELL, "copied", "questions", "k", *columns_of(None, "passed")])
+                row = {**dict(zip(CELL, key, strict=True)), "questions": len(rights), "k": k}
+                found.append({**row, **columns_of(passed, "passed")})
+    return pd.DataFrame(found, columns=[*CELL, "questions", "k", *columns_of(None, "passed")])
 
 
 def attempt_sizes(n: int) -> list[int]:

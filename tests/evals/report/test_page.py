@@ -205,6 +205,23 @@ def test_responses_are_paired_as_in_the_table(
     assert summary.comparisons[["won", "lost"]].to_numpy().sum() > 3
 
 
+def test_arms_are_paired_as_in_the_table(opened: Callable[..., Page], tmp_path: Path) -> None:
+    """Whatever their temperatures."""
+    write_run(
+        tmp_path, tasks=("gsm8k",), samplers=(MIN_K, "greedy"), temperatures=(1.0, 5.0), n_questions=9,
+        repeats=1,
+    )  # fmt: skip
+    against = ("arm", f"{MIN_K}@5")
+    page = write_page(tmp_path, against=against)
+    found = summarise(read_run(tmp_path), against).comparisons
+    for row in found.itertuples():
+        at = f"&t={row.temperature:g}" if row.temperature else ""
+        for verdict, n in (("won", row.won), ("lost", row.lost)):
+            status = text(opened(f"verdict={verdict}&method={row.sampler}{at}", page), "status")
+            assert status.startswith(f"{n} response{'s' * (n != 1)} to " if n else "No response")
+    assert (len(found), found[["won", "lost"]].to_numpy().sum() > 3) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("keys", "question"), [("", "2"), ("j", "3"), ("jjjjjjj", "5"), ("k", "1"), ("kkk", "0"), ("jx", "3")]
 )

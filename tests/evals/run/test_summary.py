@@ -14,7 +14,6 @@ from mink_local.evals.run.summary import (
     Summary,
     attempt_sizes,
     ends_in_loop,
-    once,
     pass_at,
     summarise,
 )
@@ -69,17 +68,31 @@ def test_every_number_of_a_cell_is_that_of_its_records(tmp_path: Path) -> None:
         assert sum(k <= row.k_95 for k in sizes) >= 0.95 * len(sizes) > sum(k < row.k_95 for k in sizes)
 
 
-def test_greedy_is_repeated_at_every_temperature(tmp_path: Path) -> None:
-    """It was run once, at temperature 0; alone it is a run at temperature 0."""
-    cells = summary_of(make(tmp_path, samplers=(MIN_K, "greedy"))).cells
+def test_greedy_has_a_column_of_its_own(tmp_path: Path) -> None:
+    """It was run once, and is compared with the others at each temperature and repeat."""
+    summary = summary_of(make(tmp_path, samplers=(MIN_K, "greedy")))
+    cells = summary.cells
     greedy = cells[cells["sampler"] == "greedy"]
-    assert greedy["temperature"].tolist() == [1.0, 10.0]
+    assert greedy["temperature"].tolist() == [0.0]
     assert cells["complete"].all()
-    assert greedy["accuracy"].nunique() == 1
-    assert once(cells)["temperature"].tolist() == [1.0, 10.0, 0.0]
-    assert set(greedy["responses"]) == {30}  # not those that stand in for repeats
+    assert greedy["responses"].tolist() == [30]
     assert greedy["spread"].isna().all()
     assert cells[cells["sampler"] == MIN_K]["spread"].notna().all()
+    assert summary.comparisons[["sampler", "temperature", "repeats"]].to_numpy().tolist() == [
+        ["greedy", 1.0, 2],
+        ["greedy", 10.0, 2],
+    ]
+    for row in summary.comparisons.itertuples():
+        of_greedy, others = {}, dict[str, int]()
+        for r in records(tmp_path):
+            if r["sampler"] == "greedy":
+                of_greedy[r["question_id"]] = r["flexible"]["correct"]
+            elif r["temperature"] == row.temperature:
+                others[r["question_id"]] = others.get(r["question_id"], 0) + r["flexible"]["correct"]
+        gains = [2 * right - others[name] for name, right in of_greedy.items()]
+        assert (row.difference, row.p) == (
+            pytest.approx(sum(gains) / 60), pytest.approx(paired_test(gains, 2).p)
+        )  # fmt: skip
     alone = summary_of(change(tmp_path, lambda r: r["sampler"] == "greedy")).cells
     assert alone["temperature"].unique().tolist() == [0.0]
 
@@ -130,8 +143,8 @@ def test_models_are_compared_side_by_side_and_greedy_once(tmp_path: Path) -> Non
     assert set(models["model"]) == {"q4"}
     places = models[["task", "sampler", "temperature"]]
     assert places.to_numpy().tolist() == [
-        ["aqua", MIN_K, 10.0], ["aqua", "greedy", 10.0],
-        ["gsm8k", MIN_K, 1.0], ["gsm8k", MIN_K, 10.0], ["gsm8k", "greedy", 1.0],
+        ["aqua", MIN_K, 10.0], ["aqua", "greedy", 0.0],
+        ["gsm8k", MIN_K, 1.0], ["gsm8k", MIN_K, 10.0], ["gsm8k", "greedy", 0.0],
     ]  # fmt: skip
     assert models["worse"].all()
     assert set(models["difference"]) == {-1}
@@ -192,7 +205,7 @@ def test_sizes_are_powers_of_two_and_all() -> None:
 
 
 def test_attempts_are_those_of_questions_with_every_repeat(tmp_path: Path) -> None:
-    """Others are being answered; two of a method are not the four of others, and greedy's are one."""
+    """Others are being answered; two of a method are not the four of others, and greedy has one."""
     samplers = (MIN_K, FIRST, "greedy")
     make(tmp_path, samplers=samplers, temperatures=(1.0,), repeats=4, n_questions=5)
     missing = [(MIN_K, "1", 3), (MIN_K, "4", 0), *((FIRST, str(i), n) for i in range(5) for n in (2, 3))]
@@ -204,11 +217,8 @@ def test_attempts_are_those_of_questions_with_every_repeat(tmp_path: Path) -> No
     right = summary.judged[is_kept].groupby("question_id")["correct"]
     assert found["passed"].iloc[0] == pytest.approx(right.mean().mean())
     assert found["passed"].iloc[-1] == pytest.approx(right.max().mean())
-    others = summary.attempts.groupby("sampler")["passed"].unique().drop(MIN_K)
-    greedy = summary.cells.set_index("sampler").loc["greedy"]
-    assert others.to_dict() == {"greedy": [greedy["accuracy"]]}
-    assert greedy["distinct"] == pytest.approx(0.25)
-    assert set(summary.cells.dropna(subset=["distinct"])["sampler"]) == {MIN_K, "greedy"}
+    assert set(summary.attempts["sampler"]) == {MIN_K}
+    assert set(summary.cells.dropna(subset=["distinct"])["sampler"]) == {MIN_K}
 
 
 def test_open_ended_responses_have_diversity_alone(tmp_path: Path) -> None:
