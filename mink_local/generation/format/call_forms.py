@@ -12,6 +12,7 @@ from mink_local.generation.format.harmony import CALL
 
 _ID = re.compile(r"callidab1|mkfn\w+")
 _ONE = re.compile(r"callidab1|mkfn\w+|\b0\b")
+_NUMBER = re.compile(r"\d+")
 _TAG = re.compile(r"<[^<>]*>|\[[A-Z_]+\]")
 
 
@@ -30,7 +31,7 @@ class Head(NamedTuple):
     Attributes:
         pattern: All that precedes the arguments.
         format: How they are written.
-        before, after: What may stand around the name, without spaces, up to what varies.
+        before, after: What may stand around the name, without spaces, numbers as 0, up to what varies.
     """
 
     pattern: re.Pattern[str]
@@ -43,7 +44,7 @@ class Head(NamedTuple):
         if not text.startswith(self.before):
             return self.before.startswith(text)
         name = _NAME_START.match(text, len(self.before))
-        rest = re.sub(r"\d+", "0", text[name.end() :]) if name else ""
+        rest = _NUMBER.sub("0", text[name.end() :]) if name else ""
         if rest and name and name.end() == len(self.before):
             return False
         return not self.after or any(each.startswith(rest) for each in self.after)
@@ -98,7 +99,11 @@ def form_of(style: CallStyle) -> Form:
 
 def _fixed(before: str, after: Iterable[str]) -> tuple[str, tuple[str, ...]]:
     """Return what may stand around a name, without spaces, as far as it never varies."""
-    ends = () if _ID.search("".join((before, *after))) else tuple("".join(each.split()) for each in after)
+    ends = (
+        ()
+        if _ID.search("".join((before, *after)))
+        else tuple(_NUMBER.sub("0", "".join(each.split())) for each in after)
+    )
     return "".join(_ID.split(before)[0].split()), ends
 
 
