@@ -155,6 +155,30 @@ def test_a_call_is_forced_in_the_models_own_form(name: str, written: list[str], 
         )
 
 
+HARMONY = (
+    "{# tools <|channel|>analysis #}{{ tools | tojson if tools else '' }}{% for m in messages %}"
+    "<|start|>{{ m.role }}<|message|>{{ m.content }}{% for c in m.tool_calls or [] %}"
+    " to=functions.{{ c.function.name }}<|channel|>commentary json<|message|>"
+    "{{ c.function.arguments | tojson }}<|call|>{% endfor %}{% endfor %}<|start|>assistant"
+)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "f"}}])
+@pytest.mark.parametrize("reasons", [True, False])
+def test_gpt_oss_reasons_before_a_call_that_is_forced(choice: Any, reasons: bool, tmp_path: Path) -> None:
+    reasoning = ["<|channel|>analysis<|message|>", "Hm.", "<|end|><|start|>", "assistant"] if reasons else []
+    call = [" to=functions.", "f", "<|channel|>commentary json<|message|>", '{"a": "', "x", '", "n": 1}']
+    path = write_scripted(tmp_path / "x.gguf", HARMONY, {"<|start|>assistant": [*reasoning, *call]})
+    with load_model(path, trust=True) as model:
+        params = SamplingParams(temperature=0.0, max_tokens=60)
+        user = {"role": "user", "content": "Hi"}
+        [answer] = model.answer_all([Request([user], params, tools=[TOOL], tool_choice=choice)])
+    assert answer.reasoning == "Hm." * reasons
+    [found] = answer.tool_calls
+    assert json.loads(found["function"]["arguments"]) == {"a": "x", "n": 1}
+    assert not answer.content
+
+
 WORDS = [
     "get_weather",
     "write_file",
