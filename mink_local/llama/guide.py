@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -173,13 +173,25 @@ def _executor() -> Any:
 def check(option: str, value: Any, name: str) -> None:
     """Raise ConstraintError if a constraint cannot be kept; see `Guide`.
 
+    One that can is known from then on: agents send the same tools with every request.
+
     Args:
         name: What the error calls it, such as the field of a request that it was sent in.
     """
+    try:
+        _check(option, json.dumps(value), name)
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, ConstraintError):
+            raise
+        raise ConstraintError(name, f"it is not JSON: {error}") from None
+
+
+@lru_cache(maxsize=_MOST_KNOWN)
+def _check(option: str, written: str, name: str) -> None:
     from llguidance import LLMatcher, LLParserLimits
 
     def complaint() -> str:
-        grammar = _grammar(option, value, name)
+        grammar = _grammar(option, json.loads(written), name)
         return str(LLMatcher.validate_grammar(grammar, limits=LLParserLimits(**_LIMITS)))
 
     if found := _compiled(name, complaint):

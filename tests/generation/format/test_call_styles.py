@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -23,6 +24,7 @@ from mink_local.generation.format.rendering import Renderer
 from mink_local.generation.format.template import template_input
 from mink_local.generation.format.tool_calls import ToolCallDelta, ToolParser
 from mink_local.generation.model import Model
+from mink_local.llama import guide
 from mink_local.llama.guide import Guide
 from tests.conftest import shared
 from tests.support.calls import whole_calls
@@ -143,6 +145,14 @@ def test_a_schema_that_makes_no_grammar_is_refused_if_the_call_is_forced() -> No
     with pytest.raises(ConstraintError, match="unknown") as caught:
         forced(HERMES, NOW, wrong, tool_choice="required")
     assert str(caught.value.place).startswith("tools[1].function.parameters")
+
+
+def test_the_schema_of_a_tool_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, compiled = tool("known_once", {"a": {"type": "integer"}}), Mock(side_effect=guide._compiled)
+    monkeypatch.setattr(guide, "_compiled", compiled)
+    for _ in range(3):
+        forced(HERMES, known, tool_choice="required")
+    assert compiled.call_count == 1
 
 
 @pytest.mark.parametrize(
