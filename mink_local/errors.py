@@ -63,6 +63,10 @@ class OptionError(MinkError, ValueError):
         self.place = option
 
 
+class PromptError(MinkError, ValueError):
+    """Messages or tools are malformed, or a prompt is empty."""
+
+
 class ConstraintError(OptionError):
     """A constraint that cannot be kept.
 

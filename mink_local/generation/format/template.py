@@ -10,7 +10,7 @@ from itertools import islice, pairwise
 from typing import Any, cast
 
 from mink_local.checks import check_types, shown
-from mink_local.errors import OptionError
+from mink_local.errors import OptionError, PromptError
 from mink_local.generation.format.call_styles import (
     HERMES,
     CallStyle,
@@ -132,9 +132,9 @@ class ChatTemplate:
                 messages = cast(Sequence[Message], prompt)
                 return self._of_messages(self._input(messages, enable_thinking, tools, template_kwargs))
             except RecursionError:
-                raise ValueError("the messages or tools are nested too deeply") from None
+                raise PromptError("the messages or tools are nested too deeply") from None
         if not tokens:
-            raise ValueError("the prompt is empty")
+            raise PromptError("the prompt is empty")
         return tokens
 
     def text(
@@ -234,7 +234,7 @@ class ChatTemplate:
         try:
             text = json.dumps(given, ensure_ascii=False)
         except TypeError as error:
-            raise ValueError(f"messages, tools and template_kwargs must be JSON values: {error}") from None
+            raise PromptError(f"messages, tools and template_kwargs must be JSON values: {error}") from None
         # Before rendering, a mark is put inside every token of markup; afterwards, the text is split at the
         # marks, so that no part contains a whole such token from a message. The mark is a noncharacter or
         # private-use character that no string contains.
@@ -344,7 +344,7 @@ def infill(weights: Weights, prefix: str, suffix: str) -> str:
     find = (C.llama_vocab_fim_pre, C.llama_vocab_fim_suf, C.llama_vocab_fim_mid)
     begin, gap, end = (weights.token_text(token(weights.vocab)) for token in find)
     if not (begin and gap and end):
-        raise ValueError(
+        raise PromptError(
             "the vocabulary of this model has no fill-in-the-middle tokens: "
             "put the text after the gap into the prompt"
         )
@@ -375,12 +375,12 @@ def template_input(
     another. Raises ValueError for malformed input.
     """
     if not isinstance(messages, list | tuple) or not all(isinstance(each, Mapping) for each in messages):
-        raise ValueError(f"messages must be a text or a list of messages (dicts), not {shown(messages)}")
+        raise PromptError(f"messages must be a text or a list of messages (dicts), not {shown(messages)}")
     if not messages:
-        raise ValueError("there is no message to answer")
+        raise PromptError("there is no message to answer")
     found = [_message(message, taken) for message in messages]
     if "tool_calls" in found[-1]:
-        raise ValueError("the last message calls tools: append a message with role tool for each call")
+        raise PromptError("the last message calls tools: append a message with role tool for each call")
     style = style or HERMES
     if taken is None:
         return {"messages": as_text(found, tools, style)}
@@ -397,7 +397,7 @@ def _split_prefill(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]]
     if messages[-1]["role"] != "assistant":
         return messages, None
     if len(messages) == 1:
-        raise ValueError("there is no message to answer before the assistant's")
+        raise PromptError("there is no message to answer before the assistant's")
     return messages[:-1], messages[-1]
 
 
@@ -423,9 +423,9 @@ def _message(message: Message, taken: Taken | None = None) -> dict[str, Any]:
     if isinstance(content, list | tuple):
         checked["content"] = content = "".join(map(_text_of, content))
     if not isinstance(checked.get("role"), str) or not isinstance(content, str):
-        raise ValueError(f"a message needs role and content, both str, not {message!r}")
+        raise PromptError(f"a message needs role and content, both str, not {message!r}")
     if not isinstance(checked.get("reasoning_content", ""), str):
-        raise ValueError(f"a message's reasoning_content must be a str, not {message!r}")
+        raise PromptError(f"a message's reasoning_content must be a str, not {message!r}")
     return checked
 
 
@@ -433,7 +433,7 @@ def _text_of(part: Any) -> str:
     """Return the text of one part of a message's content."""
     text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
     if not isinstance(text, str):
-        raise ValueError(
+        raise PromptError(
             f'a content part must be {{"type": "text", "text": str}} (no images, no sound), not {part!r}'
         )
     return text
@@ -448,7 +448,7 @@ def _arguments(given: Any) -> Mapping[str, Any]:
                 return found or {}
         return {"invalid_arguments": given}
     if not isinstance(given, Mapping | None):
-        raise ValueError(f"the arguments of a tool call must be an object, or JSON text, not {given!r}")
+        raise PromptError(f"the arguments of a tool call must be an object, or JSON text, not {given!r}")
     return given or {}
 
 
@@ -456,7 +456,7 @@ def _tool_call(call: Any, taken: Taken | None) -> dict[str, Any]:
     """Return a tool call as the template takes it."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise ValueError(
+        raise PromptError(
             f'a tool call must have {{"function": {{"name": str, "arguments": …}}}}, not {call!r}'
         )
     arguments: Any = _arguments(function.get("arguments") or {})

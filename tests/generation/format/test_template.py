@@ -13,7 +13,7 @@ import pytest
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 from mink_local import Constraints, load_model
-from mink_local.errors import MinkError
+from mink_local.errors import MinkError, PromptError
 from mink_local.generation.format import rendering
 from mink_local.generation.format.call_styles import HERMES
 from mink_local.generation.format.derived import Taken
@@ -206,7 +206,7 @@ NESTED: list[Any] = reduce(lambda inner, _: [inner], range(100_000), [])
 def test_messages_that_are_malformed(
     with_tools: Weights, messages: list[dict[str, Any]], complaint: str
 ) -> None:
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(PromptError, match=complaint):
         ChatTemplate(with_tools).tokens(messages)
 
 
