@@ -1,21 +1,28 @@
-"""docs/results.md and README.md have the numbers of docs/results, which come from the reports of runs.
+"""The pages have the numbers of docs/results, whose files come from runs and are all alike.
 
 Numbers with a decimal point or a % sign must be in the tables named in <!-- from: NAME … --> at the end of a
 paragraph, or of a table's row, whose second cell is checked; in docs no number with a decimal point may be
 without.
 """
 
-import csv
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import matplotlib
+import pandas as pd
 import pytest
 
-from mink_local.evals.stats import Interval
-from mink_local.evals.tables import ENDS
+from mink_local.evals.frontier.measure import Frontier
+from mink_local.evals.measurement import carry_out
+from mink_local.evals.quants.measure import Quants
+from mink_local.evals.tables import Cell, Table
+from mink_local.models.catalog import resolve
+from mink_local.samplers import MinK
 from scripts import results
-from scripts.lab import rivals_tables
+from scripts.lab import recompute
+from scripts.lab.coverage.measure import Walks
 from tests.support.made_run import write_run
 from tests.support.mink_eval import read_responses
 
@@ -34,10 +41,11 @@ TABLE = """\
 
 
 @pytest.fixture
-def hens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of results with one table."""
-    monkeypatch.setattr(results, "RESULTS", tmp_path)
-    (tmp_path / "hens.md").write_text("".join(TABLE.splitlines(keepends=True)[1:-1]), "utf-8")
+def hens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of hens."""
+    row = ["min-k:tau=3", Cell("33.0", "24.6–42.7"), Cell("−3.0", "−9.8 to +4.0")]
+    frame = pd.DataFrame([row], columns=["method", "T = 1", "difference"])
+    monkeypatch.setitem(results.TABLES, "hens", lambda: Table("", frame))
 
 
 def complaints(text: str, every: bool = True) -> Iterator[str]:
@@ -100,63 +108,128 @@ def test_a_wrong_number_or_option_is_found(text: str, complaint: str) -> None:
     assert complaint in found
 
 
-@pytest.mark.usefixtures("hens", "own_files")
-def test_tables_and_figures_are_remade_from_runs(tmp_path: Path) -> None:
-    """With the numbers of the records; what is missing is named."""
+@pytest.mark.parametrize("path", sorted(results.RESULTS.glob("*.csv")), ids=lambda path: path.stem)
+def test_the_data_are_all_alike(path: Path) -> None:
+    """Plain names, numbers without marks or signs of percent, and ends around what they are the ends of."""
+    found = pd.read_csv(path)
+    assert [name for name in found if not re.fullmatch(r"[a-z][a-z0-9_]*", name)] == []
+    if "temperature" in found:
+        assert pd.api.types.is_numeric_dtype(found["temperature"])
+    for name in found:
+        low, high = (f"{name}{end}" for end in ("_low", "_high"))
+        assert (low in found) == (high in found)
+        if low in found:
+            ordered = found.dropna(subset=low)
+            assert (ordered[low] <= ordered[name]).all()
+            assert (ordered[name] <= ordered[high]).all()
+    for name in {"accuracy", "valid", "coverage", "tail_mass", "truncated", "no_answer"} & set(found):
+        assert found[name].between(0, 1).all()
+
+
+def test_tables_follow_from_what_was_counted() -> None:
+    """And those of the rivals from their rows, computed with NumPy and SciPy alone."""
+    tables = dict(recompute.recomputed())
+    assert {"full-gsm8k", "full-gsm8k-comparisons", "rivals-prose", "rivals-math", "rivals-ideas"} <= set(
+        tables
+    )
+    for name, numbers in tables.items():
+        assert numbers, name
+        shown, right = zip(*numbers, strict=True)
+        assert shown == pytest.approx(right, abs=recompute.LEAST), name
+    assert "mink_local" not in Path(recompute.__file__).read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", results.FIGURES)
+def test_figures_are_drawn_from_the_data(name: str) -> None:
+    kept = (results.RESULTS / f"{name}.svg").read_bytes()
+    if f"Matplotlib v{matplotlib.__version__}".encode() not in kept:
+        pytest.skip("drawn by another Matplotlib")
+    assert results.drawn(name) == kept
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder of results."""
+    monkeypatch.setattr(results, "RESULTS", tmp_path / "results")
+    results.RESULTS.mkdir()
+    return tmp_path
+
+
+@pytest.mark.usefixtures("own_files")
+def test_accuracies_are_remade_from_runs(folder: Path) -> None:
+    """With the numbers of the records, and a row for each of them; what is missing is named."""
     top_p = "top-p:p=0.9,order=temperature-last"
     run = write_run(
-        tmp_path / "runs" / "accuracy-gsm8k",
+        folder / "runs" / "accuracy-gsm8k",
         ("qwen2.5-coder-1.5b",),
         ("gsm8k",),
         ("min-k:tau=3", top_p),
         (1.0, 5.0),
         repeats=1,
     )
-    missing = list(results.remake(tmp_path / "runs"))
-    assert any(one.startswith("coverage-1.5b-1 ") for one in missing)
+    missing = list(results.remake(folder / "runs"))
+    assert any(one.startswith("coverage-1.5b ") for one in missing)
     assert not any(one.startswith("accuracy-gsm8k ") for one in missing)
-    assert b"<svg" in (tmp_path / "accuracy-gsm8k.svg").read_bytes()
-    with (tmp_path / "accuracy-gsm8k.csv").open(encoding="utf-8") as lines:
-        rows = {(row["sampler"], row["temperature"]): row for row in csv.DictReader(lines)}
-    table = (tmp_path / "accuracy-gsm8k.md").read_text("utf-8")
+    assert b"<svg" in results.drawn("accuracy-gsm8k")
+    table, cells, rows = (
+        results.read("accuracy-gsm8k"),
+        *map(results.frame, ("accuracy-gsm8k", "accuracy-gsm8k-rows")),
+    )
     for sampler in ("min-k:tau=3", top_p):
         right = [
             one.flexible is not None and one.flexible.correct
             for one in read_responses(run)
             if (one.sampler, one.temperature) == (sampler, 5)
         ]
-        row = rows[sampler, "5.0"]
-        assert float(row["accuracy"]) == pytest.approx(sum(right) / len(right))
-        assert float(row["accuracy_low"]) < float(row["accuracy"]) < float(row["accuracy_high"])
-        assert int(row["questions"]) == len(right)
-        assert f"{100 * float(row['accuracy']):.1f}" in table
+        (cell,) = cells.query("sampler == @sampler and temperature == 5").itertuples()
+        assert cell.accuracy == pytest.approx(sum(right) / len(right))
+        assert cell.accuracy_low < cell.accuracy < cell.accuracy_high
+        assert cell.questions == len(right)
+        assert rows.query("sampler == @sampler and temperature == 5")["correct"].tolist() == right
+        assert f"{100 * cell.accuracy:.1f}" in table
+    assert set(results.frame("accuracy-gsm8k-comparisons")["kind"]) == {"sampler", "temperature"}
 
 
-@pytest.mark.parametrize("table", ["rivals-prose", "rivals-math", "rivals-ideas"])
-def test_tables_of_rivals_follow_from_their_rows(table: str) -> None:
-    is_ideas = table == "rivals-ideas"
-    found = rivals_tables.of_prompts() if is_ideas else rivals_tables.of_texts(table.removeprefix("rivals-"))
-    n = 30 if is_ideas else 8
-    with (ROOT / "docs" / "results" / f"{table}.csv").open(encoding="utf-8") as lines:
-        rows = list(csv.DictReader(lines))
-    assert [row["method"] for row in rows] != []
-    for row in rows:
-        values = found[row["method"]]
-        gain = values - found["min-k, floor"]
-        for name, one in (
-            ("coverage_at_equal_validity" if is_ideas else "most_entropy", values),
-            ("minus_min_k_floor", gain),
-        ):
-            for end, number in zip(ENDS, Interval.of(one[0], one[1:], n), strict=True):
-                assert float(row[f"{name}{end}"]) == pytest.approx(number, abs=1e-6)
-
-
-def test_every_file_of_the_results_is_shown() -> None:
-    pages = "".join(
-        (ROOT / page).read_text("utf-8") for page in ("README.md", "docs/results.md", "docs/quantizations.md")
+def test_other_measurements_are_remade_from_runs(folder: Path, tiny_path: Path) -> None:
+    """With a row per text, prompt and chunk, whose means are the tables' numbers."""
+    text, coins = folder / "text.txt", folder / "coins.jsonl"
+    text.write_text("A river that is long.\n\nName a city.\n\nOne and two.\n" * 9)
+    coins.write_text('{"id": "coin", "prompt": "Name a side of a coin.", "answers": ["heads", "tails"]}\n')
+    model, placement = str(tiny_path), dict[str, Any](n_threads=1)
+    kv_types = ("f16", "q8_0")
+    for name, measurement in (
+        ("frontier", Frontier(model, model, None, text, 8, (), [5.0], **placement)),
+        ("coverage", Walks(model, samplers=[MinK()], temperatures=[1.0], prompts=coins, **placement)),
+        ("quants", Quants(resolve(model), [], text, 16, 16, kv_types=kv_types, **placement)),
+    ):
+        carry_out(measurement, folder / name, quiet=True)
+    frontier, coverage, quants = (
+        results.data_of(folder / name) for name in ("frontier", "coverage", "quants")
     )
-    named = set(re.findall(r"results/([^)\s]+\.(?:svg|md|csv|jsonl))", pages))
-    sources = re.findall(r"<!-- (?:begin|from): (.+) -->", pages)
-    tables = {f"{name}.{end}" for line in sources for name in line.split() for end in ("csv", "md")}
-    named |= {f"{name.removesuffix('.md')}.csv" for name in named}
-    assert {path.name for path in (ROOT / "docs" / "results").iterdir()} <= named | tables
+    assert set(frontier) == {"", "-at-tail-mass", "-rows"}
+    sums = frontier["-rows"].groupby("sampler")[["positions", "sum_entropy"]].sum()
+    for one in frontier[""].itertuples():
+        n, entropy = sums.loc[one.sampler]
+        assert one.entropy == pytest.approx(entropy / n)
+    assert coverage[""]["coverage"].tolist() == pytest.approx(coverage["-rows"]["coverage"].tolist())
+    means = quants["-rows"].groupby("file")["kld"].mean()
+    assert quants[""].set_index("file")["kld_mean"].to_dict() == pytest.approx(means.to_dict())
+
+
+def test_every_file_of_the_results_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = "".join(path.read_text("utf-8") for path in results.PAGES)
+    used: set[str] = set()
+
+    def frame(name: str) -> pd.DataFrame:
+        used.add(f"{name}.csv")
+        return pd.read_csv(results.RESULTS / f"{name}.csv")
+
+    monkeypatch.setattr(results, "frame", frame)
+    for name in re.findall(r"<!-- begin: (.+) -->", pages):
+        results.read(name)
+    for name in results.FIGURES:
+        results.drawn(name)
+    used |= set(re.findall(r"results/([^)\s]+\.(?:svg|csv|jsonl))", pages))
+    assert {path.name for path in results.RESULTS.iterdir()} == used
+    said = {name for line in re.findall(r"<!-- (?:begin|from): (.+) -->", pages) for name in line.split()}
+    assert said == set(results.TABLES)

@@ -3,18 +3,19 @@
 import io
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
 import matplotlib
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from mink_local.evals.tables import ENDS
-from mink_local.samplers import SAMPLERS, label
+from mink_local.samplers import SAMPLERS, MinK, label
 
 COLUMNS = 3
 GREY = "#777777"
@@ -108,27 +109,20 @@ def panels(titles: Iterable[str], x_label: str, y_label: str) -> tuple[Figure, d
     return figure, dict(zip(names, axes, strict=False))
 
 
-def curves(frame: pd.DataFrame, x_label: str, y_label: str) -> Figure:
-    """Return a panel with a curve per sampler, whose last point is labelled with its temperature.
+def dots(axis: Axes, rows: pd.DataFrame, name: str, heights: Sequence[float], is_filled: bool = True) -> None:
+    """Draw a number of each row and its interval as a dot on a bar; Min-k's are in its colour.
 
     Args:
-        frame: Rows with `sampler`, `temperature`, `x` and `y`, in order of temperature.
-        x_label: Label of the x axis.
-        y_label: Label of the y axis.
+        axis: Where to draw.
+        rows: Rows with a `method`, and with `name` and the ends of its interval.
+        name: The number's column.
+        heights: Where each row is, on the y axis.
+        is_filled: Whether the dots are filled.
     """
-    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
-    axis = figure.subplots()
-    look_of = looks(frame["sampler"].unique())
-    for name, curve in frame.groupby("sampler", sort=False):
-        axis.plot(curve["x"], curve["y"], **look_of[name], markersize=5, linewidth=1.2, label=label(name))
-        x, y, highest = curve[["x", "y", "temperature"]].iloc[-1]
-        text = f"{highest:g}".replace("inf", "∞")
-        axis.annotate(text, (x, y), xytext=(4, 3), textcoords="offset points", fontsize="x-small")
-    axis.set(xlabel=x_label, ylabel=y_label)
-    axis.margins(0.08)
-    figure.legend(loc="outside right upper", frameon=False, fontsize="small")
-    figure.suptitle("Lines run from the lowest temperature to the highest, which is labelled.", **NOTE)
-    return figure
+    own = [COLOURS[0] if method.startswith(MinK.name) else GREY for method in rows["method"]]
+    value, low, high = (rows[f"{name}{end}"] for end in ENDS)
+    axis.hlines(heights, low, high, own)
+    axis.scatter(value, heights, 26, own if is_filled else "white", edgecolors=own, zorder=3)
 
 
 def accuracy_figure(cells: pd.DataFrame, baseline: str | None) -> Figure:

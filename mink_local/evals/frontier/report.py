@@ -33,7 +33,7 @@ from mink_local.evals.tables import (
     percent,
     temperature_name,
 )
-from mink_local.samplers import label
+from mink_local.samplers import MinK, label
 
 YARDSTICK = "min-p (T last)"
 """The curve that the samplers are compared with."""
@@ -264,7 +264,7 @@ def report(results: Results) -> Report:
         _table("Defaults", defaults),
         _table("All settings", found.figures),
     ]
-    lead = Picture.of("frontier", title, lambda: _figure(found))
+    lead = Picture.of("frontier", title, lambda: frontier_figure(found.figures))
     return settings_report(
         results,
         title,
@@ -291,39 +291,52 @@ def _table(title: str, frame: pd.DataFrame) -> Table:
 def _tail_mass_tables(at_tail_mass: pd.DataFrame) -> Iterator[Table]:
     """Yield a table per temperature: the maximum entropy of every curve at the wanted levels of tail mass."""
     for temperature, frame in at_tail_mass.groupby("temperature"):
-        best = frame.groupby("curve")["entropy"].sum()
-        table = pd.DataFrame({"method": best.sort_values(ascending=False).index})
-        for wanted, column in frame.groupby("wanted"):
-            cells = {one.curve: _most(one) for one in column.itertuples()}
-            table[f"+{100 * wanted:g} points"] = table["method"].map(cells)
-        yield Table(f"Maximum entropy at equal tail mass, T = {temperature_name(temperature)}", table)
+        title = f"Maximum entropy at equal tail mass, T = {temperature_name(temperature)}"
+        yield tail_mass_table(title, frame.assign(is_behind=frame["behind_low"] > 0))
+
+
+def tail_mass_table(title: str, frame: pd.DataFrame) -> Table:
+    """Return the table of curves at levels of tail mass; bold are those that are not behind the best."""
+    best = frame.groupby("curve")["entropy"].sum()
+    table = pd.DataFrame({"method": best.sort_values(ascending=False).index})
+    for wanted, column in frame.groupby("wanted"):
+        cells = {one.curve: _most(one) for one in column.itertuples()}
+        table[f"+{100 * wanted:.1f} points"] = table["method"].map(cells)
+    return Table(title, table)
 
 
 def _most(row: Any) -> Cell:
     at_least = "" if " to " in row.between else "≥ "
     shown = of_interval(row, "entropy", "{:.3f}".format)
     below = ", ".join(filter(None, (shown.below, row.between)))
-    return Cell(f"{at_least}{shown.text}", below, bold=not row.behind_low > 0)
+    return Cell(f"{at_least}{shown.text}", below, bold=not row.is_behind)
 
 
-def _figure(found: FrontierResults) -> Figure:
-    """Draw tail mass over entropy, a curve per sampler: at T = 5, or else the highest finite T, and at ∞."""
-    finite = [t for t in found.temperatures if math.isfinite(t)]
+def frontier_figure(settings: pd.DataFrame) -> Figure:
+    """Draw tail mass over entropy, a curve per sampler: at T = 5, or else the highest finite T, and at ∞.
+
+    Min-k is drawn last, above the curves that it coincides with.
+
+    Args:
+        settings: Each setting's `curve`, `temperature`, `entropy` and `tail_mass`.
+    """
+    temperatures = sorted(settings["temperature"].unique())
+    finite = [t for t in temperatures if math.isfinite(t)]
     shown = [5.0] if 5.0 in finite else finite[-1:]
-    shown += [t for t in found.temperatures if math.isinf(t)]
-    level = f"{100 * TAIL_LEVELS['tail_mass']:g}%"
-    y_label = f"tail mass: probability of tokens below {level} under the reference"
-    figure, axes = panels([f"T = {temperature_name(t)}" for t in shown], "entropy, nats", y_label)
+    shown += [t for t in temperatures if math.isinf(t)]
+    figure, axes = panels([f"T = {temperature_name(t)}" for t in shown], "entropy, nats", "tail mass")
     figure.set_size_inches(5.2 * len(shown) + 0.6, 6.2)
-    frame = found.figures.assign(x=found.figures["entropy"], y=found.figures["tail_mass"])
-    lowest = frame["y"].min()
+    frame = settings[settings["temperature"].isin(shown)]
+    lowest = frame["tail_mass"].min()
     highest = min(1.0, max(_LOOSE_TAIL_MASS, 10 * lowest))
     for temperature, axis in zip(shown, axes.values(), strict=True):
-        for name, curve in frame[frame["temperature"] == temperature].groupby("curve", sort=False):
-            if (curve["y"] <= highest).any():
-                axis.plot(curve["x"], curve["y"], **look(str(name)), label=name, markersize=4, linewidth=1.1)
+        here = frame[frame["temperature"] == temperature]
+        for name, curve in sorted(here.groupby("curve", sort=False), key=lambda one: one[0] == MinK.name):
+            if (curve["tail_mass"] <= highest).any():
+                x, y = curve["entropy"], curve["tail_mass"]
+                axis.plot(x, y, **look(str(name)), label=name, markersize=4, linewidth=1.1)
     axis.set(  # the panels share their scales
-        xlim=(-0.03, 1.05 * frame.loc[frame["y"] <= highest, "x"].max()),
+        xlim=(-0.03, 1.05 * frame.loc[frame["tail_mass"] <= highest, "entropy"].max()),
         yscale="log",
         ylim=(max(0.85 * lowest, _LEAST_TAIL_MASS), highest),
     )

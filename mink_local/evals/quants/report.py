@@ -66,8 +66,8 @@ _COLUMNS: dict[str, tuple[str, Format]] = {
     "ppl": ("PPL", "{:.2f}".format),
     "ppl_ratio": ("PPL ratio", "{:.3f}".format),
 }
-_DIVERGENCE = ("bytes", "bits_per_weight", "kld_mean", *_QUANTILES)
-_PREDICTIONS = ("same_top", "rms_dp", "mean_dp", "ppl", "ppl_ratio")
+DIVERGENCE = ("bytes", "bits_per_weight", "kld_mean", *_QUANTILES)
+PREDICTIONS = ("same_top", "rms_dp", "mean_dp", "ppl", "ppl_ratio")
 _BRIEF = ("bytes", "bits_per_weight", "kld_mean", "kld_99_9", "same_top", "ppl_ratio")
 
 
@@ -148,7 +148,7 @@ def report(results: Results) -> Report:
         for kind, part in found.groupby("kind", sort=False)
     )
     size = Picture.of(
-        "quants-size", "Size against the mean divergence, with 95% intervals", lambda: _size_figure(figures)
+        "quants-size", "Size against the mean divergence, with 95% intervals", lambda: size_figure(figures)
     )
     own = ("base", "files", "facts")  # have tables of their own
     settings = {key: value for key, value in public(manifest).items() if key not in own}
@@ -165,7 +165,7 @@ def report(results: Results) -> Report:
         f"Quantization loss against {_base_in_words(manifest)}: {count(len(rows) - 1, 'other file')}",
         list(filter(None, [narrow, results.rows.left_out])),
         sections,
-        [_of(f"Loss against {_base_in_words(manifest)}", figures, _BRIEF)],  # fits most terminals
+        [files_table(f"Loss against {_base_in_words(manifest)}", figures, _BRIEF)],  # fits most terminals
         about={**about, "base": base, "self_noise": noise.where(noise.notna(), None).to_dict()},
         frames={"files": figures[1:], "kinds": kinds},
         csv={"quants": figures, "quants-kinds": kinds},
@@ -231,16 +231,18 @@ def _files(manifest: Mapping[str, Any]) -> Table:
 
 def _tables(figures: pd.DataFrame, kinds: pd.DataFrame) -> Iterator[Table]:
     """Yield the tables of divergence, kinds of text, and predictions."""
-    yield _of("Divergence", figures, _DIVERGENCE)
+    yield files_table("Divergence", figures, DIVERGENCE)
     if kinds["kind"].nunique() > 1:
-        cells = kinds.assign(
-            cell=[of_interval(row, "kld_mean", "{:.4f}".format) for row in kinds.itertuples()]
-        )
-        by_kind = cells.pivot(index="file", columns="kind", values="cell").reindex(
-            index=figures["file"], columns=kinds["kind"].unique()
-        )
-        yield Table("Mean divergence by kind of text", by_kind.reset_index())
-    yield _of("Predictions and perplexity", figures, _PREDICTIONS)
+        yield kinds_table("Mean divergence by kind of text", kinds)
+    yield files_table("Predictions and perplexity", figures, PREDICTIONS)
+
+
+def kinds_table(title: str, kinds: pd.DataFrame) -> Table:
+    """Return the table of the files' mean divergence by kind of text."""
+    cells = kinds.assign(cell=[of_interval(row, "kld_mean", "{:.4f}".format) for row in kinds.itertuples()])
+    wide = cells.pivot(index="file", columns="kind", values="cell")
+    wide = wide.reindex(index=kinds["file"].unique(), columns=kinds["kind"].unique())
+    return Table(title, wide.reset_index())
 
 
 def _card(manifest: Mapping[str, Any], figures: pd.DataFrame, kinds: pd.DataFrame, size: Picture) -> str:
@@ -257,7 +259,7 @@ def _card(manifest: Mapping[str, Any], figures: pd.DataFrame, kinds: pd.DataFram
     return "\n\n".join(
         [
             f"## Loss by quantization, against {_base_in_words(manifest)}",
-            _of("", figures, _BRIEF).markdown(),
+            files_table("", figures, _BRIEF).markdown(),
             "KLD: the divergence of the next-token distributions from the base's, in nats, on "
             f"{count(figures['positions'].iloc[0], 'position')} of {listed(kinds['kind'].unique())} (SHA-256 "
             f"{text['sha256'][:12]}); 99.9%: at one position in a thousand it is larger. The base's row is "
@@ -274,13 +276,13 @@ def _names(figures: pd.DataFrame) -> pd.Series:
     return figures["file"].mask(figures.index == 0, figures["file"] + " (base)")
 
 
-def _of(title: str, figures: pd.DataFrame, names: Sequence[str]) -> Table:
+def files_table(title: str, figures: pd.DataFrame, names: Sequence[str]) -> Table:
     """Return the table of some figures of the files."""
     columns = {name: _COLUMNS[name] for name in ("file", *names)}
     return Table.of(title, figures.assign(file=_names(figures)), columns, 1)
 
 
-def _size_figure(figures: pd.DataFrame) -> Figure:
+def size_figure(figures: pd.DataFrame) -> Figure:
     """Draw the mean divergence with its interval over size, and the base's self-noise as a line."""
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axis = figure.subplots()

@@ -15,12 +15,12 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from mink_local.errors import DataError, ReportError
-from mink_local.evals.figures import Picture, curves
+from mink_local.evals.figures import GREY, Picture, dots
 from mink_local.evals.measurement import Results
 from mink_local.evals.report.report import Report, Section
 from mink_local.evals.settings import SamplerSetting, SettingsMeasurement, settings_report
 from mink_local.evals.stats import FEW, share
-from mink_local.evals.tables import Format, Table, columns_of, count, percent, temperature_name
+from mink_local.evals.tables import ENDS, Format, Table, columns_of, count, percent, temperature_name
 from mink_local.evals.tasks.base import Text, json_rows, read_each_once
 from mink_local.generation.model import Model
 from mink_local.models.catalog import resolve
@@ -223,10 +223,11 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
         manifest = results.manifest
         greedy = found.loc[found["sampler"] == str(Greedy()), "valid"].iloc[0]
         tables = [
-            _table(
+            best_table(
                 f"Most coverage with validity at most {count(round(100 * below), 'point')} below greedy's "
                 f"{percent(greedy)}%",
-                best(found, greedy - below),
+                found,
+                below,
             )
             for below in _BELOW_GREEDY
             if n_prompts >= FEW and below < greedy
@@ -246,7 +247,7 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
         own = Section(
             "Validity and coverage",
             [*tables, whole],
-            lead=Picture.of("coverage", title, lambda: _figure(found)),
+            lead=Picture.of("coverage", title, lambda: coverage_figure(found)),
         )
         return settings_report(
             results,
@@ -293,16 +294,21 @@ def means(rows: pd.DataFrame) -> tuple[pd.DataFrame, int, int]:
     return found, n_prompts, rows["prompt"].nunique() - n_prompts
 
 
-def best(found: pd.DataFrame, least: float) -> pd.DataFrame:
-    """Return each sampler at the temperature with the most coverage and mean validity of at least `least`.
+def best(found: pd.DataFrame, below: float) -> pd.DataFrame:
+    """Return each sampler at the temperature with the most coverage, if its validity is close to greedy's.
 
     The sampler with the most coverage comes first; one that is less valid at every temperature has empty
     cells.
+
+    Args:
+        found: A row per setting, as from `means`.
+        below: How far the mean validity may be below greedy's, as a share.
     """
-    enough = found[found["valid"] >= least]
+    greedy = found.loc[found["sampler"] == str(Greedy()), "valid"].iloc[0]
+    enough = found[found["valid"] >= greedy - below]
     ranked = enough.sort_values("coverage", ascending=False, kind="stable").drop_duplicates("sampler")
     others = pd.DataFrame({"sampler": sorted(set(found["sampler"]) - set(ranked["sampler"]))})
-    return pd.concat([ranked, others])[list(found.columns[:-2])]
+    return pd.concat([ranked, others])
 
 
 _COLUMNS: dict[str, tuple[str, Format]] = {
@@ -319,7 +325,28 @@ def _table(title: str, frame: pd.DataFrame) -> Table:
     return Table.of(title, frame, _COLUMNS, 2)
 
 
-def _figure(found: pd.DataFrame) -> Figure:
-    """Draw validity against coverage, a curve per sampler, from the lowest temperature up."""
-    shown = found.assign(x=100 * found["coverage"], y=100 * found["valid"])
-    return curves(shown, "coverage, %", "validity, %")
+def best_table(title: str, found: pd.DataFrame, below: float) -> Table:
+    """Return the table of `best`."""
+    return _table(title, best(found, below).drop(columns=["distinct", "unexplored"], errors="ignore"))
+
+
+def coverage_figure(found: pd.DataFrame) -> Figure:
+    """Draw the coverage of each sampler at its `best` temperature, with its interval."""
+    levels = {below: best(found, below).dropna(subset="coverage") for below in _BELOW_GREEDY}
+    levels = {below: rows for below, rows in levels.items() if len(rows) > 1}  # not greedy alone
+    names = list(levels[max(levels)]["sampler"])[::-1]
+    figure = Figure(figsize=(6, 0.27 * len(names) + 1.2), layout="constrained")
+    axis = figure.subplots()
+    for number, (below, rows) in enumerate(levels.items()):
+        heights = [names.index(name) + 0.13 - 0.26 * number for name in rows["sampler"]]
+        shown = rows.assign(
+            method=rows["sampler"], **{f"coverage{end}": 100 * rows[f"coverage{end}"] for end in ENDS}
+        )
+        dots(axis, shown, "coverage", heights, is_filled=not number)
+        text = f"validity at most {count(round(100 * below), 'point')} below greedy's"
+        axis.scatter([], [], 26, "white" if number else GREY, edgecolors=GREY, label=text)
+    axis.set_yticks(range(len(names)), map(label, names), fontsize="small")
+    axis.set(xlabel="coverage, %", xlim=(0, None), ylim=(-0.7, len(names) - 0.3))
+    axis.grid(axis="x", linewidth=0.4)
+    figure.legend(loc="outside upper right", frameon=False, fontsize="small")
+    return figure

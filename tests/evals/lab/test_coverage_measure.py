@@ -68,14 +68,15 @@ def test_means_are_over_the_prompts_that_have_every_setting() -> None:
 
 def test_the_best_temperature() -> None:
     values = [("a", 1, 1.0, 0.1), ("a", 2, 0.95, 0.4), ("b", 1, 0.9, 0.3), ("b", 2, 0.5, 0.9)]
+    values.append(("greedy", 1, 1.0, 0.0))
     columns = ["sampler", "temperature", "valid", "coverage"]
     found = pd.DataFrame(values, columns=columns).assign(distinct=1.0, unexplored=0.0)
-    for least, chosen in (
-        (0.9, [("a", 2), ("b", 1)]),
-        (0.0, [("b", 2), ("a", 2)]),
-        (0.99, [("a", 1), ("b", None)]),
+    for below, chosen in (
+        (0.1, [("a", 2), ("b", 1), ("greedy", 1)]),
+        (1.0, [("b", 2), ("a", 2), ("greedy", 1)]),
+        (0.01, [("a", 1), ("greedy", 1), ("b", None)]),
     ):
-        frame = best(found, least)
+        frame = best(found, below)
         temperatures = frame["temperature"].astype(object).where(frame["coverage"].notna(), None)
         assert list(zip(frame["sampler"], temperatures, strict=True)) == chosen
 
