@@ -346,15 +346,14 @@ def at_tail_mass(found: pd.DataFrame) -> Figure:
     found = found.rename(columns={"curve": "method"})
     names = list(dict.fromkeys(found.sort_values("entropy")["method"]))
     names = [*(name for name in names if name != MinK.name), MinK.name]
-    levels = found.groupby("wanted")
-    figure = Figure(figsize=(7.5, 0.27 * len(names) + 1.1), layout="constrained")
-    axes = figure.subplots(1, len(levels), sharey=True)
-    for axis, (wanted, rows) in zip(axes, levels, strict=True):
+    figure = Figure(figsize=(5.8, 0.54 * len(names) + 1.2), layout="constrained")
+    axes = figure.subplots(2, 2, sharey=True).flatten()
+    for axis, (wanted, rows) in zip(axes, found.groupby("wanted"), strict=True):
         dots(axis, rows, "entropy", list(map(names.index, rows["method"])))
-        axis.set_title(f"+{100 * wanted:.1f} points", fontsize="small")
+        axis.set_title(f"+{100 * wanted:g} points of tail mass", fontsize="small")
         axis.set(xlim=(0, None), ylim=(-0.7, len(names) - 0.3))
+        axis.set_yticks(range(len(names)), names, fontsize="small")
         axis.grid(axis="x", linewidth=0.4)
-    axes[0].set_yticks(range(len(names)), names, fontsize="small")
     figure.supxlabel("entropy, nats", fontsize="medium")
     return figure
 

@@ -301,7 +301,7 @@ def tail_mass_table(title: str, frame: pd.DataFrame) -> Table:
     table = pd.DataFrame({"method": best.sort_values(ascending=False).index})
     for wanted, column in frame.groupby("wanted"):
         cells = {one.curve: _most(one) for one in column.itertuples()}
-        table[f"+{100 * wanted:.1f} points"] = table["method"].map(cells)
+        table[f"+{100 * wanted:g} points"] = table["method"].map(cells)
     return Table(title, table)
 
 
