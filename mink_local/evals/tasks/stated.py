@@ -26,6 +26,7 @@ _ANCHOR = re.compile(
 _BETWEEN_BOXES = re.compile(r"[\s$]*(?:,|and|or)[\s$]*\\(?:boxed|fbox)\s*\{")
 _AFTER_A_BOX = re.compile(r"\}[\s$]*(?:,|and|or)[\s$]*$")
 _DISPLAY = re.compile(r"[\s*:_]*(?:\\\[(.+?)\\\]|\$\$(.+?)\$\$)", re.DOTALL)
+_PLACEHOLDER = re.compile(r"\W*\(answer\)\W*")  # copied from "The final answer is (answer)"
 _END = re.compile(r"\n|(?<!\\)[.!?](?=\s|$)|。")
 _NEXT_QUESTION = re.compile(r"\n\s*(?:Q|Question|Problem)\b[ \d]*[:.]")
 
@@ -60,8 +61,11 @@ def statements(response: str) -> Iterator[str]:
     text = response[-_READ:]
     for anchor in reversed(list(_ANCHOR.finditer(text))):
         is_box = anchor[0].endswith("{")
-        if not (is_box and _AFTER_A_BOX.search(text[max(0, anchor.start() - 20) : anchor.start()])):
-            yield _stated(text[anchor.end() : anchor.end() + _LONGEST], is_box=is_box)
+        if is_box and _AFTER_A_BOX.search(text[max(0, anchor.start() - 20) : anchor.start()]):
+            continue
+        stated = _stated(text[anchor.end() : anchor.end() + _LONGEST], is_box=is_box)
+        if not _PLACEHOLDER.fullmatch(stated):
+            yield stated
     if len(text.strip()) <= _SHORT:
         yield text
 

@@ -52,6 +52,13 @@ def test_a_list_of_boxes_is_one_answer() -> None:
     assert not every_verdict("math500", "So \\boxed{1} and \\boxed{-2}.", "-2").flexible.correct
 
 
+@pytest.mark.parametrize("copied", ["The final answer is (answer).", "Thus, the answer is $(answer)$."])
+def test_what_is_copied_from_the_prompt_is_no_answer(copied: str) -> None:
+    for response, answer in ((copied, None), (f"So we get \\boxed{{5}}.\n\n{copied}", "5")):
+        stated = every_verdict("math500", response, "5").flexible
+        assert stated == Verdict(answer, correct=answer is not None)
+
+
 def test_verdicts_on_the_responses_of_gpt_3() -> None:
     known = (FOLDER / "gpt3.txt").read_text(encoding="utf-8").split()
     found = []
