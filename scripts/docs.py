@@ -22,6 +22,7 @@ from mink_local.bench.cli import cli as bench
 from mink_local.chat.cli import cli as chat
 from mink_local.chat.loop import COMMANDS
 from mink_local.evals.cli import cli as evals
+from mink_local.generation.answer import Loop
 from mink_local.models.cli import cli as models
 from mink_local.samplers import SAMPLERS
 from mink_local.serve.bodies import ErrorBody, Json, Output
@@ -199,7 +200,7 @@ def server_api() -> Iterator[str]:
     described = schemas()
     sampling = msgspec.json.schema_components([SamplingFields])[1]["SamplingFields"]["properties"]
     sampling |= {name: described["ChatRequest"]["properties"][name] for name in sampler_fields()}
-    kinds = kinds_by_name(Output) | kinds_by_name(Fields)
+    kinds = kinds_by_name(Output) | kinds_by_name(Fields) | {"Loop": Loop}
     for name, schema in sorted((described | {"SamplingFields": {"properties": sampling}}).items()):
         kind = kinds[name]
         summary = cleandoc(kind.__doc__ or "").partition("\n\nAttributes:")[0].replace("\n", " ")

@@ -168,7 +168,11 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     seed_option.build(_sampling),
     max_tokens_option.build(_sampling),
-    _sampling("--loop-guard/--no-loop-guard", default=True, help="Stop an answer that repeats itself."),
+    _sampling(
+        "--loop-guard/--no-loop-guard",
+        default=True,
+        help="End an answer that repeats itself, and reasoning, so that the answer follows.",
+    ),
     _sampling("--system", type=command_line_text, metavar="TEXT", help="System prompt."),
     _sampling(
         "--reasoning/--no-reasoning",
@@ -513,6 +517,7 @@ class Settings:
             max_tokens=self["max_tokens"],
             seed=self["seed"],
             reasoning_budget=self["reasoning_budget"],
+            end_loops="all" if self["loop_guard"] else "none",
             constraints=self.constraints,
         )
 

@@ -27,7 +27,7 @@ from openai import (
 
 from mink_local.errors import ServerError
 from mink_local.evals.answering import Answered, Answerer, ModelSession, with_reasoning
-from mink_local.generation.request import Request
+from mink_local.generation.request import EndLoops, Request
 from mink_local.samplers import Greedy, Sampler, TopP
 from mink_local.sandbox import in_a_line
 
@@ -117,7 +117,9 @@ class AddressAnswerer(Answerer):
     def facts(self) -> Mapping[str, Any]:
         return {"sha256": "", **({"fields": self._extra} if self._extra else {})}  # its file is not here
 
-    def check(self, samplers: Sequence[Sampler], reasoning_budget: int | None) -> None:
+    def check(
+        self, samplers: Sequence[Sampler], reasoning_budget: int | None, end_loops: EndLoops = "none"
+    ) -> None:
         if self._served.is_preset:
             raise ServerError(f"{self.name} is a preset with its own sampler: use the model without it")
         if self._served.is_mink:
@@ -128,8 +130,8 @@ class AddressAnswerer(Answerer):
                 f"{self._base} is not mink-serve and would ignore {', '.join(unknown)}: use --sampler top-p "
                 "(top-p:p=1 for temperature alone) or greedy, or serve the model with mink-serve"
             )
-        if reasoning_budget is not None:
-            raise ServerError(f"{self._base} is not mink-serve: leave out --reasoning-budget")
+        if reasoning_budget is not None or end_loops != "none":
+            raise ServerError(f"{self._base} is not mink-serve: leave out --reasoning-budget and --end-loops")
 
     def _client(self, seconds: float) -> AsyncOpenAI:
         try:
@@ -271,6 +273,7 @@ class AddressAnswerer(Answerer):
             "sampler": str(sampler),
             "reasoning_budget": params.reasoning_budget,
             "chat_template_kwargs": {"enable_thinking": False} if request.enable_thinking is False else None,
+            "end_loops": params.end_loops,
         }
         fields = {
             "model": self._served.model,

@@ -21,7 +21,7 @@ from mink_local.evals.store import Store
 from mink_local.files import sha256_of
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
-from mink_local.generation.request import Prompt, Request, SamplingParams
+from mink_local.generation.request import EndLoops, Prompt, Request, SamplingParams
 from mink_local.models import trust
 from mink_local.models.catalog import ModelFile, resolve
 from mink_local.models.gguf import shards
@@ -85,11 +85,11 @@ class Answered:
     Attributes:
         index: Index of the request.
         text: The answer after its reasoning; see `with_reasoning`.
-        finish_reason: "stop", "length", "overflow" (the prompt does not fit into the context), "refused" (the
-            server answers other prompts) or "error".
+        finish_reason: "stop", "length", "repetition" (a loop), "overflow" (the prompt does not fit into the
+            context), "refused" (the server answers other prompts) or "error".
         n_tokens: Length of the answer in tokens; from an address, as the server counts, or None.
         k: Number of candidates at every step; empty from an address.
-        reasoning_cut: Whether the reasoning was ended by its budget; an address does not say.
+        reasoning_cut: Whether the reasoning was made to end; an address does not say.
         seconds: Time from getting a slot, or sending the request, to the end.
         error: Why there is no answer, if it was refused or failed.
     """
@@ -125,8 +125,10 @@ class Answerer(ABC):
         """What the manifest records about it."""
 
     @abstractmethod
-    def check(self, samplers: Sequence[Sampler], reasoning_budget: int | None) -> None:
-        """Raise MinkError if it cannot answer, or would ignore a sampler or the budget in silence."""
+    def check(
+        self, samplers: Sequence[Sampler], reasoning_budget: int | None, end_loops: EndLoops = "none"
+    ) -> None:
+        """Raise MinkError if it cannot answer, or would ignore a sampler or an option in silence."""
 
     @abstractmethod
     def answers(
@@ -184,7 +186,7 @@ class FileAnswerer(Answerer):
     def facts(self) -> Mapping[str, Any]:
         return {"path": str(self.file.path), "sha256": file_sha256(self.file.path)}
 
-    def check(self, samplers: Sequence[Sampler], reasoning_budget: int | None) -> None:  # noqa: ARG002
+    def check(self, *_: object) -> None:
         trust.check(self.file)
 
     @cached_property

@@ -419,6 +419,13 @@ def _carry_out(measurement: "Measurement[Any]", out: Path, quiet: bool) -> None:
 )
 @reasoning_budget_option
 @click.option(
+    "--end-loops",
+    type=click.Choice(["none", "reasoning", "all"]),
+    default="none",
+    show_default=True,
+    help="End reasoning, or all text, that repeats itself. Loops are counted in any case.",
+)
+@click.option(
     "--instruction",
     metavar="TEXT",
     callback=_line_breaks,

@@ -4,18 +4,18 @@ import secrets
 import time
 from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from io import StringIO
 from typing import TYPE_CHECKING, Any, Literal
 
 from mink_local.checks import no_attribute
 from mink_local.errors import GenerationError, NoTokenLeftError
-from mink_local.generation.format.text import ReasoningSplitter, StopStrings
+from mink_local.generation.format.text import Marks, ReasoningSplitter, StopStrings
 from mink_local.generation.format.tool_calls import Part, ToolCallDelta, ToolParser, merged
 from mink_local.generation.request import Request
 from mink_local.llama.json_types import object_of
 
-FinishReason = Literal["stop", "length", "interrupted", "overflow", "error"]
+FinishReason = Literal["stop", "length", "repetition", "interrupted", "overflow", "error"]
 TopLogprobs = tuple[tuple[int, float], ...]
 
 _COUNTERPARTS = {  # of other libraries' attributes
@@ -25,6 +25,21 @@ _COUNTERPARTS = {  # of other libraries' attributes
     "cumulative_logprob": "sum(answer.logprobs)",
 }
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's number for it
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Where an answer repeats itself.
+
+    Attributes:
+        token: Index in the answer's tokens of the first one that is a repetition.
+        in_reasoning: Whether it is reasoning.
+        is_ended: Whether that ended the reasoning, or the answer (`end_loops`).
+    """
+
+    token: int
+    in_reasoning: bool
+    is_ended: bool
 
 
 class Piece(str):
@@ -79,7 +94,11 @@ class Answer:
         n_reasoning: Number of these that are reasoning.
         phase_borders: Numbers of tokens after which reasoning began and ended, in turn; see `is_reasoning`.
         k: Number of candidates for each of `tokens`; 0 if it was forced, not sampled.
-        reasoning_cut: Whether `SamplingParams.reasoning_budget` ended the reasoning.
+        reasoning_cut: Whether the reasoning was made to end: by `SamplingParams.reasoning_budget`, or because
+            it was a loop.
+        loops: Where the answer repeats itself, at most once in its reasoning and once after it: `token`, the
+            index of the first token that is a repetition; `in_reasoning`; and `is_ended`, whether that ended
+            the reasoning, or the answer.
         logprobs: Log-probability of each of `tokens` in nats, if requested (`SamplingParams.logprobs`).
         top_logprobs: For each of `tokens`, the most probable ones as (token id, log-probability) pairs.
         token_bytes: For every token in these two, what it writes: UTF-8, perhaps a part of a character.
@@ -87,7 +106,8 @@ class Answer:
             (`SamplingParams.prompt_logprobs`).
         prompt_top_logprobs: For each prompt token, the most probable ones; none for the first.
         finish_reason: "stop" (ended by the model, a stop string or a stop token), "length" (max_tokens, or
-            the context is full), "interrupted", "overflow" (the prompt does not fit into the context),
+            the context is full), "repetition" (a loop; see `SamplingParams.end_loops`), "interrupted",
+            "overflow" (the prompt does not fit into the context),
             "error" (see `error`); None while unfinished.
         stopped_by: The request's stop string or stop token that ended the answer, if any.
         error: What went wrong, if finish_reason is "error"; its text says what to do.
@@ -113,6 +133,7 @@ class Answer:
         self.phase_borders: list[int] = []
         self.k: list[int] = []
         self.reasoning_cut = False
+        self.loops: list[Loop] = []
         self.logprobs: list[float] = []
         self.top_logprobs: list[TopLogprobs] = []
         self.token_bytes: dict[int, bytes] = {}
@@ -324,6 +345,11 @@ class Splitter:
     def has_cut_call(self) -> bool:
         """Whether a tool call was cut off, and left out."""
         return self._parser is not None and self._parser.is_cut
+
+    @property
+    def marks(self) -> Marks:
+        """What stands around the reasoning."""
+        return self._reasoning.marks
 
     @property
     def in_content(self) -> bool:

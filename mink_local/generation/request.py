@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from inspect import iscoroutinefunction
-from typing import Any, TypedDict, TypeGuard, cast
+from typing import Any, Literal, TypedDict, TypeGuard, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,9 @@ Prompt = str | Sequence[Message] | TokenIds
 
 Edit = Callable[[NDArray[np.float32]], Any]
 """A function that changes a row of logits and returns None, or returns another one."""
+
+EndLoops = Literal["reasoning", "all", "none"]
+"""What ends when it repeats itself."""
 
 _RANGES = {
     "temperature": Range(0),
@@ -104,6 +107,10 @@ class SamplingParams:
             the same. Calls are sampled like the answer, and so is the opening tag, if the model writes it.
         reasoning_temperature: Like `temperature`, while the model reasons; None for the same. Neither does
             anything with a model that does not reason (`Model.can_reason`).
+        reasoning_message: The closing sentence; None for one that tells the model why it has to end.
+        end_loops: What to do about text that repeats itself (`Answer.loops`): "reasoning" ends reasoning as a
+            budget does, and the answer follows; "all" also ends an answer, with finish_reason "repetition";
+            "none" ends nothing.
         constraints: Penalties, logit bias, a schema or a grammar: applied to the logits before the cut.
 
     Raises:
@@ -123,6 +130,8 @@ class SamplingParams:
     reasoning_budget: int | None = None
     reasoning_sampler: AnySampler | None = None
     reasoning_temperature: float | None = None
+    reasoning_message: str | None = None
+    end_loops: EndLoops = "reasoning"
     constraints: Constraints | None = None
 
     def __post_init__(self) -> None:
@@ -140,7 +149,13 @@ class SamplingParams:
         self._set("stop_token_ids", tuple(as_ids("stop_token_ids", self.stop_token_ids)))
         if not all(self.stop):
             raise OptionError("stop", "must not contain an empty text, which ends every answer")
-        check_types(ignore_eos=(self.ignore_eos, bool), constraints=(self.constraints, Constraints | None))
+        check_types(
+            ignore_eos=(self.ignore_eos, bool),
+            reasoning_message=(self.reasoning_message, str | None),
+            constraints=(self.constraints, Constraints | None),
+        )
+        if not isinstance(self.end_loops, str) or self.end_loops not in get_args(EndLoops):
+            raise OptionError("end_loops", f"must be {' or '.join(get_args(EndLoops))}")
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -192,6 +207,8 @@ class SamplingOptions(TypedDict, total=False):
     reasoning_budget: int | None
     reasoning_sampler: AnySampler | None
     reasoning_temperature: float | None
+    reasoning_message: str | None
+    end_loops: EndLoops
     constraints: Constraints | None
 
 

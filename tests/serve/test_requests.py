@@ -591,6 +591,8 @@ def test_the_servers_limit_of_tokens_holds() -> None:
         ({"ignore_eos": True, "min_tokens": 2}, {"ignore_eos": True, "min_tokens": 2}),
         ({"reasoning_budget": 7}, {"reasoning_budget": 7}),
         ({"thinking_budget_tokens": 7}, {"reasoning_budget": 7}),
+        ({"reasoning_budget_message": "Stop."}, {"reasoning_message": "Stop."}),
+        *(({"end_loops": what}, {"end_loops": what}) for what in ("reasoning", "all", "none")),
         ({"logprobs": True}, {"logprobs": 0}),
         ({"logprobs": True, "top_logprobs": 3}, {"logprobs": 3}),
         ({"logprobs": False}, {"logprobs": None}),

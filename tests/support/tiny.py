@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -239,7 +240,8 @@ def write_scripted(
     template: str,
     scripts: Mapping[str, Sequence[str]],
     control: Collection[str] = (),
-    **tokenizer: str,
+    again: Mapping[str, str] = MappingProxyType({}),
+    tokenizer: Mapping[str, str] = MappingProxyType({}),
 ) -> Path:
     """Write a model to `path` that answers a prompt by what the prompt ends with.
 
@@ -250,6 +252,7 @@ def write_scripted(
         template: The chat template; it ends prompts with a key of `scripts`.
         scripts: For the end of a prompt, the pieces of the answer. No piece may come twice.
         control: The pieces that are control tokens.
+        again: What follows the last piece of a script, if it is not the end.
         tokenizer: More of the file's keys that begin with `tokenizer.`.
     """
     pieces = [piece for start, script in scripts.items() for piece in (start, *script)]
@@ -264,7 +267,7 @@ def write_scripted(
     embeddings, output = np.zeros((2, len(tokens), width), np.float32)
     embeddings[range(len(tokens)), place] = 8
     for start, script in scripts.items():
-        for piece, following in zip((start, *script), (*script, END), strict=True):
+        for piece, following in zip((start, *script), (*script, again.get(script[-1], END)), strict=True):
             output[number[following], place[number[piece]]] = 8
     metadata = {
         "tokenizer.ggml.tokens": tokens,

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import click
 
-from mink_local.chat.conversation.loop_guard import LoopGuard
 from mink_local.chat.conversation.store import (
     Conversation,
     ConversationStore,
@@ -509,7 +508,6 @@ class AnswerStream:
         self._branch = branch
         self._has_text = False
         self._began = time.perf_counter()
-        self._guard = LoopGuard() if session.settings["loop_guard"] else None
 
     def pieces(self, waiting: Callable[[int], None] = lambda _: None) -> Generator[Piece, None, None]:
         """Yield the pieces of the answer that have a text, once; Ctrl-C ends it.
@@ -517,7 +515,7 @@ class AnswerStream:
         Args:
             waiting: Called now and then while none comes, with the number of unread tokens of the prompt.
         """
-        reply, message, guard = self.reply, self.message, self._guard
+        reply, message = self.reply, self.message
         engine = self._session.model.core.engine
 
         def wait() -> None:
@@ -529,8 +527,6 @@ class AnswerStream:
             with on_interrupt(reply.interrupt):
                 for piece in iter(reply).reading(wait):
                     message.first_token_s = message.first_token_s or time.perf_counter() - self._began
-                    if piece.token is not None and guard and guard.feed(piece.token, len(piece), reply.text):
-                        reply.interrupt()
                     for part in (*unseen, piece):
                         if part.reasoning or part.content:
                             self._has_text = True
@@ -544,12 +540,12 @@ class AnswerStream:
             self._finish()
 
     def _finish(self) -> None:
-        message, reply, guard = self.message, self.reply, self._guard
-        n_before = len(message.tokens)
+        message, reply = self.message, self.reply
+        if ended := [loop.token for loop in reply.loops if loop.is_ended]:
+            message.repeats_since = len(message.tokens) + ended[-1] + 1
+            if reply.finish_reason == "repetition":
+                message.repeated = len("".join(self._session.model.token_texts(reply.tokens[ended[-1] :])))
         message.end(reply, time.perf_counter() - self._began)
-        if guard and guard.since is not None and reply.finish_reason == "interrupted":
-            message.finish_reason, message.repeated = "repetition", guard.repeated
-            message.repeats_since = n_before + guard.since
         self._session.measure(message)
         is_kept = self._has_text or message.finish_reason == "stop"
         self._session.go_to(self._branch if is_kept else self._session.branch)

@@ -141,7 +141,7 @@ class StoredMessage:
         parts: How an answer was sampled: one part, unless it was continued.
         id: 0 until it is in a store.
         created: In seconds since 1970.
-        finish_reason: That of `Answer`, or "repetition". None while the answer is being generated, and if the
+        finish_reason: That of `Answer`. None while the answer is being generated, and if the
             program was killed then; only the text is known in that case.
         tokens: Ids of the tokens of an answer, without the one that ended it.
         k: Number of candidates of each token, 0 if unknown; one more if a token ended the answer.
@@ -151,7 +151,7 @@ class StoredMessage:
         seconds: Time until the end.
         is_kept: Whether the store has all of it.
         repeats_since: The number of the token, from 1, since which the answer repeated itself, if that ended
-            it; not stored.
+            it or its reasoning; not stored.
     """
 
     role: Role

@@ -124,16 +124,17 @@ def note_end(
         again: Where to get another answer, as the end of a sentence.
     """
     reason = answer.finish_reason
-    if reason == "repetition":
-        screen.note(f"stopped: repeating itself since token {answer.repeats_since}; try {against_loops}")
-    elif reason == "interrupted":
+    if answer.repeats_since is not None:
+        ended = "stopped" if reason == "repetition" else "reasoning ended"
+        screen.note(f"{ended}: repeating itself since token {answer.repeats_since}; try {against_loops}")
+    if reason == "interrupted":
         screen.note("interrupted")
     elif reason == "length" and max_tokens == answer.n_new:
         screen.note(f"stopped after {counted(max_tokens, 'token')}: {to_go_on}")
     elif reason == "length":
         used = answer.prompt_tokens + answer.n_new
         screen.note(f"stopped: the context of {used} tokens is full")
-    elif not answer.content:
+    elif reason != "repetition" and not answer.content:
         ended = (
             "no answer: the model stopped while reasoning"
             if answer.reasoning

@@ -43,7 +43,7 @@ from mink_local.evals.store import Rows, Store, read_manifest, to_line
 from mink_local.evals.tables import count
 from mink_local.evals.tasks.base import Task
 from mink_local.evals.tasks.own import OwnTask
-from mink_local.generation.request import Request, SamplingParams
+from mink_local.generation.request import EndLoops, Request, SamplingParams
 from mink_local.interrupts import on_interrupt
 from mink_local.samplers import Sampler
 
@@ -68,6 +68,7 @@ class Run(Measurement[Response]):
         shots_from: Files that provide the examples, by task; see `ask`, also for the task options.
         max_tokens: Maximum response length in tokens; None uses the task's limit.
         reasoning_budget: Maximum length of the reasoning in tokens; None for no limit.
+        end_loops: What ends when it repeats itself.
         instruction: The end of every prompt, or all of it, in place of the tasks' own; see `prompt_of`.
         system: The system message; empty for none.
         ctx: Maximum tokens of prompt plus response; None uses the model's training context.
@@ -92,6 +93,7 @@ class Run(Measurement[Response]):
         seed: int = 0,
         max_tokens: int | None = None,
         reasoning_budget: int | None = None,
+        end_loops: EndLoops = "none",
         instruction: str | None = None,
         system: str = "",
         ctx: int | None = None,
@@ -118,8 +120,9 @@ class Run(Measurement[Response]):
         for remark in (remark for asked in self._tasks.values() for remark in asked.remarks):
             log.warning(remark)
         for model in models:  # find a damaged file now, not after hours with another model
-            model.check([*samplers, *(one.sampler for one in settings)], reasoning_budget)
+            model.check([*samplers, *(one.sampler for one in settings)], reasoning_budget, end_loops)
         self._models, self._seed, self._repeats = models, seed, repeats
+        self._end_loops: EndLoops = end_loops
         every = [methods(samplers, temperatures, repeats, greedy)]
         every += (methods([sampler], [t], repeats, greedy) for sampler, t in settings)
         wanted = [*dict.fromkeys(method for some in every for method in some)]
@@ -147,6 +150,7 @@ class Run(Measurement[Response]):
             "seed": seed,
             "ctx": ctx,
             "stop": list(stop),
+            "end_loops": None if end_loops == "none" else end_loops,
             "models": {model.name: model.facts for model in models},
             "tasks": {name: _task_settings(asked, files[name]) for name, asked in self._tasks.items()},
         }
@@ -232,6 +236,7 @@ class Run(Measurement[Response]):
             seed=self._seed_of(wanted),
             stop=asked.stop,
             reasoning_budget=asked.reasoning_budget,
+            end_loops=self._end_loops,
         )
         return Request(asked.messages(wanted.question), params)
 

@@ -47,7 +47,7 @@ HOW_TO_READ = (
     "what the lm-evaluation-harness calls flexible-extract: it reads prose without a statement, too, and is "
     "sometimes right by luck. Responses cut off by the token limit count as wrong, as do prompts that did "
     "not fit into the context; how many were cut off is beside an accuracy, and what it would be if all of "
-    "them were right. A loop: a response ends in a phrase that it says at least three times.",
+    "them were right. A loop: a response says the same again and again, with nothing in between.",
     "Accuracies are means over questions, with 95% intervals over questions: Clopper and Pearson's, with an "
     "effective number of questions if a question has several responses. Their coverage is at least 95%. ±: "
     "the standard deviation of the repeats' accuracies. Greedy decoding, which has no temperature, is a "
@@ -140,7 +140,7 @@ def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str
             lambda row: of_interval(row, "accuracy", percent),
         ),
         _grid(
-            f"{of} tokens; cut off at the token limit, and ending in a loop, %",
+            f"{of} tokens; cut off at the token limit, and with a loop, %",
             cells,
             lambda row: Cell(
                 "–" if pd.isna(row.mean_tokens) else f"{row.mean_tokens:.1f}",

@@ -19,6 +19,8 @@ from mink_local.evals.run.records import RecordedRun, known_parts
 from mink_local.evals.settings import arm_of
 from mink_local.evals.stats import ALPHA, Interval, PairedTest, holm, paired_test, share
 from mink_local.evals.tables import columns_of
+from mink_local.evals.tasks.base import CUT_OFF
+from mink_local.generation.loops import LoopFinder
 from mink_local.samplers import SAMPLERS, MinK
 
 GROUP = ["task", "model"]
@@ -34,7 +36,6 @@ EVERY = "every sampler"
 _PLACES_OF_GREEDY = {"sampler": ("temperature", "repeat"), "arm": ("repeat",)}
 """What greedy's responses are compared at, by what differs."""
 ENOUGH_TO_TURN = 0.05  # share of cut-off responses
-_LOOP_READ, _LOOP_LEAST = 750, 60  # characters read from the end, and repeated in a loop
 
 
 class Baseline(NamedTuple):
@@ -129,8 +130,8 @@ def _responses(run: RecordedRun) -> pd.DataFrame:
     found["category"] = [run.questions[response.question].category for response in run.responses]
     for scoring, name in (("flexible", "correct"), ("strict", "strictly_correct"), ("last", "last_correct")):
         found[name] = pd.Series([verdict and verdict.correct for verdict in found[scoring]], dtype=float)
-    found["is_cut"] = (found["finish_reason"] == "length").astype(float)
-    found["looped"] = list(map(ends_in_loop, found["text"]))
+    found["is_cut"] = found["finish_reason"].isin(CUT_OFF).astype(float)
+    found["looped"] = list(map(has_loop, found["text"]))
     found["answered"] = [verdict is not None and verdict.answer is not None for verdict in found["flexible"]]
     order = {
         "sampler": sorted(found["sampler"].unique(), key=sampler_rank).index,
@@ -183,7 +184,7 @@ def _cells(responses: pd.DataFrame) -> pd.DataFrame:
                     "questions": cell["question_id"].nunique(),
                     "responses": len(cell),
                     "complete": len(cell) == (part["question_id"].nunique() if is_greedy else n_wanted),
-                    "truncated": (cell["finish_reason"] == "length").mean(),
+                    "truncated": cell["is_cut"].mean(),
                     "thoughts_cut": cell["thoughts_cut"].mean(),
                     "overflowed": (cell["finish_reason"] == "overflow").mean(),
                     "looped": cell["looped"].mean(),
@@ -350,15 +351,9 @@ def _could_turn(difference: float, gain: float, cut_off: float, other_cut_off: f
     return abs(cut_off - other_cut_off) > ENOUGH_TO_TURN
 
 
-def ends_in_loop(text: str) -> bool:
-    """Return whether a text ends in a phrase of up to 250 characters that it says at least three times."""
-    end = np.frombuffer(text[-_LOOP_READ:].encode("utf-32-le", "surrogatepass"), np.uint32)
-    for period in range(1, len(end) // 3 + 1):
-        differs = np.flatnonzero(end[period:] != end[:-period])
-        n_same = len(end) - period - (differs[-1] + 1 if len(differs) else 0)
-        if n_same >= max(2 * period, _LOOP_LEAST):
-            return True
-    return False
+def has_loop(text: str) -> bool:
+    """Return whether a response repeats itself, in its reasoning or after it."""
+    return any(LoopFinder().feed(part) for part in text.removeprefix("<think>").split("</think>"))
 
 
 def _listed(ids: Iterable[str]) -> str:

@@ -350,14 +350,17 @@ class Verdicts(NamedTuple):
     last: Verdict | None
 
 
+CUT_OFF = ("length", "repetition")  # by the token limit, or since it repeated itself
+
+
 def score(task: Task, question: Question, response: str, finish_reason: str) -> Verdicts:
     """Return the verdicts on a response: each the best by any of the accepted answers.
 
-    A response cut off by the token limit ("length") is wrong, even if it has the right answer.
+    A response that was cut off is wrong, even if it has the right answer.
     """
     text = without_reasoning(response)
     columns = zip(*(_verdicts(task, question, gold, text) for gold in question.golds), strict=True)
-    return Verdicts(*(_best(one, is_cut=finish_reason == "length") for one in columns))
+    return Verdicts(*(_best(one, is_cut=finish_reason in CUT_OFF) for one in columns))
 
 
 def _best(verdicts: Sequence[Verdict | None], *, is_cut: bool) -> Any:

@@ -14,10 +14,17 @@ from numpy.typing import NDArray
 
 from mink_local.checks import shown
 from mink_local.errors import GenerationError, OptionError
-from mink_local.generation.answer import Answer, FinishReason, Piece, Splitter, TopLogprobs
-from mink_local.generation.format.reasoning_budget import ReasoningBudget, before_answer
+from mink_local.generation.answer import Answer, FinishReason, Loop, Piece, Splitter, TopLogprobs
+from mink_local.generation.format.reasoning_budget import (
+    CLOSING,
+    LOOP_CLOSING,
+    ReasoningBudget,
+    before_answer,
+    closing,
+)
 from mink_local.generation.format.text import ReasoningSplitter, text_decoder
 from mink_local.generation.format.tool_calls import ToolParser
+from mink_local.generation.loops import LoopFinder
 from mink_local.generation.request import Edit
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.constraints import Constrainer
@@ -49,6 +56,7 @@ class Decoding:
             None if it need not be read.
         stop_tokens: The token ids that end the answer, besides the model's own.
         sampler: What samples the next token: reasoning and the answer may have a sampler each.
+        must_follow: The token ids that come next, whatever is sampled.
 
     Raises:
         ValueError: The constraints, the prefix or the stop tokens do not fit the model.
@@ -108,13 +116,20 @@ class Decoding:
             self._samplers.append(
                 TokenSampler(of_reasoning.effective_sampler, of_reasoning.temperature, seed, *shared)
             )
+        self._loops = LoopFinder()  # of the reasoning, and then of what follows
         self._note_phase()
         self._budget: ReasoningBudget | None = None
         if params.reasoning_budget is not None and params.limits_reasoning:
             self._budget = ReasoningBudget(
-                params.reasoning_budget, state, weights, list(request.prefix), reasoning.marks, texts
+                params.reasoning_budget,
+                state,
+                weights,
+                list(request.prefix),
+                reasoning.marks,
+                texts,
+                self._message(CLOSING),
             )
-        self._must_follow: deque[int] = deque()
+        self.must_follow: deque[int] = deque()
         self._forces_nothing = self._constrainer.guide is None and self._budget is None
         # Whether no token has to come next: known from the last step, or always, if text forces none.
         self._is_free = self._forces_nothing
@@ -220,10 +235,11 @@ class Decoding:
         is_own = all(each.program is not None for each in self._samplers)
         return self.answer.request.edit is None and is_own
 
-    @cached_property
+    @property
     def is_told_at_once(self) -> bool:
         """Whether the next token depends on the text, or something looks at each row of logits."""
-        return not self._forces_nothing or self._needs_row or not self.is_compiled
+        depends = not self._forces_nothing or self._needs_row or not self.is_compiled
+        return depends or len(self.must_follow) > 0
 
     @property
     def guide(self) -> Guide | None:
@@ -253,9 +269,9 @@ class Decoding:
         """Return the token that must come next, if there is one, having told the sampler."""
         token = self._budget.forced if self._budget else None
         if token is None:
-            if not self._must_follow and (forced := self._constrainer.forced()):
-                self._must_follow.extend(takewhile(lambda token: token not in self.stop_tokens, forced))
-            token = self._must_follow.popleft() if self._must_follow else None
+            if not self.must_follow and (forced := self._constrainer.forced()):
+                self.must_follow.extend(takewhile(lambda token: token not in self.stop_tokens, forced))
+            token = self.must_follow.popleft() if self.must_follow else None
         if token is not None:
             self._constrainer.accept(token)
         return token
@@ -274,7 +290,7 @@ class Decoding:
         answer.k.append(k)
         if self._budget is not None:
             self._budget.add(token)
-            answer.reasoning_cut = self._budget.is_used_up
+            answer.reasoning_cut |= self._budget.is_used_up
         if self._logprob is not None:
             answer.logprobs.append(self._logprob)
             answer.top_logprobs.append(self._top_logprobs)
@@ -282,6 +298,8 @@ class Decoding:
                 answer.token_bytes[each] = self._weights.piece(each)
         text = self._decoder.decode(self._texts.get(token) or self._weights.piece(token))
         reason: FinishReason | None = "length" if len(answer.tokens) == self._max_tokens else None
+        if self._loops.since is None and self._loops.feed(text):
+            reason = self._note_loop() or reason
         if self._constrainer.is_over:
             reason = "stop"
         piece = self._piece(text, token, k, reason)
@@ -295,6 +313,26 @@ class Decoding:
         if reasons != len(borders) % 2:
             borders.append(self.answer.n_tokens)
             self.sampler = self._samplers[-1 if reasons else 0]
+            self._loops = LoopFinder(self.answer.n_tokens)
+
+    def _note_loop(self) -> FinishReason | None:
+        """Note where the text repeats itself, and end it if that is wanted; return why the answer ends."""
+        in_reasoning, wanted = self._splitter.reasons, self._params.end_loops
+        is_ended = wanted == "all" or (wanted == "reasoning" and in_reasoning)
+        self.answer.loops.append(Loop(self._loops.since or 0, in_reasoning, is_ended))
+        if not is_ended:
+            return None
+        if not in_reasoning:
+            return "repetition"
+        if self._budget is None or self._budget.forced is None:  # else it is being ended
+            self.must_follow.extend(closing(self._weights, self._splitter.marks, self._message(LOOP_CLOSING)))
+            self._is_free, self.answer.reasoning_cut = False, True
+        return None
+
+    def _message(self, default: str) -> str:
+        """Return what is said when reasoning is made to end."""
+        message = self._params.reasoning_message
+        return default if message is None else message and f"\n\n{message}"
 
     def end(self, reason: FinishReason, error: Exception | None = None) -> Piece:
         """End the answer; return the text that was held back."""

@@ -310,6 +310,8 @@ class Engine:
             told += self._taken(decoding, decoding.take(token, k))
             if decoding.answer.finish_reason is not None:
                 self._drop(decoding)
+            elif decoding.must_follow:  # since its reasoning is a loop
+                self._table.line_up_again()
         return told
 
     def collect(self) -> Step:

@@ -73,6 +73,10 @@ class Table:
             )
         return self._line_up
 
+    def line_up_again(self) -> None:
+        """Note that an answer's text may be told later no longer, or again."""
+        self._line_up = None
+
     def join(self, row: int, answer: Decoding, position: int) -> None:
         """Take an answer whose token at `position` is to be sampled."""
         self.token[row], self.position[row], self.n_left[row] = _POISON, position, answer.n_left

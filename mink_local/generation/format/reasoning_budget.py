@@ -16,6 +16,7 @@ CLOSING = (
     "\n\nConsidering the limited time by the user, I have to give the solution based on the thinking "
     "directly now."
 )
+LOOP_CLOSING = "\n\nI am repeating myself, so I have to give the solution based on the thinking directly now."
 _SENTENCE_END = re.compile(r"""((?<!\d)[.!?…]["'”’)\]*]*\s*|[。！？]|\n\s*)$""")  # not the dot of 3.14
 _TAIL = 8  # characters searched for the end of a sentence
 
@@ -45,10 +46,16 @@ def before_answer(
     return f"start: {before} @answer\nrest{rest}\nSPACE: /[ \\n]{{0,2}}/\n"
 
 
+def closing(weights: Weights, marks: Marks, message: str) -> list[int]:
+    """Return the tokens that end reasoning: those of a message, if there is one, and of the closing tag."""
+    end = f"{message}{marks.closing}" if message else marks.closing.lstrip()
+    return weights.tokenize(end, add_special=False, parse_special=True)
+
+
 class ReasoningBudget:
     """Decides which tokens of an answer are forced so that its reasoning ends.
 
-    Tokens count from the first one after the opening tag. When `budget` tokens are used up, `CLOSING` is
+    Tokens count from the first one after the opening tag. When `budget` tokens are used up, a message is
     forced at the end of the current sentence, or after `GRACE` more tokens at the latest; a budget of 0
     forces just the tag, at once.
 
@@ -59,6 +66,7 @@ class ReasoningBudget:
         prefix: Token ids that the answer begins with, possibly including reasoning.
         marks: What stands around the reasoning.
         texts: Texts of tokens among the marks that have none.
+        message: What is forced before the tag.
 
     Attributes:
         is_used_up: Whether the closing has been forced.
@@ -72,8 +80,10 @@ class ReasoningBudget:
         prefix: Sequence[int] = (),
         marks: Marks = THINK_MARKS,
         texts: Mapping[int, bytes] | None = None,
+        message: str = CLOSING,
     ) -> None:
         self.is_used_up = False
+        self._message = message if budget else ""
         self._budget = budget
         self._weights = weights
         self._marks, self._texts = marks, texts or {}
@@ -110,6 +120,4 @@ class ReasoningBudget:
             return
         if self._budget == 0 or over >= GRACE or _SENTENCE_END.search(self._tail):
             self.is_used_up = True
-            end = self._splitter.marks.closing
-            closing = f"{CLOSING}{end}" if self._budget else end.lstrip()
-            self._forced.extend(self._weights.tokenize(closing, add_special=False, parse_special=True))
+            self._forced.extend(closing(self._weights, self._splitter.marks, self._message))

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
-from mink_local.generation.answer import Answer, Piece, TopLogprobs
+from mink_local.generation.answer import Answer, Loop, Piece, TopLogprobs
 from mink_local.generation.format.text import text_decoder
 from mink_local.generation.model import Model
 from mink_local.serve.bodies import ApiError, Output, Timings, TokenUsage
@@ -103,7 +103,9 @@ class AnswerChoice(Output, kw_only=True):
     """The fields that the choices of all endpoints have.
 
     Attributes:
-        finish_reason: `stop`, `length` or `tool_calls`; null in a stream until the choice's last chunk.
+        finish_reason: `stop`, `length`, `tool_calls` or, with `end_loops`, `repetition`; null in a stream
+            until the choice's last chunk.
+        loops: Where the answer repeats itself, if it does; with its end.
         k: Number of candidates that the sampler kept for each token.
         tokens: Token ids, with `return_tokens`.
     """
@@ -112,6 +114,7 @@ class AnswerChoice(Output, kw_only=True):
     finish_reason: str | None = None
     k: list[int] | UnsetType = UNSET
     tokens: list[int] | UnsetType = UNSET
+    loops: list[Loop] | UnsetType = UNSET
 
 
 class ChatChoice(AnswerChoice, kw_only=True):
@@ -286,6 +289,7 @@ class ChoicesBuilder(ResponseBuilder):
             index=self.answers.index(answer),
             k=[piece.k for piece in sampled],
             tokens=[piece.token for piece in sampled] if self.request.return_tokens else UNSET,
+            loops=(unsent.pieces[-1].finish_reason and answer.loops) or UNSET,
         )
         unsent.grown, unsent.pieces, unsent.is_first = [], [], False
         return choice
@@ -385,11 +389,12 @@ class LlamaBuilder(ResponseBuilder):
     def whole(self, usage: TokenUsage, timings: Timings) -> LlamaCompletion:
         [answer] = self.answers
         is_word = isinstance(answer.stopped_by, str)
+        is_cut = answer.finish_reason in ("length", "repetition")
         return LlamaCompletion(
             content=answer.text,
             stop=True,
             model=self.head.model,
-            stop_type="limit" if answer.finish_reason == "length" else "word" if is_word else "eos",
+            stop_type="limit" if is_cut else "word" if is_word else "eos",
             stopping_word=str(answer.stopped_by) if is_word else "",
             tokens_evaluated=usage.prompt_tokens,
             tokens_predicted=usage.completion_tokens,

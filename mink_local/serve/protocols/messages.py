@@ -4,9 +4,10 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from msgspec import Meta, field
+from msgspec import UNSET, Meta, UnsetType, field
 from starlette.responses import Response
 
+from mink_local.generation.answer import Loop
 from mink_local.serve.bodies import ApiError, Json, Output, Timings, TokenUsage
 from mink_local.serve.clients import Client
 from mink_local.serve.exchange import NamedMessagesBuilder, Part, respond
@@ -334,6 +335,7 @@ class MessageObject(Output, kw_only=True):
         stop_reason: `end_turn`, `max_tokens`, `stop_sequence` or `tool_use`.
         stop_sequence: The one that ended the answer.
         k: Number of candidates that the sampler kept for each token.
+        loops: Where the answer repeats itself, if it does.
     """
 
     id: str
@@ -345,6 +347,7 @@ class MessageObject(Output, kw_only=True):
     stop_sequence: str | None
     usage: MessageUsage
     k: list[int]
+    loops: list[Loop] | UnsetType = UNSET
 
 
 async def create_message(service: Service, client: Client, parsed: Parsed[MessagesRequest]) -> Response:
@@ -396,7 +399,8 @@ class MessageBuilder(NamedMessagesBuilder):
             )
         )
         message.stop_reason, message.k = "end_turn", self.answer.k
-        if self.finish_reason == "length":
+        message.loops = self.answer.loops or UNSET
+        if self.finish_reason in ("length", "repetition"):
             message.stop_reason = "max_tokens"
         elif self.answer.tool_calls:
             message.stop_reason = "tool_use"

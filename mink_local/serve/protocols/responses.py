@@ -6,9 +6,10 @@ from itertools import takewhile
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
+from mink_local.generation.answer import Loop
 from mink_local.samplers import Chain, TopP
 from mink_local.serve.bodies import ApiError, Json, Output, Timings, TokenUsage
 from mink_local.serve.clients import Client
@@ -298,6 +299,7 @@ class ResponseObject(Output, kw_only=True):
         temperature: The one that was used.
         top_p: That of the top-p that was used; 1 if none was.
         k: Number of candidates that the sampler kept for each token.
+        loops: Where the answer repeats itself, if it does.
     """
 
     id: str
@@ -324,6 +326,7 @@ class ResponseObject(Output, kw_only=True):
     usage: ResponseUsage | None = None
     metadata: dict[str, str]
     k: list[int]
+    loops: list[Loop] | UnsetType = UNSET
 
 
 async def create_response(service: Service, client: Client, parsed: Parsed[ResponsesRequest]) -> Response:
@@ -394,10 +397,11 @@ class ItemsBuilder(NamedMessagesBuilder):
 
     def whole(self, usage: TokenUsage, timings: Timings) -> ResponseObject:  # noqa: ARG002
         self.close(self.answer)
-        is_cut = self.finish_reason == "length"
-        response = self._response("incomplete" if is_cut else "completed")
-        if is_cut:
-            response.incomplete_details = {"reason": "max_output_tokens"}
+        reason = {"length": "max_output_tokens", "repetition": "repetition"}.get(self.finish_reason or "")
+        response = self._response("incomplete" if reason else "completed")
+        if reason:
+            response.incomplete_details = {"reason": reason}
+        response.loops = self.answer.loops or UNSET
         response.completed_at = int(time.time())
         response.usage = ResponseUsage(
             input_tokens=usage.prompt_tokens,
@@ -429,7 +433,7 @@ class ItemsBuilder(NamedMessagesBuilder):
     def _item(self, part: Part) -> Json:
         """Return a part as an item."""
         has_ended = self.finish_reason is not None and part is self.parts[self.answer][-1]
-        is_cut = has_ended and self.finish_reason == "length" and part.call is None
+        is_cut = has_ended and self.finish_reason in ("length", "repetition") and part.call is None
         status = "in_progress" if part.is_open else "incomplete" if is_cut else "completed"
         item: Json = {"id": self._id(part), "status": status}
         if part.call is not None:

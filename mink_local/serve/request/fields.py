@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
+from mink_local.generation.request import EndLoops
 from mink_local.samplers import SAMPLERS
 from mink_local.serve.bodies import ApiError
 
@@ -189,6 +190,10 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
         min_tokens: Minimum length of the answer in tokens.
         reasoning_budget: Maximum length of the reasoning in tokens, then its end is forced; 0: no reasoning;
             -1: no limit. `thinking_budget_tokens` is the same.
+        reasoning_message: The sentence with which reasoning is made to end; by default, one that tells the
+            model why. `reasoning_budget_message` is the same.
+        end_loops: What ends when it repeats itself: `reasoning`, so that the answer follows, which is the
+            default; `all`, also the answer, with the finish_reason `repetition`; `none`.
         temperature: Applied to the candidates that the sampler keeps; 0 is greedy. There is no upper bound.
         sampler: A sampler such as `min-k:tau=3`; it wins over the samplers' own fields.
         min_k: Use Min-k, with `min_k_tau` and `min_k_floor`.
@@ -214,6 +219,7 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
         "stop": ("stop_sequences", "stop", "stop_sequence"),
         "repeat_penalty": ("repeat_penalty", "repetition_penalty", "rep_pen"),
         "reasoning_budget": ("reasoning_budget", "thinking_budget_tokens"),
+        "reasoning_message": ("reasoning_message", "reasoning_budget_message"),
         "grammar": ("grammar", "grammar_string"),
         "top_n_sigma": ("top_n_sigma", "nsigma"),
         "typical_p": ("typical_p", "typical"),
@@ -230,6 +236,8 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
     max_tokens: CountOrRest | None = None
     min_tokens: Count | None = None
     reasoning_budget: CountOrRest | None = None
+    reasoning_message: StopString | None = None
+    end_loops: EndLoops | None = None
 
     temperature: Annotated[float, Meta(ge=0)] | None = None
     sampler: Name | None = None

@@ -34,6 +34,7 @@ _ID = re.compile(r"-?\d+", re.ASCII)
 _REASONING_FORMATS = ("none", "auto", "deepseek", "parsed")
 _REASONING = (
     "reasoning_effort", "reasoning.effort", "thinking.type", "reasoning_budget", "thinking.budget_tokens",
+    "reasoning_message",
 )  # fmt: skip
 Options = Mapping[str, float]
 
@@ -123,6 +124,8 @@ def sampling_params(
             logprobs=request.logprobs_count,
             prompt_logprobs=request.logprobs_count if is_echo else None,
             reasoning_budget=request.reasoning_budget,
+            reasoning_message=request.reasoning_message,
+            end_loops=request.end_loops or "reasoning",
             constraints=_constraints(request, model, preset),
         )
     needs = {

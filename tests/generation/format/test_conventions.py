@@ -131,7 +131,7 @@ def test_a_file_may_have_another_template_for_tools(tmp_path: Path) -> None:
     plain = "{% for m in messages %}({{ m.content }}){% endfor %}<|plain|>"
     keys = {"chat_template.tool_use": "{{ tools | tojson }}" + turns}
     scripts = {"<|assistant|>": ["<call>", "f", "<args>", '{"a": "x"}', "</call>"], "<|plain|>": ["Well"]}
-    path = write_scripted(tmp_path / "x.gguf", plain, scripts, **keys)
+    path = write_scripted(tmp_path / "x.gguf", plain, scripts, tokenizer=keys)
     with load_model(path, trust=True) as model:
         assert model.apply_chat_template([USER]) == "(Hi)<|plain|>"
         assert model.apply_chat_template([USER], tools=[TOOL]).startswith(json.dumps([TOOL]))
