@@ -196,6 +196,7 @@ TAKEN: dict[str, tuple[Any, ...]] = {
     "repeat_penalty": (1.5,),
     "add_special": (True,),
     "grammar": ("", "x"),
+    "reasoning_message": ("", "x"),
     "top_n_sigma": (1.5,),
     "typical_p": (1.5,),
     "mirostat": (1.5,),

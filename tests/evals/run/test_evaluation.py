@@ -13,11 +13,13 @@ import pytest
 
 from mink_local.evals.answering import FileAnswerer
 from mink_local.evals.run.records import read_run, scored, seed_of
+from mink_local.evals.run.summary import summarise
 from mink_local.evals.stats import what_can_be_found
 from mink_local.models.catalog import ModelFile
 from tests.evals.conftest import Write
 from tests.support.mink_eval import MINK_EVAL, MinkEval, read_responses, responses
 from tests.support.python import Finished
+from tests.support.tiny import write_scripted
 
 
 @pytest.mark.slow
@@ -122,6 +124,23 @@ def test_thoughts_end_at_their_budget(
     assert mink_eval("report", tmp_path / "run").status == 0
     assert "reasoning cut off 100" in (tmp_path / "run" / "report" / "report.md").read_text(encoding="utf-8")
     assert "reasoning_budget" in mink_eval("run", "gsm8k", *command, "--reasoning-budget", 5).stderr
+
+
+def test_loops_are_ended_only_if_asked(tmp_path: Path, mink_eval: MinkEval, write: Write) -> None:
+    """They are counted in any case, and a run that ends them is not mixed with one that does not."""
+    scripts = {"<think>": [" But", " wait", ",", " but"], "</think>": ["x"], "\n\n": ["It is 2."]}
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
+    model = write_scripted(tmp_path / "x.gguf", template, scripts, again={" but": " wait"})
+    data = write({"question": "1 + 1?", "answer": "#### 2"})
+    command = ["--model", model, "--data", data, "-n", 200, "-s", "greedy", "-t", 0]
+    for folder, options in ("counted", []), ("ended", ["--end-loops", "reasoning"]):
+        mink_eval.run(*command, *options, "-o", tmp_path / folder)
+        summary = summarise(scored(read_run(tmp_path / folder)))
+        [cell] = summary.cells.itertuples()
+        assert cell.looped == 1
+        assert (cell.truncated, cell.accuracy, cell.thoughts_cut) == ((0, 1, 1) if options else (1, 0, 0))
+        other = [] if options else ["--end-loops", "reasoning"]
+        assert "end_loops" in mink_eval("run", "gsm8k", *command, *other, "-o", tmp_path / folder).stderr
 
 
 def test_a_prompt_that_does_not_fit_is_recorded_and_the_run_continues(
