@@ -104,19 +104,19 @@ def how_calls_are_taken(render: Render) -> Taken | None:
     return found if shows_tools or (found and found.arguments != "no") else None
 
 
-def _is_taken(render: Render, way: Taken) -> bool:
+def _called(way: Taken) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a call as part of a message, and its result."""
     call_id = _SHORT_ID if way.has_short_ids else _LONG_ID
     arguments: Any = {KEY: VALUE} if way.arguments == "object" else f'{{"{KEY}": "{VALUE}"}}'
     call = {"id": call_id, "type": "function", "function": {"name": NAME, "arguments": arguments}}
-    made: dict[str, Any] = {"content": "", "tool_calls": [call]}
-    if way.arguments == "no":
-        made = {"content": VALUE}
-    result = {
-        "role": "tool",
-        "tool_call_id": call_id,
-        "name": NAME,
-        "content": as_parts(RESULT) if way.has_parts else RESULT,
-    }
+    content = as_parts(RESULT) if way.has_parts else RESULT
+    result = {"role": "tool", "tool_call_id": call_id, "name": NAME, "content": content}
+    return {"tool_calls": [call]}, result
+
+
+def _is_taken(render: Render, way: Taken) -> bool:
+    calls, result = _called(way)
+    made = {"content": VALUE} if way.arguments == "no" else {"content": "", **calls}
     text = attempt(render, USER, {"role": "assistant", **made}, result, tools=[TOOL])
     shown = text[text.rfind("q") + 1 :] if KEY not in text.rpartition(RESULT)[0] else text
     # Python's way of writing an object, and JSON in a string, show that the other form is wanted.
@@ -131,7 +131,6 @@ class Reasoning:
     Attributes:
         marks: What stands around it.
         field: Under what name it takes that of earlier answers; "parts" if it is a part of the content.
-        is_alone: Whether it refuses reasoning beside content, where there are calls.
         switch: The variables that turn it on, and off.
         is_known: Whether the template shows any.
         is_opened: Whether a prompt ends by opening it.
@@ -139,7 +138,6 @@ class Reasoning:
 
     marks: Marks = THINK_MARKS
     field: str = "reasoning_content"
-    is_alone: bool = False
     switch: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
     is_known: bool = False
     is_opened: bool = False
@@ -219,7 +217,6 @@ def reasoning_of(render: Render, source: str) -> Reasoning:
     return Reasoning(
         marks := by_hand or derived or THINK_MARKS,
         field,
-        _is_alone(render, field),
         _switch(render, source),
         marks is not THINK_MARKS or "<think>" in source,
         attempt(render, USER).rstrip().endswith(marks.start.rstrip()),
@@ -239,13 +236,12 @@ def with_reasoning(message: Mapping[str, Any], field: str, reasoning: str) -> di
 def _shown_reasoning(render: Render, field: str) -> tuple[str, Marks | None] | None:
     """Return a name under which a template shows reasoning, and the marks around it, if it does."""
     answer = with_reasoning({"role": "assistant", "content": TEXT}, field, REASON)
-    call = {"id": _SHORT_ID, "type": "function", "function": {"name": NAME, "arguments": {KEY: VALUE}}}
-    result = {"role": "tool", "tool_call_id": _SHORT_ID, "name": NAME, "content": RESULT}
+    calls, result = _called(Taken(has_short_ids=True))
     calling = {**answer, "content": "" if isinstance(answer["content"], str) else answer["content"]}
     for messages in (
         (USER, answer, USER),
         (USER, answer),
-        (USER, {**calling, "tool_calls": [call]}, result),
+        (USER, {**calling, **calls}, result),
     ):
         for variables in ({}, _KEEPING | {"enable_thinking": True, "thinking": True}):
             text = attempt(render, *messages, tools=[TOOL], **variables)
@@ -270,18 +266,6 @@ def _marks_around(text: str, prompt: str) -> Marks | None:
 def common(a: str, b: str) -> str:
     """Return the text with which both texts begin."""
     return a[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))]
-
-
-def _is_alone(render: Render, field: str) -> bool:
-    call = {"id": _SHORT_ID, "type": "function", "function": {"name": NAME, "arguments": {KEY: VALUE}}}
-    result = {"role": "tool", "tool_call_id": _SHORT_ID, "name": NAME, "content": RESULT}
-    both, alone = (
-        with_reasoning({"role": "assistant", "content": content, "tool_calls": [call]}, field, REASON)
-        for content in (TEXT, "")
-    )
-    return not attempt(render, USER, both, result, tools=[TOOL]) and bool(
-        attempt(render, USER, alone, result, tools=[TOOL])
-    )
 
 
 def _switch(render: Render, source: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:

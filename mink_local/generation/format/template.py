@@ -21,7 +21,7 @@ from mink_local.generation.format.call_styles import (
 )
 from mink_local.generation.format.conventions import conventions_of
 from mink_local.generation.format.derived import Taken, as_parts, with_reasoning
-from mink_local.generation.format.harmony import splitter_of
+from mink_local.generation.format.harmony import HARMONY, splitter_of
 from mink_local.generation.format.rendering import Renderer
 from mink_local.generation.format.text import THINK, ReasoningSplitter, ReasoningState
 from mink_local.generation.request import Message, Prompt, Request, Tool, is_raw, is_token_ids
@@ -273,7 +273,7 @@ class ChatTemplate:
         found, taken = dict(message), self.conventions.reasoning
         if not (reasoning := found.pop("reasoning_content", "")):
             return message
-        if taken.is_alone and found["content"] and "tool_calls" in found:
+        if self.marks is HARMONY and found["content"] and "tool_calls" in found:  # it refuses both
             reasoning, found["content"] = f"{reasoning}\n\n{found['content']}", ""
         return with_reasoning(found, taken.field, reasoning)
 
