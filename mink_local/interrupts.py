@@ -92,15 +92,15 @@ if sys.platform == "win32":
         Windows ends the program when the function that it calls returns, or after 5 seconds.
         """
 
-        @ctypes.WINFUNCTYPE(ctypes.c_int, ctypes.c_uint)
         def hear(event: int) -> bool:
             if is_ending := event in _WINDOWS_ENDINGS:
                 signal.raise_signal(signal.SIGBREAK)
                 time.sleep(_WINDOWS_SECONDS)
             return is_ending
 
-        ctypes.windll.kernel32.SetConsoleCtrlHandler(hear, True)
-        return hear
+        callback = ctypes.WINFUNCTYPE(ctypes.c_int, ctypes.c_uint)(hear)
+        ctypes.windll.kernel32.SetConsoleCtrlHandler(callback, True)
+        return callback
 
 
 @contextmanager
