@@ -297,6 +297,7 @@ def run(chat: Chat) -> None:
                 told = problem
                 chat.screen.note(f"not saved yet: {problem}" if problem else "everything is saved again")
             draft = _waiting_draft(chat)
+            chat.is_stopped = False
             try:
                 text = _read(chat, draft, NOT_KEPT if problem else PROMPT)
             except EOFError:
@@ -307,7 +308,6 @@ def run(chat: Chat) -> None:
                 chat.screen.note("it is not sent" if draft else "press Ctrl-D or type /exit to quit")
                 chat.draft = None if draft else chat.draft
                 continue
-            chat.is_stopped = False
             if text.strip():
                 _handle(chat, text, draft)
 

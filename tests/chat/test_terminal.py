@@ -167,6 +167,16 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(opened: Open) -> None:
     assert terminal.leave() == 0
 
 
+def test_ctrl_c_right_behind_enter_stops_the_answer(opened: Open) -> None:
+    """The terminal has both at once; what is typed behind them is for the next line."""
+    terminal = opened("--temp", "5", "--seed", "3")
+    terminal.send("Tell me a very long story about a dragon.\r\x03/set max-tokens")
+    terminal.until_shown("interrupted")
+    assert "tokens/s" not in terminal.screen
+    terminal.send(" 4\r")
+    terminal.until_shown("max-tokens is 4")
+
+
 @pytest.mark.slow
 def test_ctrl_c_while_another_model_loads(opened: Open, tiny_path: Path, tmp_path: Path) -> None:
     """The model before answers on."""

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Collection, Iterable
 from contextlib import suppress
@@ -116,7 +117,18 @@ class InputLine:
         # Without colours a suggestion would look like something that was typed.
         self._session.auto_suggest = None if self.screen.is_plain else AutoSuggestFromHistory()
         with self._terminal.reading():
-            return command_line_text(self._session.prompt(prompt, default=default))
+            text = command_line_text(self._session.prompt(prompt, default=default))
+        self._repeat_ctrl_c()
+        return text
+
+    def _repeat_ctrl_c(self) -> None:
+        """Repeat a Ctrl-C that came right behind Enter, when the terminal still had it as a key."""
+        if sys.stdin.isatty():
+            keys = self._waiting()
+            if keys and keys[0].key == Keys.ControlC:
+                del keys[0]
+                signal.raise_signal(signal.SIGINT)
+            store_typeahead(self._session.input, keys)
 
     def block(self, text: str) -> str | None:
         """Return what the block holds that the last line was, or None if that was none."""
