@@ -63,7 +63,7 @@ class MemoryNeed:
 class Budget:
     """Bytes available to a model: system memory, and GPU memory less 1 GiB per GPU.
 
-    If `unified`, the GPU uses system memory: `vram` is part of `ram`.
+    If `unified`, the GPU uses system memory: what it takes of `vram` it takes of `ram`.
     """
 
     ram: int
@@ -110,8 +110,7 @@ def memory_budget(with_gpus: bool = True, shares: Sequence[float] = ()) -> Budge
     if devices and shares:
         vram = min(int(n * sum(shares) / share) for n, share in zip(free, shares, strict=False) if share)
         devices = list(compress(devices, shares))
-    unified = any(gpu.shares_ram for gpu in devices)
-    return Budget(max(ram, vram) if unified else ram, vram, unified)
+    return Budget(ram, vram, any(gpu.shares_ram for gpu in devices))
 
 
 @dataclass(frozen=True)
@@ -250,7 +249,8 @@ def caches_that_fit(n_bytes: int, on_gpu: bool, shares: Sequence[float] = ()) ->
         shares: As for `memory_budget`.
     """
     budget = memory_budget(with_gpus=on_gpu, shares=shares)
-    return (budget.vram if on_gpu else budget.ram) // n_bytes if n_bytes else sys.maxsize
+    free = [budget.vram] * on_gpu + [budget.ram] * (budget.unified or not on_gpu)
+    return min(free) // n_bytes if n_bytes else sys.maxsize
 
 
 def choose_placement(

@@ -214,10 +214,12 @@ def test_a_gpu_that_takes_no_layer_is_not_asked(
         load_model(path)
 
 
-@pytest.mark.parametrize(("ram", "budget"), [(5 * GB, 11 * GB), (14 * GB, 14 * GB)])
-def test_a_gpu_may_share_memory(ram: int, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ram", [5 * GB, 14 * GB])
+def test_a_gpu_may_share_memory_that_others_use(ram: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its limit says nothing of what is free."""
     apple = Gpu("Apple M2", 11 * GB + GIB, 16 * GB, shares_ram=True)
-    assert machine(monkeypatch, ram, apple) == Budget(budget, 11 * GB, unified=True)
+    assert machine(monkeypatch, ram, apple) == Budget(ram, 11 * GB, unified=True)
+    assert caches_that_fit(GB, on_gpu=True) == min(ram, 11 * GB) // GB
 
 
 @pytest.mark.parametrize(("layers", "size", "unified", "where"), [
