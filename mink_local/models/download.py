@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -46,6 +46,11 @@ class RemoteFile:
         return hub_folder(self.repository) / "blobs" / self.sha256
 
     @property
+    def partial(self) -> Path:
+        """The path of what has arrived so far."""
+        return self.blob.with_name(f"{self.sha256}.incomplete")
+
+    @property
     def pointer(self) -> Path:
         """The path for programs: a link to the blob, or the file itself where links are unavailable."""
         return hub_folder(self.repository) / "snapshots" / self.commit / self.name
@@ -71,6 +76,7 @@ def pull(entry: CatalogEntry, report: Report) -> Path:
         raise DownloadError(_message(error, entry)) from None
     files = files_of(entry, listed)
     try:
+        _check_space(files)
         for file in files:
             _fetch(file, report)
         for file in files:
@@ -187,15 +193,14 @@ def _fetch(file: RemoteFile, report: Report) -> None:
         with locked(lock, timeout=0):
             for damaged in (blob, file.pointer):
                 damaged.unlink(missing_ok=True)
-            partial = blob.with_name(f"{blob.name}.incomplete")
-            _download(file, partial, report)
+            _download(file, file.partial, report)
             report("checking its SHA-256")
-            if not file.is_whole(partial):
-                partial.unlink()
+            if not file.is_whole(file.partial):
+                file.partial.unlink()
                 raise DownloadError(
                     f"{file.name} arrived damaged (wrong SHA-256) and was deleted: download it again"
                 )
-            partial.replace(blob)
+            file.partial.replace(blob)
     except TimeoutError:
         raise DownloadError(f"{file.name} is being downloaded by another process: wait for it") from None
 
@@ -219,7 +224,6 @@ def _download(file: RemoteFile, partial: Path, report: Report) -> None:
         partial.touch()
     if partial.stat().st_size > file.size:
         partial.write_bytes(b"")
-    _check_space(file, partial)
     failures = 0
     while (have := partial.stat().st_size) < file.size:
         size = size_in_words(file.size)
@@ -238,13 +242,21 @@ def _download(file: RemoteFile, partial: Path, report: Report) -> None:
             time.sleep(2**failures)
 
 
-def _check_space(file: RemoteFile, partial: Path) -> None:
-    missing, free = file.size - partial.stat().st_size, shutil.disk_usage(partial.parent).free
-    if free < missing:
+def _check_space(files: Sequence[RemoteFile]) -> None:
+    """Raise DownloadError unless there is space for what is missing of a model's files."""
+    missing = sum(file.size - _size_here(file) for file in files)
+    folder = next(folder for folder in files[0].blob.parents if folder.exists())
+    if (free := shutil.disk_usage(folder).free) < missing:
         raise DownloadError(
-            f"{file.name} needs {size_in_words(missing)}, but only {size_in_words(free)} are free: "
+            f"{files[0].name} needs {size_in_words(missing)}, but only {size_in_words(free)} are free: "
             "free up space, or set HF_HOME to another disk"
         )
+
+
+def _size_here(file: RemoteFile) -> int:
+    """Return how many bytes of a file are on this machine already."""
+    here = next(filter(Path.is_file, (file.blob, file.pointer, file.partial)), None)
+    return min(here.stat().st_size, file.size) if here else 0
 
 
 def _append(file: RemoteFile, partial: Path, have: int) -> None:

@@ -190,6 +190,22 @@ def test_a_model_in_several_files(mink: Mink, hub: Hub, home: Path) -> None:
     refused(mink("pull", model), REPOSITORY, names[1])
 
 
+def test_all_parts_of_a_model_have_to_fit(
+    mink: Mink, hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is downloaded of what does not; what is here already needs no space."""
+    names = [f"m-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    hub.files |= {name: b"GGUF" + os.urandom(40_000) for name in names}
+    model = f"hf:{REPOSITORY}:{names[0]}"
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Mock(free=100_000))
+    refused(mink("pull", model), names[0], "120.0 kB", "100.0 kB")
+    assert (downloads(hub), blobs(home)) == ([], {})
+    begun = cache(home) / "blobs" / f"{sha256(hub.files[names[1]])}.incomplete"
+    begun.parent.mkdir(parents=True)
+    begun.write_bytes(hub.files[names[1]][:30_000])
+    assert pulled(mink, model).read_bytes() == hub.files[names[0]]
+
+
 def test_a_file_without_a_hash_refuses_only_itself(mink: Mink, hub: Hub) -> None:
     hub.files["stories.gguf"], hub.plain = BIG, ("stories.gguf",)
     refused(mink("pull", f"hf:{REPOSITORY}:stories.gguf"), "stories.gguf", hub.url)
