@@ -41,10 +41,11 @@ class Range:
 
     def __str__(self) -> str:
         """Return the limits in words: "from 0 to 1", "above 0 and at most 100"."""
-        least = f"{'above' if self.low_open else 'at least'} {self.low:.15g}" if self.low > -math.inf else ""
-        most = f"{'below' if self.high_open else 'at most'} {self.high:.15g}" if self.high < math.inf else ""
+        low, high = (str(n) if isinstance(n, int) else f"{n:.15g}" for n in (self.low, self.high))
+        least = f"{'above' if self.low_open else 'at least'} {low}" if self.low > -math.inf else ""
+        most = f"{'below' if self.high_open else 'at most'} {high}" if self.high < math.inf else ""
         if least and most and not (self.low_open or self.high_open):
-            return f"from {self.low:.15g} to {self.high:.15g}"
+            return f"from {low} to {high}"
         return " and ".join(filter(None, (least, most)))
 
     def check(self, name: str, value: Any, other: str = "") -> Any:

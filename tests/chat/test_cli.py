@@ -32,7 +32,7 @@ def test_version(mink_chat: MinkChat) -> None:
         (["--sampler", "max-k"], 2, "'max-k'"),
         (["--sampler", "top-k:k=5+"], 2, "missing"),
         (["--max-tokens", "0"], 2, "at least 1"),
-        (["--seed", "-1"], 2, "from 0 to 4294967294, not -1"),
+        (["--seed", "-1"], 2, "from 0 to 18446744073709551615, not -1"),
         (["--ctx", "0"], 2, "at least 1"),
         (["--gpu-layers", "some"], 2, "'some'"),
         (["--repeat-penalty", "0"], 2, "above 0"),
