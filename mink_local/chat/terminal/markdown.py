@@ -176,14 +176,14 @@ class MarkdownWriter:
         self._style = style
         self._lines: list[str] = []  # whole lines of the present block
         self._line = ""  # the last line, which is not whole
-        self._above: list[str] = []  # the rows on the screen of the lines
-        self._rows = [""]  # those of the last line,
-        self._start = 0  # from here on
-        self._width = self._row_width = console.width  # of the window at the first row, and at the last one
+        self._rows_above: list[str] = []  # of these lines, on the screen
+        self._last_rows = [""]  # of the last line, from `_last_start` on
+        self._last_start = 0
+        self._width_at_first_row = self._width_at_last_row = console.width  # of the window
         self._fence = ""  # that ends the code block or the formula that is open
         self._indent = 0  # of the code, which belongs to a list
         self._language = ""  # of the code; "" for a formula
-        self._n_stops = 0  # how often the program had been stopped at the first row
+        self._stops_at_first_row = 0  # how often the program had been stopped at the first row
 
     def feed(self, text: str) -> None:
         """Show a piece of the text, with CR LF in one piece."""
@@ -214,8 +214,8 @@ class MarkdownWriter:
     def _end_line(self) -> None:
         if self._streams:
             self._console.print()
-            self._above += self._rows
-        line, self._line, self._rows, self._start = self._line, "", [""], 0
+            self._rows_above += self._last_rows
+        line, self._line, self._last_rows, self._last_start = self._line, "", [""], 0
         if self._fence and _is_end(line, self._fence, self._language):
             self._finish_block(line, "dim" if self._language else self._style)
             self._fence, self._indent = "", 0
@@ -226,7 +226,7 @@ class MarkdownWriter:
             self._indent = len(line) - len(line.lstrip())
             return
         self._lines.append(line)
-        if self._fence and len(self._above) > self._console.height // 2:
+        if self._fence and len(self._rows_above) > self._console.height // 2:
             self._finish_block()
 
     def _show(self, text: str) -> None:
@@ -234,34 +234,35 @@ class MarkdownWriter:
         if not self._streams:
             return
         width = self._console.width
-        if self._above == [] and self._rows == [""]:
-            self._width, self._n_stops = width, QuietTerminal.n_stops
+        if self._rows_above == [] and self._last_rows == [""]:
+            self._width_at_first_row, self._stops_at_first_row = width, QuietTerminal.n_stops
         # Where the row ends is not known any more, or not the same on all terminals.
-        elif width != self._row_width or _most_cells(self._rows[-1]) > width:
+        elif width != self._width_at_last_row or _most_cells(self._last_rows[-1]) > width:
             word, *rest = _BLANKS.split(text, maxsplit=1)
             self._print(word)
             if not rest:
                 return
             self._print("\n")
-            self._above += self._rows
-            self._rows, self._start = [""], len(self._line) - len(rest[0])
-        self._row_width = width
-        line = self._line[self._start :]
+            self._rows_above += self._last_rows
+            self._last_rows, self._last_start = [""], len(self._line) - len(rest[0])
+        self._width_at_last_row = width
+        line = self._line[self._last_start :]
         if self._fence:
             rows = chop_cells(line, width)
         else:
             rows = [row.plain for row in wrapped_rows(Text(line), min(width, MOST_COLUMNS))]
-        at = len(self._rows) - 1
-        shown, row = self._rows[at], rows[at] if rows else ""
+        at = len(self._last_rows) - 1
+        shown, row = self._last_rows[at], rows[at] if rows else ""
         if not row.startswith(shown):  # its last word begins the next row
             self._console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
             shown = ""  # an emoji may have another width than the one that rich counts
         self._print("\n".join([row.removeprefix(shown), *rows[at + 1 :]]))
-        self._rows = rows or [""]
-        if len(self._rows) > _REWRAPPED and (last := rows[-1].rstrip()):  # nothing changes the rows before it
-            self._above += self._rows[:-1]
-            self._rows = self._rows[-1:]
-            self._start = self._line.rindex(last)
+        self._last_rows = rows or [""]
+        if len(self._last_rows) > _REWRAPPED and (last := rows[-1].rstrip()):
+            # Nothing changes the rows before it.
+            self._rows_above += self._last_rows[:-1]
+            self._last_rows = self._last_rows[-1:]
+            self._last_start = self._line.rindex(last)
 
     def _print(self, text: str, style: str | None = None, end: str = "") -> None:
         self._console.print(Text(text, self._style if style is None else style), end=end, soft_wrap=True)
@@ -271,16 +272,16 @@ class MarkdownWriter:
 
         It is not replaced if the terminal may show other rows than were counted.
         """
-        lines, rows, width = self._lines, [*self._above, *self._rows], self._width
+        lines, rows, width = self._lines, [*self._rows_above, *self._last_rows], self._width_at_first_row
         is_known = (
-            width == self._row_width == self._console.width
-            and self._n_stops == QuietTerminal.n_stops
+            width == self._width_at_last_row == self._console.width
+            and self._stops_at_first_row == QuietTerminal.n_stops
             and max(map(_most_cells, rows)) <= width
         )
-        self._lines, self._above = [], []
+        self._lines, self._rows_above = [], []
         if len(rows) > self._console.height or (rows != [""] and not is_known):
             return
-        self._rows = [""]
+        self._last_rows = [""]
         if rows != [""]:
             up = [(ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)] * (len(rows) - 1)
             self._console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2), *up))
