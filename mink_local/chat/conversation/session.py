@@ -38,7 +38,7 @@ from mink_local.llama.constraints import Constraints
 Messages = list[dict[str, str]]
 Branch = list[StoredMessage]
 
-_STORE_SECONDS = 0.8  # between two states of an answer that are stored: a kill loses at most a second
+_STORE_SECONDS = 0.5  # between two states of an answer that are stored: a kill loses at most a second
 _LAST_SECONDS = 5.0  # to wait for a locked file at the end
 MOST_BYTES = 2_000_000_000  # of all KV caches on disk
 _LEAST_TOKENS = 256  # of one: fewer are evaluated as fast as a file is read
@@ -377,7 +377,7 @@ class Session:
         self.store_now_and_then(branch)
 
     def store_now_and_then(self, branch: Branch) -> None:
-        """Once a second, store what an answer has grown by, or that it is still waited for."""
+        """Twice a second, store what an answer has grown by, or that it is still waited for."""
         if time.monotonic() - self._stored < _STORE_SECONDS:
             return
         self._stored = time.monotonic()
@@ -488,7 +488,7 @@ class Session:
 
 
 class AnswerStream:
-    """An answer while it is generated: its `pieces`, stored once a second and at the end.
+    """An answer while it is generated: its `pieces`, stored twice a second and at the end.
 
     Args:
         session: Goes on with the branch in the end, if any text came.

@@ -2,7 +2,7 @@
 
 The messages of a conversation are a tree: another answer to the same message, or an edited message, is
 a sibling, and `head` is the last message of the current branch. So two programs never write the same
-message. An answer is stored when it begins, then once a second, and at its end: a program that is killed
+message. An answer is stored when it begins, then twice a second, and at its end: a program that is killed
 loses the last second. `alive` tells an answer that is being written from one that was cut off.
 
 Messages know whether the store has them: what cannot be stored now is stored with what comes next.
