@@ -27,7 +27,7 @@ PROGRAM = "mink-chat"
 
 EPILOG = """\b
 Examples:
-  mink-chat --creative
+  mink-chat --preset creative
   mink-chat "What is a haiku?"
   mink-chat --prompt "Write a haiku about rain." --temp 2 --seed 7
   mink-chat ~/models/Qwen3-4B-Q4_K_M.gguf --ctx 8192
@@ -155,11 +155,6 @@ def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: st
     metavar="FILE",
     type=click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True),
     help="Put a text file before the prompt, or before the first message of a chat; repeatable.",
-)
-@click.option(
-    "--creative",
-    is_flag=True,
-    help="More varied prose: the same as --preset creative.",
 )
 @click.option(
     "--preset",

@@ -343,8 +343,7 @@ class Settings:
         self.sources = {setting.name: setting.source(ctx) for setting in SETTINGS}
         self._values = {setting.name: ctx.params[setting.name] for setting in SETTINGS}
         self.context = ctx
-        name = ctx.params.get("preset") or ("creative" if ctx.params.get("creative") else "")
-        if name:
+        if name := ctx.params.get("preset"):
             self._take_preset(name, is_open=lambda option: not self.given(option))
         self._at_start = {name: (value, self.sources[name]) for name, value in self._values.items()}
 
