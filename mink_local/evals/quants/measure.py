@@ -183,7 +183,7 @@ class Quants(RowMeasurement[ChunkRow]):
         self._fail_above, self._fail_below = dict(fail_above or {}), dict(fail_below or {})
         self._n_common: dict[str, int] = {}
         self._chunks: list[Chunk] = []
-        self._n_evaluated = self._n_to_evaluate = 0
+        self._n_evaluated = self._n_to_evaluate = 0.0
         self.settings = {
             "base": self._described(base),
             "files": {file.name: self._described(file) for file in (*others, *variants)},
@@ -242,8 +242,8 @@ class Quants(RowMeasurement[ChunkRow]):
 
     def _evaluated(
         self, name: str, n_outputs: int, chunks: Iterable[int], store: Store[ChunkRow]
-    ) -> Iterator[tuple[int, Logits, list[int]]]:
-        """Yield chunks' raw logits, (positions, V), before each token of their second half, and these."""
+    ) -> Iterator[tuple[int, Iterator[Logits], list[int]]]:
+        """Yield chunks' raw logits, each (V,), before the tokens of their second half, and these."""
         store.begin_session(model=name)
         with ExitStack() as opened:
             options = {"kv_type": self._kv_types[name], **self._placement}
@@ -252,12 +252,22 @@ class Quants(RowMeasurement[ChunkRow]):
             for number in chunks:
                 tokens = self._chunks[number].tokens
                 n = n_scored(len(tokens))
-                ((_, rows),) = self.rows_of(model, [(tokens[:-1], n)])
-                yield number, rows, tokens[-n:]
-                self._n_evaluated += 1
+                yield (
+                    number,
+                    self._counted(self.logits_of(model, tokens[:-1], n), len(tokens), n),
+                    tokens[-n:],
+                )
+
+    def _counted(self, rows: Iterable[Logits], length: int, n: int) -> Iterator[Logits]:
+        """Yield a chunk's `n` rows, and count its tokens: those of the first half come with the first row."""
+        share = (length - n + 1) / length
+        for row in rows:
+            yield row
+            self._n_evaluated += share
+            share = 1 / length
 
     def status(self) -> str:
-        return f"{self._n_evaluated:,} of {self._n_to_evaluate:,} evaluated"
+        return f"{self._n_evaluated:,.1f} of {self._n_to_evaluate:,.0f} evaluated"
 
     def seconds_left(self, n_new: int, n_left: int, seconds: float) -> float | None:  # noqa: ARG002
         """Return the expected time, counting what is evaluated with the base before the first row."""

@@ -1,7 +1,8 @@
 """Figures with intervals, the verdict on each file, the report, and a block for a model card.
 
 A mean over positions has Student's 95% interval over the chunks' means, because positions in the same chunk
-are dependent; quantiles are over all positions. All files are compared on the same chunks.
+are dependent. Quantiles are over all positions; that of 99.9% has a bootstrap interval over chunks. All files
+are compared on the same chunks, and sorted by their divergence.
 """
 
 import math
@@ -14,6 +15,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
+from numpy.typing import NDArray
 
 from mink_local.errors import ReportError
 from mink_local.evals.figures import COLOURS, FILLED, GREY, Picture
@@ -36,6 +38,8 @@ from mink_local.evals.tables import (
 
 FEWEST = 2  # chunks needed for an interval
 ENOUGH = 8  # chunks needed for a verdict, and of each kind of text, unless more or fewer positions are wanted
+_RESAMPLES = 200  # of chunks, for an interval
+_TAIL_POSITIONS = 20_000
 _NOISE_LEVEL = 2  # times the self-noise: within it, a file counts as the base itself
 _UNQUANTIZED_BITS = 15.9  # per weight; the largest quantizations have 8.5
 _QUANTILES = {
@@ -86,6 +90,7 @@ def figures_of(rows: pd.DataFrame) -> dict[str, Any]:
     return {
         **columns_of(mean(kld.mean(axis=1), least=0.0), "kld_mean"),
         **{key: float(np.quantile(kld, level)) for key, level in _QUANTILES.items()},
+        **columns_of(_tail(kld), "kld_99_9"),
         **columns_of(mean(same_top.mean(axis=1), 0.0, 1.0), "same_top"),
         "rms_dp": math.sqrt(float(np.mean(change**2))),
         "mean_dp": float(change.mean()),
@@ -95,6 +100,13 @@ def figures_of(rows: pd.DataFrame) -> dict[str, Any]:
         "positions": kld.size,
         "chunks": len(kld),
     }
+
+
+def _tail(kld: NDArray[np.float64]) -> Interval:
+    """Return the 99.9th percentile of divergences (chunks, positions), with its interval over chunks."""
+    drawn = np.random.default_rng(0).integers(len(kld), size=(_RESAMPLES, len(kld)))
+    again = [np.quantile(kld[chunks], 0.999) for chunks in drawn]
+    return Interval(*map(float, (np.quantile(kld, 0.999), *np.quantile(again, (0.025, 0.975)))))
 
 
 def _above_noise(rows: pd.DataFrame, base: pd.DataFrame) -> Interval:
@@ -128,7 +140,7 @@ def report(results: Results) -> Report:
     manifest = results.manifest
     base, facts = manifest["base"]["name"], manifest["facts"]
     rows = _rows(results)
-    figures = pd.DataFrame(
+    own = pd.DataFrame(
         {
             "file": name,
             "type": facts[name]["nominal_type"],
@@ -139,6 +151,7 @@ def report(results: Results) -> Report:
         }
         for name, found in rows.items()
     )
+    figures = pd.concat([own[:1], own[1:].sort_values("kld_mean")], ignore_index=True)
     noise = figures.iloc[0]
     has_verdicts = noise["chunks"] >= ENOUGH
     narrow = few_clusters(noise["chunks"], "chunks") if has_verdicts else None
@@ -150,8 +163,8 @@ def report(results: Results) -> Report:
     size = Picture.of(
         "quants-size", "Size against the mean divergence, with 95% intervals", lambda: size_figure(figures)
     )
-    own = ("base", "files", "facts")  # have tables of their own
-    settings = {key: value for key, value in public(manifest).items() if key not in own}
+    shown = ("base", "files", "facts")  # in tables of their own
+    settings = {key: value for key, value in public(manifest).items() if key not in shown}
     verdicts = [verdict(one) for one in figures[1:].to_dict("records")]
     sections = [
         Section("Quantization loss", list(_tables(figures, kinds)), verdicts, size),
@@ -201,7 +214,8 @@ def _how_to_read(results: Results, figures: pd.DataFrame) -> str:
     return (
         f"{count(figures['positions'].iloc[0], 'position')} of the text ({manifest['text']['source']}): the "
         f"second half of every {manifest['chunk']} tokens is scored. Divergence: D(base ‖ file), in nats. "
-        "In brackets: Student's 95% intervals over chunks. "
+        "Below means: Student's 95% intervals over chunks. The 99.9th percentile has a bootstrap interval "
+        f"over chunks; of fewer than {_TAIL_POSITIONS:,} positions it is one of the largest few. "
         "The base's row is its self-noise: the same file with another batch split, which changes the last "
         "bits of llama.cpp's sums. "
         + (
@@ -232,14 +246,17 @@ def _files(manifest: Mapping[str, Any]) -> Table:
 def _tables(figures: pd.DataFrame, kinds: pd.DataFrame) -> Iterator[Table]:
     """Yield the tables of divergence, kinds of text, and predictions."""
     yield files_table("Divergence", figures, DIVERGENCE)
-    if kinds["kind"].nunique() > 1:
-        yield kinds_table("Mean divergence by kind of text", kinds)
+    every = pd.concat([figures.assign(kind="all"), kinds]) if kinds["kind"].nunique() > 1 else kinds
+    for figure, name in (("kld_mean", "Mean divergence"), ("kld_99_9", "99.9th percentile")):
+        files = [figures["file"][0], *figures[1:].sort_values(figure)["file"]]
+        ordered = every.set_index("file").loc[files].reset_index()
+        yield kinds_table(f"{name}, sorted, by kind of text", ordered, figure)
     yield files_table("Predictions and perplexity", figures, PREDICTIONS)
 
 
-def kinds_table(title: str, kinds: pd.DataFrame) -> Table:
-    """Return the table of the files' mean divergence by kind of text."""
-    cells = kinds.assign(cell=[of_interval(row, "kld_mean", "{:.4f}".format) for row in kinds.itertuples()])
+def kinds_table(title: str, kinds: pd.DataFrame, figure: str = "kld_mean") -> Table:
+    """Return the table of a figure of the files by kind of text."""
+    cells = kinds.assign(cell=[of_interval(row, figure, "{:.4f}".format) for row in kinds.itertuples()])
     wide = cells.pivot(index="file", columns="kind", values="cell")
     wide = wide.reindex(index=kinds["file"].unique(), columns=kinds["kind"].unique())
     return Table(title, wide.reset_index())

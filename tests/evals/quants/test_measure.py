@@ -80,8 +80,11 @@ def found_in(folder: Path) -> Any:
 
 @pytest.mark.slow
 def test_more_bits_lose_less(quants: Quants, files: dict[str, Path], tmp_path: Path) -> None:
-    quants(*files.values(), "--positions", 150).succeeded()
+    """And the files are sorted by what they lose, whatever their order in the command."""
+    base, *others = files.values()
+    quants(base, *reversed(others), "--positions", 150).succeeded()
     found = found_in(tmp_path / "out")
+    assert [one["file"] for one in found["files"]] == list(files)[1:]
     losses = {one["file"]: one["kld_mean"] for one in found["files"]}
     assert 0 < losses["Q8_0"] < losses["Q4_K_M"] < losses["Q2_K"]
     assert found["self_noise"]["kld_mean"] < losses["Q8_0"]
@@ -90,6 +93,7 @@ def test_more_bits_lose_less(quants: Quants, files: dict[str, Path], tmp_path: P
         assert one["kld_mean_low"] <= one["kld_mean"] <= one["kld_mean_high"]
         assert one["kld_median"] <= one["kld_90"] <= one["kld_95"] <= one["kld_99"]
         assert one["kld_99"] <= one["kld_99_9"] <= one["kld_max"]
+        assert one["kld_99_9_low"] <= one["kld_99_9"] <= one["kld_99_9_high"]
         assert 0 <= one["same_top"] <= 1
         assert one["bytes"] == files[one["file"]].stat().st_size
     kinds = pd.DataFrame(found["kinds"])
@@ -104,7 +108,7 @@ def test_more_bits_lose_less(quants: Quants, files: dict[str, Path], tmp_path: P
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     for file in (manifest["base"], *manifest["files"].values()):
         assert file["sha256"] in card
-    assert "mink-eval quants ./base.gguf ./Q8_0.gguf" in card
+    assert "mink-eval quants ./base.gguf ./Q2_K.gguf" in card
 
 
 @pytest.mark.slow
@@ -221,7 +225,15 @@ def test_the_time_left_counts_the_base(
     keep = measure.Quants._keep_base
     monkeypatch.setattr(measure.Quants, "_keep_base", keep_base)
     quants(files["base"], files["Q8_0"]).succeeded()
-    assert left == [6 / 2 * 4]
+    assert left == [pytest.approx(6 / 2 * 4)]
+
+
+def test_the_tokens_of_a_chunk_are_counted_as_they_are_evaluated() -> None:
+    """Those that are not scored come with the first that is; a long chunk need not be complete."""
+    counting = measure.Quants.__new__(measure.Quants)
+    counting._n_evaluated = 0.0
+    seen = [counting._n_evaluated for _ in counting._counted([np.zeros(1, np.float32)] * 3, 10, 3)]
+    assert [*seen, counting._n_evaluated] == pytest.approx([0, 0.8, 0.9, 1])
 
 
 def kv_types(*names: str) -> list[str]:
