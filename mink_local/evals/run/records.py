@@ -19,7 +19,7 @@ from mink_local.evals.store import MANIFEST, Rows, public, read_manifest
 from mink_local.evals.tables import listed
 from mink_local.evals.tasks import TASKS, recorded_scorer, recorded_task
 from mink_local.evals.tasks.base import Name, Question, Task, Verdict, score
-from mink_local.evals.tasks.scoring import is_code
+from mink_local.evals.tasks.scoring import is_users
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.samplers import Greedy, Sampler
 
@@ -244,9 +244,9 @@ def read_run(folder: Path) -> RecordedRun:
 
 
 def scored(run: RecordedRun, scorer: str = "") -> RecordedRun:
-    """Return the run with the verdicts on its responses; only those by a user's function are on disk.
+    """Return the run with the verdicts on its responses; only those by a user's own scorer are on disk.
 
-    These stay, unless `scorer` names the function again: a report imports nothing that a folder names.
+    These stay, unless `scorer` names it again: a report runs nothing that a folder names.
     Responses to tasks unknown to this version keep what verdicts they have.
     """
     rules = {name: settings.get("rule") for name, settings in run.manifest.get("tasks", {}).items()}
@@ -266,7 +266,7 @@ def _kept(tasks: Mapping[str, Task | None], rules: Mapping[str, Any]) -> Iterato
         function = recorded_scorer(rules.get(name))
         yield (
             f"{name}: {function} scored the responses when they were generated; --scorer scores them again."
-            if is_code(function)
+            if is_users(function)
             else f"Task unknown to this version: {name}; its responses have the verdicts that are recorded."
         )
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from mink_local.errors import DataError, TaskNotFoundError
 from mink_local.evals.tasks.base import OnDisk, OwnCopy, Published, Question, Scorer, Task, csv_rows, worked
 from mink_local.evals.tasks.own import SUFFIXES, Columns, OwnRow, OwnTask, RowTask, own_task
-from mink_local.evals.tasks.scoring import ChoiceScorer, chosen_scorer, is_code
+from mink_local.evals.tasks.scoring import ChoiceScorer, chosen_scorer, is_users
 from mink_local.files import user_path
 
 
@@ -198,7 +198,7 @@ def recorded_task(name: str, rule: object, trusted: str = "") -> Task | None:
     if rule is None:
         return TASKS.get(name)
     scorer = recorded_scorer(rule)
-    if is_code(scorer) and scorer != trusted:
+    if is_users(scorer) and scorer != trusted:
         return None
     if scorer:
         try:

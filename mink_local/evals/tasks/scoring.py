@@ -245,9 +245,9 @@ _NAMED: dict[str, Scorer] = {
 }
 
 
-def is_code(name: str) -> bool:
-    """Return whether a scorer's name is that of a Python function, which only its user may have imported."""
-    return ":" in name and not name.startswith("regex:")
+def is_users(name: str) -> bool:
+    """Return whether a scorer's name is a user's function or pattern, which only its user may have run."""
+    return ":" in name
 
 
 @lru_cache
@@ -262,7 +262,7 @@ def chosen_scorer(name: str) -> Scorer:
     _, colon, rest = name.partition(":")
     if not colon:
         raise DataError(f"no scorer {name!r}: use {', '.join(_NAMED)}, regex:PATTERN or MODULE:FUNCTION")
-    if is_code(name):
+    if not name.startswith("regex:"):
         return FunctionScorer(name, _function(name))
     try:
         n_groups = re.compile(rest).groups
@@ -286,9 +286,12 @@ def _function(name: str) -> OwnFunction:
 
 
 class RegexScorer(Scorer):
-    """Scores the group, or all, of the pattern's last match: as a number if both are, or else as a text."""
+    """Scores the group, or all, of the pattern's last match: as a number if both are, or else as a text.
 
-    flexible = Scorer.strict
+    A pattern may take for ever, so that it is its user's own, too.
+    """
+
+    is_own = True
 
     def is_same(self, answer: str, gold: str) -> bool:
         same = same_number(gold, answer)

@@ -413,8 +413,10 @@ def test_named_scorers(write: Write, scorer: str, gold: str, response: str, verd
     task = find_task(str(path), scorer)
     (question,) = task.read(path, seed=0)
     assert score(task, question, response, "stop")[1] == verdict
-    again = recorded_task("mine", task.rule)  # type: ignore[attr-defined]
+    rule = task.rule  # type: ignore[attr-defined]
+    again = recorded_task("mine", rule, scorer)
     assert again
+    assert (recorded_task("mine", rule) is None) == (":" in scorer)
     assert score(again, question, response, "stop")[1] == verdict
 
 
