@@ -20,23 +20,23 @@ LLAMA_CPP = "https://raw.githubusercontent.com/ggml-org/llama.cpp/master/models"
 VOCABULARIES = {
     "ggml-vocab-llama-bpe.gguf": Published(
         f"{LLAMA_CPP}/ggml-vocab-llama-bpe.gguf",
-        "97272e430d53bc7688f52d5e0ad8ea8f163ede9f1bbd1694feaa504797d5d96e",
         7_818_140,
+        "97272e430d53bc7688f52d5e0ad8ea8f163ede9f1bbd1694feaa504797d5d96e",
     ),
     "ggml-vocab-qwen2.gguf": Published(
         f"{LLAMA_CPP}/ggml-vocab-qwen2.gguf",
-        "44c2f46b715f585c6ab513970e8a006bfa5badd6108560054921cf598d154d8c",
         5_928_681,
+        "44c2f46b715f585c6ab513970e8a006bfa5badd6108560054921cf598d154d8c",
     ),
     "Qwen-Qwen3-0.6B.jinja": Published(
         f"{LLAMA_CPP}/templates/Qwen-Qwen3-0.6B.jinja",
-        "87a2728cb8dc9fe424d624542f6060ec05a1d285ebbec578bb078900e33396b5",
         4_116,
+        "87a2728cb8dc9fe424d624542f6060ec05a1d285ebbec578bb078900e33396b5",
     ),
     "meta-llama-Llama-3.1-8B-Instruct.jinja": Published(
         f"{LLAMA_CPP}/templates/meta-llama-Llama-3.1-8B-Instruct.jinja",
-        "e10ca381b1ccc5cf9db52e371f3b6651576caee0a630b452e2816b2d404d4b65",
         4_614,
+        "e10ca381b1ccc5cf9db52e371f3b6651576caee0a630b452e2816b2d404d4b65",
     ),
 }
 

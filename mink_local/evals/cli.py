@@ -466,7 +466,8 @@ def _carry_out(measurement: "Measurement[Any]", out: Path, quiet: bool) -> None:
     "--shots",
     type=POSITIVE,
     metavar="N",
-    help="Few-shot: show the first N questions with worked answers as earlier turns; they are not asked.",
+    help="Few-shot: show N questions with worked answers as earlier turns: of the training or development "
+    "split, or of your own data and GPQA the first N, which are not asked.",
 )
 @click.option(
     "--shots-from",

@@ -21,7 +21,7 @@ from msgspec import structs
 from mink_local.errors import GenerationError, RunError
 from mink_local.evals.answering import Answered, Answerer, FileAnswerer, ModelSession, file_sha256
 from mink_local.evals.measurement import Measurement, Results, duration, progress
-from mink_local.evals.run.questions import AskedTask, ask, locate
+from mink_local.evals.run.questions import AskedTask, ask, fetch, locate
 from mink_local.evals.run.records import (
     QUESTIONS,
     RECORDS,
@@ -102,13 +102,18 @@ class Run(Measurement[Response]):
     ) -> None:
         tasks = [replace(task, given_instruction=instruction) for task in tasks]
         files = {task.name: locate(task, data.get(task.name)) for task in tasks}
+        examples = {  # the user's own data has no other split
+            task.name: fetch(task.examples, f"{task.name}-examples")
+            for task in tasks
+            if shots and task.examples and task.name not in {**data, **shots_from}
+        }
         self._tasks = {
             task.name: ask(
                 task,
                 files[task.name],
                 seed=seed,
                 shots=shots,
-                shots_from=shots_from.get(task.name),
+                shots_from={**examples, **shots_from}.get(task.name),
                 stop=list(stop),
                 limit=limit,
                 max_tokens=max_tokens,
@@ -144,6 +149,7 @@ class Run(Measurement[Response]):
             "limit": limit,
             "questions": {name: len(asked.questions) for name, asked in self._tasks.items()},
             **({} if greedy else {"greedy": False}),
+            **({"examples": _sources(tasks, examples, shots_from)} if shots else {}),
             **({"settings": [one.as_text for one in settings]} if settings else {}),
         }
         self.settings = {
@@ -361,6 +367,17 @@ class Run(Measurement[Response]):
         from mink_local.evals.run.report import run_report  # a run need not wait for its libraries
 
         return run_report(scored(read_run(results.folder), results.scorer), results.against)
+
+
+def _sources(
+    tasks: Sequence[Task], downloaded: Mapping[str, Path], given: Mapping[str, Path]
+) -> dict[str, str]:
+    """Return where the examples of each task come from."""
+    found = {task.name: "its first questions, which are not asked" for task in tasks}
+    found |= {name: path.name for name, path in given.items()}
+    return found | {
+        task.name: task.examples.url for task in tasks if task.examples and task.name in downloaded
+    }
 
 
 def _task_settings(asked: AskedTask, file: Path) -> dict[str, Any]:

@@ -32,11 +32,15 @@ _REASONING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Published:
-    """A published version of a data set. `size` is in bytes."""
+    """A published version of a data set, which its address says.
+
+    Attributes:
+        size: In bytes; without a SHA-256, the most there may be.
+    """
 
     url: str
-    sha256: str
     size: int
+    sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -155,6 +159,7 @@ class Task(ABC):
     Attributes:
         name: Name in commands and records.
         source: Where the questions come from.
+        examples: The split for few-shot examples, which are no test questions; None if there is none.
         max_tokens: Default response limit in tokens (the paper gives none).
         instruction: The end of every prompt (the paper's appendix, "Reasoning Datasets").
         scorer: Scores the responses, unless it depends on the question.
@@ -166,6 +171,7 @@ class Task(ABC):
     name: str
     source: Published | OnDisk | OwnCopy
     max_tokens: int = 1024
+    examples: Published | None = None
     open_ended: bool = False
     given_instruction: str | None = None
     remarks: tuple[str, ...] = ()

@@ -95,25 +95,33 @@ _AQUA = {"question": ["question"], "answer": ["correct"], "choices": ["options"]
 
 _SAMPLES = Path(__file__).parents[1] / "samples"
 
+_GSM8K_DATA = (
+    f"{_GITHUB}/openai/grade-school-math/3101c7d5072418e28b9008a6636bde82a006892c/grade_school_math/data"
+)
+_AQUA_DATA = f"{_GITHUB}/google-deepmind/AQuA/26b64ed1f22208c6742f47df547dfd65088ec30d"
+_MATH_DATA = f"{_GITHUB_LFS}/openai/prm800k/00811d6de065642a6967b9017d4cee59550c0ef4/prm800k/math_splits"
+_MOST = 20_000_000  # bytes of a split for examples
+
 _ALL = (
     PublishedTask(
         "gsm8k",
         Published(
-            f"{_GITHUB}/openai/grade-school-math/3101c7d5072418e28b9008a6636bde82a006892c"
-            "/grade_school_math/data/test.jsonl",
+            f"{_GSM8K_DATA}/test.jsonl",
             sha256="3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14",
             size=749_738,
         ),
+        examples=Published(f"{_GSM8K_DATA}/train.jsonl", _MOST),
         scorer_name="number",
         columns=_GSM8K,
     ),
     Aqua(
         "aqua",
         Published(
-            f"{_GITHUB}/google-deepmind/AQuA/26b64ed1f22208c6742f47df547dfd65088ec30d/test.json",
+            f"{_AQUA_DATA}/test.json",
             sha256="de41581881ef95c5588c44ddc701c77fd480839241dd422a0d181262af24520c",
             size=130_192,
         ),
+        examples=Published(f"{_AQUA_DATA}/dev.json", _MOST),  # 254 questions; for training there are 97,467
         scorer_name="letter",
         columns=_AQUA,
     ),
@@ -128,11 +136,11 @@ _ALL = (
     PublishedTask(
         "math500",
         Published(
-            f"{_GITHUB_LFS}/openai/prm800k/00811d6de065642a6967b9017d4cee59550c0ef4"
-            "/prm800k/math_splits/test.jsonl",
+            f"{_MATH_DATA}/test.jsonl",
             sha256="35dc41080a3680858b27fa7e0533d2d547825316fc5dafe5d316f4ccc5a06132",
             size=446_564,
         ),
+        examples=Published(f"{_MATH_DATA}/train.jsonl", _MOST),
         max_tokens=2048,
         scorer_name="math",
         columns={
@@ -192,8 +200,9 @@ def recorded_scorer(rule: object) -> str:
 def recorded_task(name: str, rule: object, trusted: str = "") -> Task | None:
     """Return the task of a recorded run, or None if this version does not know it.
 
-    `rule` comes from the run's manifest, which may be a stranger's: nothing that it names is imported, but
-    for the scorer `trusted`, which is the user's. It is None unless the task is the user's own.
+    `rule` comes from the run's manifest, which may be a stranger's: nothing that it names is imported, and no
+    pattern in it tried, but for the scorer `trusted`, which is the user's. It is None unless the task is the
+    user's own.
     """
     if rule is None:
         return TASKS.get(name)

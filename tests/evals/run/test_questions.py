@@ -1,5 +1,6 @@
 """Questions: where their files come from, and how a model is asked them."""
 
+import dataclasses
 import hashlib
 import json
 import random
@@ -39,7 +40,7 @@ def hub() -> Iterator[Hub]:
 
 
 def published(hub: Hub) -> Published:
-    return Published(f"{hub.url}/{REPOSITORY}/resolve/main/{NAME}", SHA256, len(CONTENT))
+    return Published(f"{hub.url}/{REPOSITORY}/resolve/main/{NAME}", len(CONTENT), SHA256)
 
 
 def kept(folder: Path) -> list[Path]:
@@ -76,7 +77,7 @@ def test_what_is_not_the_file_is_refused(
 
 
 def test_offline_says_what_to_do(cache: Path) -> None:
-    gone = Published("http://127.0.0.1:9/questions.jsonl", SHA256, len(CONTENT))
+    gone = Published("http://127.0.0.1:9/questions.jsonl", len(CONTENT), SHA256)
     with pytest.raises(DataError) as raised:
         fetch(gone, "some")
     for part in ("refused", gone.url, "--data FILE"):
@@ -178,6 +179,43 @@ def test_examples_are_in_the_prompt_and_in_the_manifest(
     assert (tmp_path / "run" / "manifest.json").read_text() == before
     for wrong in (["--shots-from", "file"], ["--stop", ""]):
         assert mink_eval("run", "gsm8k", *wrong).status == 2
+
+
+def test_examples_come_from_the_split_for_them(
+    hub: Hub,
+    cache: Path,
+    tmp_path: Path,
+    tiny_path: Path,
+    mink_eval: MinkEval,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that all test questions are asked; the report says where they are from."""
+    test, train = (rows(tmp_path / name, *numbers) for name, numbers in (("test", (1, 2)), ("train", (7, 8))))
+    hub.files = {"test.jsonl": test.read_bytes(), "train.jsonl": train.read_bytes()}
+    url = f"{hub.url}/{REPOSITORY}/resolve/main"
+    source = Published(f"{url}/test.jsonl", 999, hashlib.sha256(test.read_bytes()).hexdigest())
+    examples = Published(f"{url}/train.jsonl", 999)
+    task = dataclasses.replace(TASKS["gsm8k"], source=source, examples=examples)
+    monkeypatch.setitem(TASKS, "gsm8k", task)
+    out = tmp_path / "run"
+    command = ["-m", tiny_path, "-n", 2, "--shots", 1, "--threads", 1, "-t", 0, "-o", out]
+    mink_eval.run(*command)
+    assert {one.question_id for one in read_responses(out)} == {"0", "1"}
+    manifest = json.loads((out / "manifest.json").read_text())
+    shots = [list(shot) for shot in asked("gsm8k", train, 1).shots]
+    assert (
+        manifest["tasks"]["gsm8k"]["shots_sha256"] == hashlib.sha256(json.dumps(shots).encode()).hexdigest()
+    )
+    mink_eval("report", out).succeeded()
+    assert examples.url in (out / "report" / "report.md").read_text()
+    hub.files.clear()
+    mink_eval.run(*command)  # both are kept
+    for path in kept(cache):
+        path.unlink()
+    mink_eval("run", "gsm8k", *command, "--data", test, "--limit", 1).refused(1, "shots")
+    for page in (b"<html>Please log in</html>", b"{" + 1000 * b"x"):
+        hub.files = {"test.jsonl": test.read_bytes(), "train.jsonl": page}
+        mink_eval("run", "gsm8k", *command).refused(1, "--shots-from")
 
 
 def test_a_stop_string_ends_a_response(tmp_path: Path, here: list[object], mink_eval: MinkEval) -> None:
