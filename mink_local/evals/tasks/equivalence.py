@@ -37,12 +37,6 @@ _SPACING = re.compile(r"\s|\\[,;:! ]|\\(?:left|right|displaystyle)(?![a-zA-Z])|(
 _BASED = re.compile(r"\(?(-?[\dA-Fa-f.]+)\)?_\{*(?:\\text\{)?(?:base )?(\d{1,2})\}*")  # 52_8, 4210_{5}
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' -]+")
 
-_REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d{1,30})\}?(?!\d)")
-_SINE_OF_DEGREES = re.compile(
-    r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{?\d\}?)?)\s*[({]?\s*(-?\d{1,4}(?:\.\d{1,9})?)\s*"
-    r"(?:\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\degree|°)\s*[)}]?"
-)
-
 _verifier = Child("mink_local.evals.tasks.equivalence", memory=2 * GIB)
 
 
@@ -69,10 +63,6 @@ def same_maths(gold: str, answer: str) -> bool:
     """
     if max(len(gold), len(answer)) > LONGEST:
         return False
-    gold, answer = (
-        _SINE_OF_DEGREES.sub(r"\1(\\frac{\2\\pi}{180})", _REPEATING.sub(_as_fraction, text))
-        for text in (gold, answer)
-    )
     shown = plain(gold), plain(answer)
     based = [_BASED.fullmatch(text.strip()) for text in (gold, answer)]
     if any(based):
@@ -90,13 +80,6 @@ def same_maths(gold: str, answer: str) -> bool:
         for text in (gold, answer)
     )
     return bare[0] == bare[1] or equivalent(*fractions)
-
-
-def _as_fraction(repeating: re.Match[str]) -> str:
-    """Return 0.1\\overline{6} as a fraction."""
-    whole, once, again = repeating.groups()
-    numerator = int(whole + once + again) - int(whole + once or 0)
-    return rf"\frac{{{numerator}}}{{{10 ** len(once + again) - 10 ** len(once)}}}"
 
 
 @lru_cache(maxsize=100_000)

@@ -12,15 +12,13 @@ _READ = 20_000  # characters read of a response, from the end: what is hostile i
 _LONGEST = 1000  # characters of a statement
 _SHORT = 20  # characters of a response that is nothing but the answer
 
-_NAME = (
-    r"\b(?:answer|(?:correct|right|best) (?:option|choice)|respuesta|réponse|antwort|risposta|resposta"
-    r"|ответ)\b|答案|答え|选项"
-)
-_IS = r"\b(?:is|was|be|es|est|ist|è|é)(?![\w'’])|[:：=→]|[是为は]"
+_NAME = r"\b(?:answer|respuesta|réponse|antwort|risposta|resposta|ответ)\b|答案|答え|选项"
+_IS = r"\b(?:is|be|es|est|ist|è|é)(?![\w'’])|[:：=→]|[是为は]"
 _ANCHOR = re.compile(
+    r"(?<![\w'’])[(\[]?(?P<letter>[A-J])[)\]]? is the (?:correct )?answer\b|"  # [C] is the answer
     # isn't 64; it's 72
     rf"(?:{_NAME})[^\n.:=?]{{0,40}}?\bis(?:n['’]t| not)\b[^.\n]{{1,40}}?[;,] ?(?:it['’]s|it is|but)\b"
-    rf"|\\(?:boxed|fbox)\s*\{{|####(?=\W{{0,9}}\d)|<answer>|(?:{_NAME})[^\n.:=?是为は]{{0,40}}?(?:{_IS})",
+    rf"|\\(?:boxed|fbox)\s*\{{|####(?=\W{{0,9}}\d)|(?:{_NAME})[^\n.:=?是为は]{{0,40}}?(?:{_IS})",
     re.IGNORECASE,
 )
 _BETWEEN_BOXES = re.compile(r"[\s$]*(?:,|and|or)[\s$]*\\(?:boxed|fbox)\s*\{")
@@ -31,7 +29,6 @@ _END = re.compile(r"\n|(?<!\\)[.!?](?=\s|$)|。")
 _NEXT_QUESTION = re.compile(r"\n\s*(?:Q|Question|Problem)\b[ \d]*[:.]")
 
 _PLAIN = (  # pattern, what it means
-    (r"<<[^<>]*>>|<\|\w+\|>", ""),  # GSM8K's calculations, special tokens
     (r"(?<=\d)\s*(?=\\[dtc]?frac)", " "),
     (r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|(\w))\s*(?:\{([^{}]*)\}|(\w))", r"\1\2/\3\4"),
     (r"\\(?:text\w*|math\w+|mbox|boxed|left|right|displaystyle)\b|\\[()\[\]]|\{,\}|\\!", ""),
@@ -63,7 +60,8 @@ def statements(response: str) -> Iterator[str]:
         is_box = anchor[0].endswith("{")
         if is_box and _AFTER_A_BOX.search(text[max(0, anchor.start() - 20) : anchor.start()]):
             continue
-        stated = _stated(text[anchor.end() : anchor.end() + _LONGEST], is_box=is_box)
+        rest = text[anchor.end() : anchor.end() + _LONGEST]
+        stated = anchor["letter"] or _stated(rest, is_box=is_box)
         if not _PLACEHOLDER.fullmatch(stated):
             yield stated
     if len(text.strip()) <= _SHORT:
