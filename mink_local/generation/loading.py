@@ -23,6 +23,7 @@ from mink_local.models.catalog import ModelFile, resolve
 from mink_local.models.gguf import DamagedFileError, read_metadata
 from mink_local.models.memory import (
     USUAL_CONTEXT,
+    Budget,
     MemoryNeed,
     Placement,
     Usage,
@@ -42,6 +43,7 @@ _AUTO_DIVISOR = 4  # KV caches may take 1/4 of the free memory if their number i
 _EVERY_LAYER = 9999  # more than any model has; llama.cpp takes all there are
 _N_OUTPUTS = Range(0, N_BATCH * N_SEQ_MAX, whole=True)
 _N_CTX, _N_PARALLEL = Range(1, whole=True), Range(1, N_SEQ_MAX, whole=True)
+_AT_LEAST_0 = Range(0)
 
 Loader = Callable[[int, int], tuple[Weights, Context]]
 """Loads with so many layers on the GPU, and the experts of so many on the CPU. Raises ModelError."""
@@ -58,6 +60,7 @@ def load_model(
     placement: PlacementOptions | None = None,
     kv_type: str = "f16",
     flash_attn: bool | None = None,
+    checkpoint_memory: float | None = None,
     date: Date | None = None,
     chat_template: str | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
@@ -79,6 +82,9 @@ def load_model(
         kv_type: Type of the KV cache: f16, q8_0, which takes half the memory, or another of llama.cpp's.
         flash_attn: Whether to use flash attention; None lets llama.cpp decide. It changes the last digits of
             the logits, and so may change texts.
+        checkpoint_memory: MB for checkpoints, from which a hybrid or recurrent model goes on where others
+            forget the end of a conversation; at 0 it reads all of it again. None for 512, or a twentieth of
+            the free memory if that is less. The last checkpoint is kept in any case.
         date: The date for chat templates that use it (LLaMA-3.1's does); None for today.
         chat_template: Jinja source to use in place of the file's chat template.
         template_kwargs: Variables for the chat template, JSON values, such as `reasoning_effort`; see
@@ -100,6 +106,8 @@ def load_model(
     """
     n_ctx = n_ctx if n_ctx is None else _N_CTX.check("n_ctx", n_ctx)
     n_parallel = _N_PARALLEL.check("n_parallel", n_parallel)
+    if checkpoint_memory is not None:
+        checkpoint_memory = _AT_LEAST_0.check("checkpoint_memory", checkpoint_memory)
     check_types(
         model=(model, str | bytes | PathLike),
         placement=(placement, PlacementOptions | None),
@@ -118,7 +126,9 @@ def load_model(
 
         use_servers(asked.rpc, trust)
     shares = _gpu_shares(asked)
-    plan = _choose(file, n_ctx, asked, shares, n_parallel, kv_type)
+    budget = memory_budget(with_gpus=asked.n_gpu_layers != 0, shares=shares)
+    memory = budget.checkpoint_memory if checkpoint_memory is None else int(checkpoint_memory * 1e6)
+    plan = _choose(file, budget, n_ctx, asked, n_parallel, kv_type, memory)
     if not trust:
         trust_in.check(file, n_parallel)
     threads, cancel = asked.n_threads or n_cores(), Cancel()
@@ -128,6 +138,7 @@ def load_model(
         n_threads=threads,
         kv_type=kv_type,
         flash_attn=flash_attn,
+        checkpoint_memory=memory,
         vet=None if trust else partial(trust_in.check, file),
     )
 
@@ -160,6 +171,12 @@ def load_model(
         cancel()
         raise
     log.info("%s is %s", file.name, placed)
+    if plan.checkpoint and memory:
+        log.info(
+            "it goes back to %d checkpoints at most, of %.1f MB each",
+            max(1, memory // plan.checkpoint),
+            plan.checkpoint / 1e6,
+        )
     return Model(
         file.name,
         weights,
@@ -180,6 +197,7 @@ def make_context(
     kv_per_token: int = 0,
     kv_type: str = "f16",
     flash_attn: bool | None = None,
+    checkpoint_memory: int = 0,
     vet: Callable[[int], object] | None = None,
 ) -> Context:
     """Allocate KV caches for several answers at a time, no longer than the model was trained on.
@@ -206,7 +224,7 @@ def make_context(
         log.warning("low memory: generating %d answers at a time instead of %d", possible, wanted)
     if vet and possible > 1:
         vet(possible)
-    return Context(weights, n_ctx, n_threads, possible, n_outputs, kv_type=kv_type, flash_attn=flash_attn)
+    return Context(weights, n_ctx, n_threads, possible, n_outputs, kv_type, flash_attn, checkpoint_memory)
 
 
 def _gpu_shares(asked: PlacementOptions) -> tuple[float, ...]:
@@ -227,15 +245,15 @@ def _gpu_shares(asked: PlacementOptions) -> tuple[float, ...]:
 
 def _choose(
     file: ModelFile,
+    budget: Budget,
     n_ctx: int | None,
     asked: PlacementOptions,
-    shares: Sequence[float],
     n_parallel: int,
     kv_type: str,
+    checkpoint_memory: int,
 ) -> Placement:
     """Choose context and layers on the GPU from the file's metadata and the free memory."""
     layers, experts = asked.n_gpu_layers, asked.n_cpu_moe
-    budget = memory_budget(with_gpus=layers != 0, shares=shares)
     try:
         metadata = read_metadata(file.path)
     except DamagedFileError:
@@ -264,6 +282,7 @@ def _choose(
         n_cpu_moe=experts,
         n_parallel=n_parallel,
         kv_type=kv_type,
+        checkpoint_memory=checkpoint_memory,
     )
     if plan.warning:
         log.warning("%s: %s", file.name, plan.warning)

@@ -481,9 +481,9 @@ class Model(Unique):
             context = self.core.engine.context
             copied = [slot for slot in self.core.engine.slots if context.is_copied(slot.seq_id)]
             slot = max(copied, key=lambda slot: len(slot.tokens), default=None)
-            if slot is None or not slot.tokens or context.state_size(slot.seq_id) > most_bytes:
+            if slot is None or not slot.tokens or slot.n_bytes > most_bytes:
                 return False
-            user_files(context).write(file, context.snapshot(slot.tokens, slot.seq_id))
+            user_files(context).write(file, slot.snapshot())
             return True
 
         most_bytes = Range(0, whole=True).check("most_bytes", most_bytes)

@@ -2,8 +2,9 @@
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,8 @@ _FLAG_IS_SET = LIBC.strlen
 _PAD = 256  # llama.cpp rounds the length of a sequence up to a multiple
 _PAUSE = getattr(C._lib, "omp_pause_resource_all", None)  # llama.cpp may be built without OpenMP
 _SOFTLY = 1  # omp_pause_soft
+_FORMAT = 2  # of snapshots
+_PARTIAL = C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
 
 class Segment(NamedTuple):
@@ -50,6 +53,9 @@ class Next(NamedTuple):
     seq_ids: NDArray[np.int64]
 
 
+States = Mapping[int, NDArray[np.uint8]]
+"""Checkpoints of a sequence, by the number of tokens before them."""
+
 _NO_TOKENS = np.zeros(0, np.int32)
 NOTHING = Next(_NO_TOKENS, _NO_TOKENS, np.zeros(0, np.int64))
 
@@ -72,6 +78,11 @@ class Context:
         n_outputs: Maximum number of tokens in a batch that yield logits; at least one per sequence.
         kv_type: Type of the KV cache, one of KV_TYPES; "q8_0" takes about half the memory of "f16".
         flash_attn: Whether to use flash attention, which a quantized cache needs; None lets llama.cpp decide.
+        checkpoint_memory: Bytes that checkpoints of all sequences may take; 0 for none.
+
+    Attributes:
+        can_rewind: Whether a sequence can forget just its end. Recurrent models and hybrids, such as Mamba,
+            LFM2 and Qwen3.5, can only go back to a checkpoint.
 
     Raises:
         ValueError: Unknown `kv_type`, or a quantized one without flash attention.
@@ -87,6 +98,7 @@ class Context:
         n_outputs: int = 0,
         kv_type: str = "f16",
         flash_attn: bool | None = None,
+        checkpoint_memory: int = 0,
     ) -> None:
         type_number = kv_type_number(kv_type)
         if kv_type.startswith("q") and flash_attn is False:
@@ -120,7 +132,14 @@ class Context:
         self.n_seq, self.n_threads, self.n_outputs = n_seq, n_threads, params.n_outputs_max
         self.kv_type, self.n_vocab, self._verbose = kv_type, weights.n_vocab, weights.verbose
         # What a snapshot belongs to: the state has a part for each sequence.
-        self.settings = f"{weights.file} {kv_type} {n_seq} {C.llama_version()!r}".encode(errors="replace")
+        self.settings = f"{_FORMAT} {weights.file} {kv_type} {n_seq} {C.llama_version()!r}".encode(
+            errors="replace"
+        )
+        model = weights.handle
+        self.can_rewind = not (C.llama_model_is_hybrid(model) or C.llama_model_is_recurrent(model))
+        # A copy that waits for the next batch would overwrite the part of a checkpoint that is in a window.
+        self._has_window = C.llama_model_n_swa(model) > 0
+        self.checkpoint_memory = 0 if self.can_rewind else checkpoint_memory
         self.n_evaluated = 0  # tokens so far
         self._n_rows = 0  # of the last batch
         self._rows_at = 0, 0  # address and number of `_rows`
@@ -222,39 +241,79 @@ class Context:
         """Return the size in bytes of a sequence's keys and values."""
         return int(C.llama_state_seq_get_size(self.handle, seq_id))
 
-    def snapshot(self, tokens: Sequence[int], seq_id: int = 0) -> bytearray:
-        """Return a sequence's keys and values, after the number and ids of its tokens; see `is_copied`."""
-        head = np.array([len(tokens), *tokens], np.int32)
-        size = self.state_size(seq_id)
-        data = bytearray(head.nbytes + size)
-        data[: head.nbytes] = head.tobytes()
-        copied = (ctypes.c_uint8 * size).from_buffer(data, head.nbytes)
-        C.llama_state_seq_get_data(self.handle, copied, size, seq_id)
+    def checkpoint(self, seq_id: int = 0) -> NDArray[np.uint8]:
+        """Return what a sequence needs to come back to where it is; see `rewind`."""
+        state = np.empty(C.llama_state_seq_get_size_ext(self.handle, seq_id, _PARTIAL), np.uint8)
+        values = _pointer(state, ctypes.c_uint8)
+        C.llama_state_seq_get_data_ext(self.handle, values, len(state), seq_id, _PARTIAL)
+        return state
+
+    def rewind(self, length: int, checkpoint: NDArray[np.uint8], seq_id: int = 0) -> bool:
+        """Remove all but a sequence's first `length` tokens, after which a checkpoint was made.
+
+        Returns False if that is not possible: the sequence has to be cleared then.
+        """
+        if self._has_window and not self.is_copied(seq_id):
+            return False
+        values = _pointer(checkpoint, ctypes.c_uint8)
+        n_read = C.llama_state_seq_set_data_ext(self.handle, values, len(checkpoint), seq_id, _PARTIAL)
+        return bool(n_read) and self.truncate(length, seq_id)
+
+    def snapshot(
+        self, tokens: Sequence[int], seq_id: int = 0, checkpoints: States = MappingProxyType({})
+    ) -> bytearray:
+        """Return a sequence's keys and values, after its tokens and checkpoints; see `is_copied`.
+
+        It begins with the number of tokens, their ids, the number of checkpoints, and how many tokens are
+        before each, all int32.
+        """
+        head = np.array([len(tokens), *tokens, len(checkpoints), *checkpoints], np.int32)
+        sizes = np.array([len(state) for state in checkpoints.values()], np.int64)
+        parts: tuple[NDArray[Any], ...] = (head, sizes, *checkpoints.values())
+        data = bytearray(b"".join(part.tobytes() for part in parts))
+        begin, size = len(data), self.state_size(seq_id)
+        data.extend(bytes(size))
+        C.llama_state_seq_get_data(
+            self.handle, (ctypes.c_uint8 * size).from_buffer(data, begin), size, seq_id
+        )
         return data
 
     def may_restore(self, snapshot: NDArray[np.uint8], seq_id: int = 0) -> bool:
         """Return whether a snapshot fits, and no copy from or to a sequence is waiting for the next batch."""
-        return _length_of(snapshot) <= self.n_ctx and seq_id not in {*self._copies, *self._copies.values()}
+        n_tokens = int(snapshot[:4].view(np.int32)[0])
+        return n_tokens <= self.n_ctx and seq_id not in {*self._copies, *self._copies.values()}
 
-    def restore(self, snapshot: NDArray[np.uint8], seq_id: int = 0) -> list[int]:
-        """Replace a sequence by a snapshot that `may_restore`; return its token ids.
+    def restore(self, snapshot: NDArray[np.uint8], seq_id: int = 0) -> tuple[list[int], States]:
+        """Replace a sequence by a snapshot that `may_restore`; return its token ids and checkpoints.
 
         There are none, and the sequence is empty, if llama.cpp refuses it, or finds another number of tokens.
         """
-        n_tokens = _length_of(snapshot)
-        ids, state = snapshot[4 : 4 + 4 * n_tokens], snapshot[4 + 4 * n_tokens :]
+        tokens, checkpoints, state = _parts(snapshot)
         values = _pointer(state, ctypes.c_uint8)
         if C.llama_state_seq_set_data(self.handle, values, len(state), seq_id) and (
-            C.llama_memory_seq_pos_max(self._memory, seq_id) == n_tokens - 1
+            C.llama_memory_seq_pos_max(self._memory, seq_id) == len(tokens) - 1
         ):
-            return list(ids.view(np.int32).tolist())
+            return tokens, checkpoints
         self.clear(seq_id)
-        return []
+        return [], {}
 
 
-def _length_of(snapshot: NDArray[np.uint8]) -> int:
-    """Return the number of tokens in a snapshot."""
-    return int(snapshot[:4].view(np.int32)[0])
+def _parts(snapshot: NDArray[np.uint8]) -> tuple[list[int], States, NDArray[np.uint8]]:
+    """Return what a snapshot consists of: token ids, checkpoints, keys and values."""
+
+    def numbers(kind: type[np.signedinteger[Any]], count: int) -> list[int]:
+        return list(np.frombuffer(taken(count * np.dtype(kind).itemsize), kind).tolist())
+
+    def taken(size: int) -> NDArray[np.uint8]:
+        nonlocal snapshot
+        part, snapshot = snapshot[:size], snapshot[size:]
+        return part
+
+    tokens = numbers(np.int32, *numbers(np.int32, 1))
+    lengths = numbers(np.int32, *numbers(np.int32, 1))
+    sizes = numbers(np.int64, len(lengths))
+    checkpoints = {length: taken(size).copy() for length, size in zip(lengths, sizes, strict=True)}
+    return tokens, checkpoints, snapshot
 
 
 class _TokenBatch:

@@ -223,6 +223,11 @@ class Weights:
         return self._texts(_CONTROL)
 
     @cached_property
+    def control_ids(self) -> tuple[int, ...]:
+        """Ids of the control tokens."""
+        return tuple(token for token, has in enumerate(self._attributes) if has & _CONTROL)
+
+    @cached_property
     def user_defined_tokens(self) -> tuple[str, ...]:
         """Texts that the tokenizer reads as one token wherever they are, even without `parse_special`."""
         return self._texts(C.LLAMA_TOKEN_ATTR_USER_DEFINED)

@@ -337,4 +337,5 @@ def _tensors_in_words(row: dict[str, Any]) -> str:
 def _usage_in_words(device: str, usage: dict[str, int]) -> str:
     sizes = {part: size_in_words(n_bytes) for part, n_bytes in usage.items()}
     parts = "{weights} weights + {kv} KV cache + about {compute} compute buffer"
+    parts += " + {checkpoints} checkpoints" * (usage["checkpoints"] > 0)
     return f"{device}: {{total}} = {parts}".format(**sizes) if usage["total"] else ""

@@ -2,14 +2,14 @@
 
 Weights and KV cache are exactly what llama.cpp allocates. The compute buffer is an upper bound on what
 llama.cpp 0.3.36 logs with flash attention for LLaMA-3 and Qwen3 models of 0.1 to 70 billion weights (at most
-25 MiB too high). The state of recurrent layers is not counted.
+25 MiB too high). The states of DeepSeek V4's and MiniMax-01's layers are not counted.
 """
 
 import logging
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache
 from importlib import import_module
 from itertools import compress
@@ -33,6 +33,10 @@ _MOST_SHARES = 4  # and those of several answers together at most 4/16
 _F16, _F32 = 2, 4  # bytes
 _OF_STATES = (".ssm_", ".time_mix_", ".shortconv.")  # in the names of tensors
 _RESERVE = 1 << 30  # bytes per GPU left free for its driver and other programs
+_CHECKPOINT_DIVISOR, _MOST_CHECKPOINTS = (
+    20,
+    512 << 20,
+)  # checkpoints may take 1/20 of the free memory, at most
 
 
 @dataclass(frozen=True)
@@ -42,13 +46,14 @@ class Usage:
     weights: int = 0
     kv: int = 0
     compute: int = 0
+    checkpoints: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.compute
+        return self.weights + self.kv + self.compute + self.checkpoints
 
     def __add__(self, other: "Usage") -> "Usage":
-        return Usage(self.weights + other.weights, self.kv + other.kv, self.compute + other.compute)
+        return Usage(*(sum(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,11 @@ class Budget:
     ram: int
     vram: int = 0
     unified: bool = False
+
+    @property
+    def checkpoint_memory(self) -> int:
+        """Bytes that checkpoints may take unless a user says otherwise."""
+        return min(_MOST_CHECKPOINTS, self.ram // _CHECKPOINT_DIVISOR)
 
     def usage(self, need: MemoryNeed) -> Usage:
         """Return how much of `ram` a model needs."""
@@ -123,6 +133,7 @@ class Placement:
         warning: Warning for the user.
         n_mixed: The most that `n_cpu_moe` can be: 0 unless the model is a mixture of experts.
         kv_per_token: Bytes of a KV cache per token; 0 if they are unknown.
+        checkpoint: Bytes of a checkpoint; 0 if the model needs none, or they are unknown.
     """
 
     n_ctx: int
@@ -132,6 +143,7 @@ class Placement:
     warning: str | None = None
     n_mixed: int = 0
     kv_per_token: int = 0
+    checkpoint: int = 0
 
     @property
     def split(self) -> tuple[int, int]:
@@ -142,8 +154,11 @@ class Placement:
 class Footprint:
     """The sizes in a model's metadata that determine how much memory it needs."""
 
-    def __init__(self, metadata: Metadata, kv_type: str = "f16") -> None:
+    def __init__(self, metadata: Metadata, kv_type: str = "f16", checkpoint_memory: int = 0) -> None:
         self.n_layers = metadata.n_layers
+        stateful = _layers_with(metadata, *_OF_STATES)
+        self._states = [state_bytes(metadata) * (layer in stateful) for layer in range(metadata.n_layers)]
+        self._checkpoints = checkpoint_memory if stateful else 0
         self._embeddings = self._output = self._largest_expert = 0
         self._layers, self._experts = [0] * metadata.n_layers, [0] * metadata.n_layers
         for tensor in metadata.tensors:
@@ -176,6 +191,11 @@ class Footprint:
         """Bytes of a KV cache per token."""
         return sum(self._kv)
 
+    @property
+    def checkpoint(self) -> int:
+        """Bytes of a checkpoint."""
+        return sum(self._states)
+
     def need(self, n_ctx: int, n_parallel: int = 1, n_gpu_layers: int = 0, n_cpu_moe: int = 0) -> MemoryNeed:
         """Return the bytes that the model needs with a KV cache of `n_ctx` tokens per answer.
 
@@ -183,21 +203,26 @@ class Footprint:
         read a prompt, it copies experts that are on the CPU to the GPU, one tensor at a time.
         """
         each = -(-n_ctx // 256) * 256  # llama.cpp rounds up to a multiple of 256
-        kv = [each * n_parallel * layer for layer in self._kv]
+        kv = [n_parallel * (each * n + state) for n, state in zip(self._kv, self._states, strict=True)]
         activations = N_BATCH * (2 * self._hidden + 8 * self._width) * _F32
         mask = N_BATCH * each * _F16
         logits = 2 * n_parallel * self._n_vocab * _F32
         compute = activations + mask + logits
         if n_gpu_layers == 0:
             weights = self._embeddings + sum(self._layers) + self._output
-            return MemoryNeed(cpu=Usage(weights, sum(kv), compute))
+            return MemoryNeed(cpu=Usage(weights, sum(kv), compute, self._checkpoints))
         first = max(self.n_layers + 1 - n_gpu_layers, 0)
         experts = sum(self._experts[first:n_cpu_moe])
         gpu, cpu = sum(self._layers[first:]) - experts, sum(self._layers[:first]) + experts
         copied = self._largest_expert if experts else 0
         return MemoryNeed(
             gpu=Usage(gpu + self._output + self._copy, sum(kv[first:]), compute + copied),
-            cpu=Usage(self._embeddings + cpu, sum(kv[:first]), compute if first or experts else 0),
+            cpu=Usage(
+                self._embeddings + cpu,
+                sum(kv[:first]),
+                compute if first or experts else 0,
+                self._checkpoints,
+            ),
         )
 
 
@@ -226,6 +251,26 @@ def kv_bytes_per_layer(metadata: Metadata, kv_type: str = "f16") -> list[int]:
         else 0
         for layer in range(metadata.n_layers)
     ]
+
+
+def state_bytes(metadata: Metadata) -> int:
+    """Return the bytes of a layer's state (llama.cpp's `n_embd_r` and `n_embd_s`, float32)."""
+    number = metadata.number
+    width, heads, kernel = (
+        number("embedding_length"),
+        number("attention.head_count"),
+        number("ssm.conv_kernel"),
+    )
+    if head_size := number("wkv.head_size"):
+        size = width * (number("token_shift_count", 2) + head_size)
+    elif kernel_of_short := number("shortconv.l_cache"):
+        size = width * (kernel_of_short - 1)
+    elif head_size := number("kda.head_dim"):
+        size = heads * head_size * (3 * (kernel - 1) + head_size)
+    else:
+        inner, state = number("ssm.inner_size"), number("ssm.state_size")
+        size = (kernel - 1) * (inner + 2 * number("ssm.group_count") * state) + inner * state
+    return max(0, size) * _F32
 
 
 def keeps_states(metadata: Metadata) -> bool:
@@ -262,6 +307,7 @@ def choose_placement(
     n_cpu_moe: int | None = None,
     n_parallel: int = 1,
     kv_type: str = "f16",
+    checkpoint_memory: int | None = None,
 ) -> Placement:
     """Choose the context and the number of layers on the GPU, unless given.
 
@@ -276,11 +322,14 @@ def choose_placement(
         n_gpu_layers: -1 for all.
         n_cpu_moe: Number of layers, from the first, whose experts are on the CPU; -1 for all.
         n_parallel: Number of answers generated at a time.
+        checkpoint_memory: Bytes that checkpoints may take; None for `Budget.checkpoint_memory`.
 
     Raises:
         ValueError: Unknown `kv_type`.
     """
-    footprint = Footprint(metadata, kv_type)
+    if checkpoint_memory is None:
+        checkpoint_memory = budget.checkpoint_memory
+    footprint = Footprint(metadata, kv_type, checkpoint_memory)
     most, mixed = metadata.n_layers + 1, footprint.n_mixed
     if n_cpu_moe is not None:
         experts = [mixed if n_cpu_moe == ALL_LAYERS else min(n_cpu_moe, mixed)]
@@ -296,7 +345,7 @@ def choose_placement(
         needs = [(way, footprint.need(context, n_parallel, *way)) for way in ways]
         way, need = next((found for found in needs if found[1].gpu.total <= budget.vram), needs[-1])
         warning = _warning(budget.usage(need).total, budget.ram)
-        return Placement(context, *way, need, warning, mixed, footprint.kv_per_token)
+        return Placement(context, *way, need, warning, mixed, footprint.kv_per_token, footprint.checkpoint)
 
     chosen = with_context(n_ctx or USUAL_CONTEXT)
     if n_ctx is None and chosen.warning:

@@ -260,6 +260,13 @@ kv_type_option = SharedOption(
     default="f16",
     help="KV cache type; q8_0 takes about half the memory of f16.",
 )
+checkpoint_memory_option = SharedOption(
+    "--checkpoint-memory",
+    type=FiniteFloat(min=0),
+    metavar="MB",
+    show_default="512, or a twentieth of the free memory",
+    help="Memory for checkpoints, with which hybrid and recurrent models need not read a conversation again.",
+)
 rpc_option = SharedOption(
     "--rpc",
     type=ParsedType("HOST:PORT,…", _servers),

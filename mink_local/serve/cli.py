@@ -16,6 +16,7 @@ from mink_local.models.options import (
     SamplerType,
     call_style_option,
     chat_template_option,
+    checkpoint_memory_option,
     ctx_option,
     kv_type_option,
     max_tokens_option,
@@ -105,6 +106,7 @@ Exit status: 0 success, 1 failure, 2 wrong usage or unknown model.
 )
 @placement_options
 @kv_type_option
+@checkpoint_memory_option
 @click.option(
     "--cache",
     type=click.Path(file_okay=False, writable=True, path_type=Path),

@@ -54,6 +54,7 @@ class Options:
     queue: int
     key_slots: int | None
     kv_type: str
+    checkpoint_memory: float | None
     cache: Path | None
     cache_size: float
     cache_days: float
@@ -131,6 +132,7 @@ def _load(options: Options, metrics: Metrics) -> Service:
         n_ctx=options.ctx,
         n_parallel=options.parallel,
         kv_type=options.kv_type,
+        checkpoint_memory=options.checkpoint_memory,
         chat_template=options.chat_template,
         template_kwargs=options.template_kwargs,
         call_style=options.call_style,

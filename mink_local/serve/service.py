@@ -173,6 +173,8 @@ class Service:
                     "Answers that have a slot.",
                     lambda: max(0, self._n_begun - engine.n_waiting),
                 ),
+                "checkpoints": ("Checkpoints to go back to.", lambda: engine.checkpoints[0]),
+                "checkpoint_bytes": ("Memory that they take.", lambda: engine.checkpoints[1]),
             },
         )
 

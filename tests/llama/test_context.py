@@ -184,6 +184,6 @@ def test_a_copy_that_waits_for_a_batch_is_neither_saved_nor_replaced(
     fill(first, 0)
     assert context.is_copied(1)
     assert context.may_restore(snapshot, 1)
-    assert context.restore(snapshot, 1) == second
+    assert context.restore(snapshot, 1) == (second, {})
     fill(first, 0)
     np.testing.assert_allclose(row_after(second, 1), expected, atol=1e-3)

@@ -296,3 +296,18 @@ def test_layers_with_a_state_beside_their_cache_count_as_both() -> None:
     assert keeps_states(both)
     assert [size > 0 for size in kv_bytes_per_layer(both)] == [True, False]
     assert not keeps_states(replace(both, tensors=both.tensors[:1]))
+
+
+def test_checkpoints_of_a_hybrid_with_4_billion_weights_on_a_laptop() -> None:
+    """Five of 53 MB fit into a twentieth of 6 GB: they count, and are told."""
+    values: dict[str, Any] = {"general.architecture": "x", "x.block_count": 32, "x.embedding_length": 2560}
+    sizes = {"conv_kernel": 4, "inner_size": 4096, "state_size": 128, "group_count": 16}
+    values |= {f"x.ssm.{name}": size for name, size in sizes.items()}
+    tensors = tuple(Tensor(f"blk.{i}.ssm_a", "F32", 1, 4) for i in range(24))
+    laptop, server = Budget(6 * 10**9), Budget(10**12)
+    for budget, n_bytes in ((laptop, 300 * 10**6), (server, 512 * 10**6)):
+        placement = choose_placement(Metadata(Path(), values, tensors, 16), budget, n_ctx=4096)
+        assert placement.checkpoint == pytest.approx(52.7e6, rel=0.01)
+        assert placement.need.cpu.checkpoints == n_bytes
+        assert placement.need.cpu.total >= n_bytes + placement.checkpoint
+    assert choose_placement(model(), laptop).need.cpu.checkpoints == 0

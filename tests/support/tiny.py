@@ -110,6 +110,11 @@ def _padded(entries: dict[str, _Packed], n: int) -> tuple[dict[str, Any], int]:
     return {**entries, **padded}, n_vocab + n
 
 
+def tokenizer_of(path: Path) -> tuple[dict[str, Any], int]:
+    """Return the entries of a GGUF file that make up its tokenizer, and its number of tokens."""
+    return _padded(_tokenizer(path), 0)
+
+
 def write_model(
     path: Path,
     vocabulary: Path,

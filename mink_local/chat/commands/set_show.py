@@ -221,7 +221,14 @@ def _value(setting: Setting, settings: Settings, model: Model) -> str:
     sampler, shown = settings.sampler, settings.shown(setting)
     if setting.key == "ctx":  # llama.cpp rounds it up
         return str(model.n_ctx)
-    used = {"threads": str(n_cores())}
+    number, n_bytes = model.core.engine.checkpoints
+    most = model.core.engine.context.checkpoint_memory / 1e6
+    used = {
+        "threads": str(n_cores()),
+        "checkpoint-memory": f"{most:.0f}, {number} of {n_bytes / 1e6:.1f} MB in use"
+        if most
+        else "not needed",
+    }
     if sampler.name != "min-k":
         used.update(dict.fromkeys(MIN_K, f"not used by {sampler.name}"))
     if not model.has_thinking_switch:

@@ -54,6 +54,7 @@ class Decoding:
         turn: When it is this one's.
         kept: The file with a beginning of the prompt, how many tokens that has, and the file's size in bytes;
             None if it need not be read.
+        places: Where in the prompt to make checkpoints.
         stop_tokens: The token ids that end the answer, besides the model's own.
         sampler: What samples the next token: reasoning and the answer may have a sampler each.
         must_follow: The token ids that come next, whatever is sampled.
@@ -81,6 +82,7 @@ class Decoding:
         self.client = ""
         self.turn = 0
         self.kept: tuple[Path, int, int] | None = None
+        self.places: Sequence[int] = ()
         self._params = params
         self._weights = weights
         self._texts = texts

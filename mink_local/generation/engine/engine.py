@@ -28,13 +28,13 @@ from numpy.typing import NDArray
 from mink_local.errors import GenerationError
 from mink_local.generation.answer import Answer, FinishReason, Piece
 from mink_local.generation.engine.budget import PromptBudget
+from mink_local.generation.engine.checkpoints import places_in, size, unique
 from mink_local.generation.engine.decoding import Decoding
 from mink_local.generation.engine.kept import MOST_BESIDE, KeptCaches
 from mink_local.generation.engine.slots import (
     MUCH_LONGER,
     Batch,
     Slot,
-    common_prefix,
     evaluate,
     find_free,
     next_batch,
@@ -115,6 +115,12 @@ class Engine:
         return sum(slot.job is not None for slot in self.slots)
 
     @property
+    def checkpoints(self) -> tuple[int, int]:
+        """Number of checkpoints, and the bytes they take. May be asked for from any thread."""
+        found = unique(slot.checkpoints for slot in self.slots)
+        return len(found), size(found)
+
+    @property
     def n_waiting(self) -> int:
         """Number of requests waiting for a slot."""
         waiting = list(self._waiting)  # another thread may ask
@@ -184,6 +190,8 @@ class Engine:
             answer.finish_reason = "overflow"
         elif self.kept is not None:
             decoding.kept = self.kept.find(answer.prompt, self._n_cached(answer.prompt), client)
+        if self.context.checkpoint_memory:
+            decoding.places = places_in(answer.prompt, decoding.n_prompt_outputs, self._weights.control_ids)
         return decoding
 
     def enqueue(self, *decodings: Decoding) -> None:
@@ -433,8 +441,8 @@ class Engine:
         """Release the slot of an answer whose text has ended it, without the token evaluated meanwhile."""
         for slot in self.slots:
             if slot.job is decoding:
-                # First: a model that cannot forget just the end would have the free slot evaluate all again.
-                slot.truncate(decoding.answer.prompt_tokens + decoding.answer.n_tokens - 1)
+                if self.context.can_rewind:
+                    slot.truncate(decoding.answer.prompt_tokens + decoding.answer.n_tokens - 1)
                 self._release(slot)
 
     def _taken(self, decoding: Decoding, pieces: Iterable[Piece]) -> Step:
@@ -457,11 +465,11 @@ class Engine:
         """Have the caches of free slots kept. The engine must be idle."""
         for slot in self.slots:
             if self.kept is not None and slot.last_used:
-                self.kept.keep(slot.tokens, slot.seq_id, slot.client, waits=True)
+                self.kept.keep(slot, waits=True)
 
     def _keep(self, slot: Slot[Decoding]) -> None:
-        if self.kept is not None and self._may_copy(self.context.state_size(slot.seq_id)):
-            self.kept.keep(slot.tokens, slot.seq_id, slot.client)
+        if self.kept is not None and self._may_copy(slot.n_bytes):
+            self.kept.keep(slot)
 
     def _may_copy(self, n_bytes: int) -> bool:
         """Return whether so much of a cache may be copied, for which all that are being answered wait."""
@@ -470,7 +478,7 @@ class Engine:
     def _n_cached(self, prompt: Sequence[int]) -> int:
         """Return how much of a prompt a slot holds. May be called from any thread."""
         wanted = array("i", prompt)
-        return max(common_prefix(slot.tokens, wanted) for slot in self.slots)
+        return max(slot.reusable(wanted) for slot in self.slots)
 
     def unevaluated(self, answer: Answer) -> int:
         """Return the number of prompt tokens not yet evaluated. May be called from any thread."""
@@ -526,7 +534,7 @@ class Engine:
     def _place(self, decoding: Decoding) -> bool:
         """Give a request a slot; return False if it has to wait."""
         self._read_kept(decoding)
-        free = reserve(self.slots, decoding.answer.prompt, decoding.n_prompt_outputs)
+        free = reserve(self.slots, decoding.answer.prompt, decoding.n_prompt_outputs, decoding.places)
         if free is None:
             return False
         decoding.begin(len(free.pending), self.context.n_ctx)

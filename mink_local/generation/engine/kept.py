@@ -12,14 +12,14 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.errors import ModelError
 from mink_local.files import make_room, private_folder, replaced, user_folder
-from mink_local.generation.engine.slots import CONTINUED, common_prefix
+from mink_local.generation.engine.slots import CONTINUED, Slot, reusable
 from mink_local.llama.context import Context
 
 LEAST_TOKENS = 256  # fewer are evaluated as fast as a file is read
@@ -32,6 +32,16 @@ _OTHERS_WRITE = 0o022
 _DAY = 86400.0  # seconds
 
 log = logging.getLogger("mink_local")
+
+
+class _Held(NamedTuple):
+    """What a file holds: token ids, and where there are checkpoints; None if the model can rewind."""
+
+    tokens: "array[int]"
+    places: Sequence[int] | None
+
+    def reusable(self, tokens: "array[int]") -> int:
+        return reusable(self.tokens, tokens, self.places)
 
 
 class CacheFiles:
@@ -98,11 +108,11 @@ class KeptCaches:
         self._context = context
         self._days = days
         self._files = CacheFiles(context, _secret_in(folder))
-        self._tokens: dict[Path, array[int]] = {}
+        self._held: dict[Path, _Held] = {}
         self._drop_old()
         ours = [*folder.glob(f"{self._files.settings}-*.kv")]
         self.n_other = len([*folder.glob(_NAMES)]) - len(ours)
-        self._tokens = {path: _tokens_of(path, context.n_ctx) for path in ours}
+        self._held = {path: _held_in(path, context) for path in ours}
         self._writer = ThreadPoolExecutor(1, "kept caches")
         self._writing: Future[None] = self._writer.submit(lambda: None)
 
@@ -113,54 +123,54 @@ class KeptCaches:
         evaluated anyway. May be called from any thread.
         """
         wanted = array("i", tokens)
-        lengths = {path: common_prefix(found, wanted) for path, found in self._of(client).items()}
+        lengths = {path: found.reusable(wanted) for path, found in self._of(client).items()}
         path = max(lengths, key=lambda path: lengths[path], default=None)
         if path is None or lengths[path] < n_cached + LEAST_TOKENS:
             return None
         with suppress(OSError):  # another server may delete it
             return path, lengths[path], path.stat().st_size
-        self._tokens.pop(path, None)
+        self._held.pop(path, None)
         return None
 
-    def _of(self, client: str) -> dict[Path, "array[int]"]:
+    def _of(self, client: str) -> dict[Path, _Held]:
         beginning = f"{self._files.settings}-{self._files.tag(client)}-"
-        return {path: found for path, found in [*self._tokens.items()] if path.name.startswith(beginning)}
+        return {path: found for path, found in [*self._held.items()] if path.name.startswith(beginning)}
 
     def read(self, path: Path, client: str = "") -> NDArray[np.uint8] | None:
         """Return the snapshot in a file that was found; None if it is damaged or gone."""
         snapshot = self._files.read(path, client)
         if snapshot is None:
             log.warning("%s is damaged or gone: it is not read", path)
-            self._tokens.pop(path, None)
+            self._held.pop(path, None)
         else:
             with suppress(OSError):
                 os.utime(path)
         return snapshot
 
-    def keep(self, tokens: Sequence[int], seq_id: int, client: str = "", *, waits: bool = False) -> None:
-        """Copy a sequence of the context, and have it written; called in the engine's thread.
+    def keep(self, slot: Slot[Any], *, waits: bool = False) -> None:
+        """Copy the cache of a slot of the context, and have it written; called in the engine's thread.
 
         While another is being written, this one is lost, unless the thread waits for that.
         """
-        kept = array("i", tokens)
-        is_known = any(common_prefix(found, kept) == len(kept) for found in self._of(client).values())
+        kept = _Held(slot.tokens[:], None if self._context.can_rewind else [*slot.checkpoints])
+        n_kept = len(kept.tokens)
+        is_known = any(found.reusable(kept.tokens) == n_kept for found in self._of(slot.client).values())
         if waits:
             wait([self._writing])
-        can_keep = self._writing.done() and self._context.is_copied(seq_id)
-        if can_keep and not is_known and len(kept) >= LEAST_TOKENS:
-            data = self._context.snapshot(kept, seq_id)
-            self._writing = self._writer.submit(self._write, kept, data, client)
+        can_keep = self._writing.done() and self._context.is_copied(slot.seq_id)
+        if can_keep and not is_known and n_kept >= LEAST_TOKENS:
+            self._writing = self._writer.submit(self._write, kept, slot.snapshot(), slot.client)
 
-    def _write(self, tokens: "array[int]", data: bytearray, client: str) -> None:
+    def _write(self, kept: _Held, data: bytearray, client: str) -> None:
         """Write a file; delete those that it continues, and the oldest ones beyond the limit."""
         name = f"{self._files.settings}-{self._files.tag(client)}-{secrets.token_hex(_TAG // 2)}.kv"
         path = self._folder / name
         try:
             self._files.write(path, data, client)
             for old, found in self._of(client).items():
-                if common_prefix(found, tokens) >= CONTINUED * len(found):
+                if kept.reusable(found.tokens) >= CONTINUED * len(found.tokens):
                     old.unlink(missing_ok=True)
-            self._tokens[path] = tokens
+            self._held[path] = kept
             make_room(self._folder.glob(_NAMES), self._most_bytes)
             self._drop_old()
         except OSError as error:
@@ -182,7 +192,7 @@ class KeptCaches:
                     path.unlink()
 
     def _drop_gone(self) -> None:
-        self._tokens = {path: found for path, found in [*self._tokens.items()] if path.exists()}
+        self._held = {path: found for path, found in [*self._held.items()] if path.exists()}
 
     def close(self) -> None:
         """Wait until everything is written."""
@@ -223,7 +233,14 @@ def _secret_in(folder: Path) -> bytes:
     return secret
 
 
-def _tokens_of(path: Path, most: int) -> "array[int]":
-    """Return the token ids in a file, at most `most`."""
-    found = np.fromfile(path, np.int32, most + 1)
-    return array("i", found[1 : 1 + max([0, *found[:1]])].tolist())
+def _held_in(path: Path, context: Context) -> _Held:
+    """Return what a file for a context holds; see `Context.snapshot`."""
+    found = np.fromfile(path, np.int32, 2 * context.n_ctx + 2).tolist()
+    tokens, rest = _counted(found)
+    return _Held(array("i", tokens), None if context.can_rewind else _counted(rest)[0])
+
+
+def _counted(numbers: list[int]) -> tuple[list[int], list[int]]:
+    """Return as many numbers as the first one says, and what follows them."""
+    end = 1 + max([0, *numbers[:1]])
+    return numbers[1:end], numbers[end:]

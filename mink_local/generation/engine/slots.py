@@ -1,5 +1,6 @@
 """Slots: the sequences of a KV cache, their reuse, and the batches that fill them and yield logits."""
 
+import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
@@ -7,11 +8,13 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mink_local.generation.engine.checkpoints import Checkpoint, size, unique
 from mink_local.generation.engine.table import Table
 from mink_local.llama.context import Context, Next, Segment
 
 N_OUTPUTS = 128  # logits rows per batch: 78 MB with a vocabulary of 151,936
-MIN_SHARED_PREFIX = 4  # a shorter prefix is cheaper to evaluate again than to copy
+MIN_SHARED_PREFIX = 4  # tokens; a shorter prefix is cheaper to evaluate again than to copy,
+MIN_CHECKPOINT_PREFIX = 8  # and this if that takes a checkpoint
 MUCH_LONGER = 2  # times as long
 CONTINUED = 0.75  # share of a slot's tokens that a prompt begins with if it continues the same conversation
 
@@ -35,6 +38,7 @@ class Slot(Generic[Job]):
         has_begun: Whether the pending tokens are an answer's own.
         last_used: Number of tokens that the context had evaluated when the slot was released; 0 if it was
             never used, or if its tokens are in another slot too.
+        checkpoints: Those of `tokens`, by the number of tokens before them; none if the model can rewind.
 
     Args:
         keep: Called before a free slot's cache is lost.
@@ -52,17 +56,23 @@ class Slot(Generic[Job]):
         self.job: Job | None = None
         self.client = ""
         self.last_used = 0
+        self.checkpoints: dict[int, Checkpoint] = {}
+        self._places: Sequence[int] = ()  # where to make others, in ascending order
         self._context = context
         self._keep = keep
 
-    def queue(self, tokens: Sequence[int], n_outputs: int = 1) -> None:
+    def queue(self, tokens: Sequence[int], n_outputs: int = 1, places: Iterable[int] = ()) -> None:
         """Set the sequence to `tokens`: keep the prefix that is in the cache and queue the rest.
 
         The last `n_outputs` tokens are always queued, because their logits are needed.
+
+        Args:
+            places: Where to make checkpoints, in ascending order.
         """
         self._lose_all_but(tokens)
         self.truncate(common_prefix(self.tokens, tokens[: len(tokens) - n_outputs]))
         self._read(tokens[len(self.tokens) :], n_outputs)
+        self._places = [place for place in places if place > len(self.tokens)]
 
     def _read(self, tokens: Sequence[int], n_outputs: int) -> None:
         self.pending, self.n_outputs, self.has_begun = tokens, n_outputs, False
@@ -73,27 +83,54 @@ class Slot(Generic[Job]):
         self.pending, self.n_outputs, self.has_begun = tokens, 1, True
 
     @property
+    def least_shared(self) -> int:
+        """Number of tokens that another prompt has to share before it waits for them to be read here."""
+        if self._context.can_rewind:
+            return MIN_SHARED_PREFIX
+        return MIN_CHECKPOINT_PREFIX if self._context.checkpoint_memory else sys.maxsize
+
+    @property
     def needs_logits(self) -> bool:
         """Whether the pending tokens are an answer's own, or the last one of a prompt."""
         return len(self.pending) == 1 or (self.has_begun and len(self.pending) > 0)
 
+    def reusable(self, tokens: Sequence[int]) -> int:
+        """Return how many of `tokens`, from the first, need not be evaluated again."""
+        return reusable(self.tokens, tokens, None if self._context.can_rewind else [*self.checkpoints])
+
     def truncate(self, length: int) -> None:
-        """Remove all but the first `length` tokens, or all tokens if the model cannot remove just the end."""
+        """Remove all but the first `length` tokens, or all that are after the last checkpoint among these."""
         if length < len(self.tokens):
-            del self.tokens[length:]
-            self.restore()
+            self._go_back(length)
 
     def restore(self) -> bool:
         """Remove anything an unfinished batch may have left after `tokens`.
 
-        Returns False if the model cannot: the cache is empty then, and all tokens have to be read again.
+        Returns False if the model cannot: what is after the last checkpoint has to be read again.
         """
-        if self._context.truncate(len(self.tokens), self.seq_id):
-            return True
-        self._context.clear(self.seq_id)
-        tokens, self.tokens = self.tokens, array("i")
-        self._read([*tokens, *self.pending], self.n_outputs)
-        return False
+        before = self.tokens[:]
+        self._go_back(len(before))
+        lost = before[len(self.tokens) :]
+        if lost and self.job is not None:
+            self._read([*lost, *self.pending], self.n_outputs)
+        return not lost
+
+    def _go_back(self, length: int) -> None:
+        context = self._context
+        if context.can_rewind:
+            is_back = context.truncate(length, self.seq_id)
+        else:
+            length = max((place for place in self.checkpoints if place <= length), default=0)
+            is_back = length > 0 and self._restored(self.checkpoints[length], length)
+        if not is_back:
+            context.clear(self.seq_id)
+            length = 0
+        del self.tokens[length:]
+        self.checkpoints = {place: each for place, each in self.checkpoints.items() if place <= length}
+
+    def _restored(self, checkpoint: Checkpoint, length: int) -> bool:
+        checkpoint.last_used = self._context.n_evaluated
+        return self._context.rewind(length, checkpoint.state, self.seq_id)
 
     def copy_from(self, other: "Slot[Job]") -> None:
         """Copy another slot's cache."""
@@ -101,28 +138,37 @@ class Slot(Generic[Job]):
         self._context.clear(self.seq_id)
         self._context.copy(other.seq_id, self.seq_id)
         self.tokens, self.client, self.last_used = other.tokens[:], other.client, 0
+        self.checkpoints = dict(other.checkpoints)
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of a snapshot, without the tokens."""
+        return self._context.state_size(self.seq_id) + size(self.checkpoints.values())
+
+    def snapshot(self) -> bytearray:
+        """Return the cache and its checkpoints, for `read`."""
+        states = {place: each.state for place, each in self.checkpoints.items()}
+        return self._context.snapshot(self.tokens, self.seq_id, states)
 
     def read(self, snapshot: NDArray[np.uint8]) -> None:
         """Replace the cache by a snapshot; one that does not fit changes nothing."""
         if self._context.may_restore(snapshot, self.seq_id):
             self._lose_all_but(())
-            self.tokens = array("i", self._context.restore(snapshot, self.seq_id))
-            self.last_used = 0
+            tokens, states = self._context.restore(snapshot, self.seq_id)
+            self.tokens, self.last_used = array("i", tokens), 0
+            now = self._context.n_evaluated
+            self.checkpoints = {place: Checkpoint(state, now) for place, state in states.items()}
 
     def _lose_all_but(self, tokens: Sequence[int]) -> None:
         """Have the cache kept elsewhere if most of it is about to be lost, and is in no other slot."""
-        if (
-            self._keep
-            and self.last_used
-            and common_prefix(self.tokens, tokens) < CONTINUED * len(self.tokens)
-        ):
+        if self._keep and self.last_used and self.reusable(tokens) < CONTINUED * len(self.tokens):
             self._keep(self)
 
     def take_over(self, other: "Slot[Job]") -> None:
         """Continue another slot's job and free that slot."""
         self.copy_from(other)
         self.job, self.pending, self.n_outputs = other.job, other.pending, other.n_outputs
-        self.deadline, self.has_begun = other.deadline, other.has_begun
+        self.deadline, self.has_begun, self._places = other.deadline, other.has_begun, other._places
         other.release()
         other.last_used = 0
 
@@ -130,6 +176,8 @@ class Slot(Generic[Job]):
         """Return as many pending tokens as a batch has room for."""
         first_output = len(self.pending) - self.n_outputs
         length = min(n_tokens, len(self.pending), first_output + n_outputs)
+        if self._places:
+            length = min(length, self._places[0] - len(self.tokens))
         outputs = max(0, length - first_output)
         return Segment(self.pending[:length], len(self.tokens), self.seq_id, outputs)
 
@@ -138,12 +186,21 @@ class Slot(Generic[Job]):
         self.tokens.extend(segment.tokens)
         self.pending = self.pending[len(segment.tokens) :]
         self.n_outputs -= segment.n_outputs
+        if self._places and self._places[0] == len(self.tokens):
+            self._places = self._places[1:]
+            state = self._context.checkpoint(self.seq_id)
+            self.checkpoints[len(self.tokens)] = Checkpoint(state, self._context.n_evaluated)
+
+    def checkpoint_at(self, place: int) -> None:
+        """Make a checkpoint after so many tokens, the last of which is pending."""
+        if not self._context.can_rewind:
+            self._places = sorted({*self._places, place})
 
     def release(self) -> None:
         """Free the slot. The cache keeps its tokens for a request with the same prefix."""
         if self.job is not None:
             self.last_used = self._context.n_evaluated
-        self.job, self.pending, self.has_begun = None, (), False
+        self.job, self.pending, self.has_begun, self._places = None, (), False, ()
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -153,17 +210,34 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return int(differs.argmax()) if differs.any() else longest
 
 
+def reusable(held: Sequence[int], tokens: Sequence[int], places: Iterable[int] | None) -> int:
+    """Return how many of `tokens`, from the first, need not be evaluated where some are held.
+
+    Args:
+        places: Where there are checkpoints to go back to; None if the model can rewind.
+    """
+    n_common = common_prefix(held, tokens)
+    if places is None or n_common == len(held):
+        return n_common
+    return max((place for place in places if place <= n_common), default=0)
+
+
 def find_free(slots: Iterable[Slot[Job]]) -> Slot[Job] | None:
     """Return an empty slot, or else the free one that was used least recently; None if all are busy."""
     free = (slot for slot in slots if slot.job is None)
     return min(free, key=lambda slot: (bool(slot.tokens), slot.last_used), default=None)
 
 
-def reserve(slots: Sequence[Slot[Job]], tokens: Sequence[int], n_outputs: int = 1) -> Slot[Job] | None:
+def reserve(
+    slots: Sequence[Slot[Job]], tokens: Sequence[int], n_outputs: int = 1, places: Iterable[int] = ()
+) -> Slot[Job] | None:
     """Queue `tokens` in a free slot and return it; the caller sets its `job`.
 
     A prompt that continues what a free slot holds gets that slot. Any other gets the one found by
     `find_free`, so that conversations taking turns keep their caches; a prefix in any slot is copied.
+
+    Args:
+        places: Where to make checkpoints, if the model cannot rewind; none if nothing is to be remembered.
 
     Returns None if no slot is free, or if another slot is prefilling a longer shared prefix: the same call
     then succeeds some batches later.
@@ -171,24 +245,25 @@ def reserve(slots: Sequence[Slot[Job]], tokens: Sequence[int], n_outputs: int = 
     found = find_free(slots)
     if found is None:
         return None
-    reusable = array("i", tokens[: len(tokens) - n_outputs])  # the rest is evaluated again for its logits
-    n_cached = {slot: common_prefix(slot.tokens, reusable) for slot in slots}
+    wanted = array("i", tokens[: len(tokens) - n_outputs])  # the rest is evaluated again for its logits
+    n_cached = {slot: slot.reusable(wanted) for slot in slots}
     best = max(slots, key=lambda slot: (n_cached[slot], slot.job is None))
-    if any(
-        _will_share(slot, reusable, n_cached[slot]) > n_cached[best] + MIN_SHARED_PREFIX - 1 for slot in slots
-    ):
+    will_share = {slot: _will_share(slot, wanted, n_cached[slot]) for slot in slots}
+    source = max(slots, key=lambda slot: will_share[slot])
+    if will_share[source] >= n_cached[best] + source.least_shared:
+        source.checkpoint_at(will_share[source])
         return None
     if best.job is None and n_cached[best] >= CONTINUED * len(best.tokens):
         found = best
     elif n_cached[best] >= n_cached[found] + MIN_SHARED_PREFIX:
         found.copy_from(best)
-    found.queue(tokens, n_outputs)
+    found.queue(tokens, n_outputs, places)
     return found
 
 
 def _will_share(slot: Slot[Job], tokens: Sequence[int], n_cached: int) -> int:
     """Return how many of `tokens` a slot is about to hold, of which it has the first `n_cached`."""
-    if n_cached < len(slot.tokens) or len(slot.pending) < MIN_SHARED_PREFIX:
+    if n_cached < len(slot.tokens) or len(slot.pending) < slot.least_shared:
         return n_cached
     return n_cached + common_prefix(slot.pending, tokens[n_cached:])
 
@@ -253,24 +328,38 @@ def evaluate(context: Context, table: Table, slots: Sequence[Slot[Job]], batch: 
     and the table are as before, or those of a model that cannot rewind have everything to read again.
     """
     rows, done = batch.rows, False
+    if context.interrupted:
+        return False
     following = Next(table.token[rows], table.position[rows], rows)
     try:
-        done = not context.interrupted and context.decode(
-            *(segment for _, segment in batch.parts), following=following
-        )
+        done = context.decode(*(segment for _, segment in batch.parts), following=following)
     finally:
         if not done:
-            for slot, _ in batch.parts:
-                slot.restore()
-            for row in rows.tolist():
-                _take_back(table, slots[row])
+            running = set(rows.tolist())
+            for slot in slots:  # llama.cpp may have begun to move states of sequences that have no part
+                if slot.seq_id in running:
+                    _take_back(table, slot)
+                else:
+                    slot.restore()
     if done:
         for row, token in zip(rows.tolist(), following.tokens.tolist(), strict=True):
             slots[row].tokens.append(token)
         table.position[rows] += 1
         for slot, segment in batch.parts:
             slot.evaluated(segment)
+        if batch.parts and not context.can_rewind:
+            _drop_checkpoints(slots, context.checkpoint_memory)
     return done
+
+
+def _drop_checkpoints(slots: Sequence[Slot[Job]], most_bytes: int) -> None:
+    """Drop the least recently used checkpoints beyond a limit, but never the last one."""
+    found = unique(slot.checkpoints for slot in slots)
+    dropped = set[Checkpoint]()
+    while len(found) > 1 and size(found) > most_bytes:
+        dropped.add(found.pop(0))
+    for slot in slots:
+        slot.checkpoints = {place: each for place, each in slot.checkpoints.items() if each not in dropped}
 
 
 def _take_back(table: Table, slot: Slot[Job]) -> None:

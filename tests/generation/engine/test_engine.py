@@ -72,8 +72,11 @@ def check_past(model: Model, answer: Answer) -> None:
         assert np.abs(here - there).max() < 0.02 * np.ptp(there)
 
 
-def test_a_model_that_cannot_forget_just_the_end(tmp_path: Path, smollm2_path: Path) -> None:
-    """A recurrent one evaluates a prompt again where others rewind, and after an interrupt."""
+@pytest.mark.parametrize("checkpoint_memory", [None, 0])
+def test_a_model_that_cannot_forget_just_the_end(
+    tmp_path: Path, smollm2_path: Path, checkpoint_memory: float | None
+) -> None:
+    """A recurrent one goes back to a checkpoint where others rewind, and after an interrupt."""
     file = write_recurrent_model(tmp_path / "mamba.gguf", smollm2_path)
 
     def requests() -> list[Request]:
@@ -82,7 +85,7 @@ def test_a_model_that_cannot_forget_just_the_end(tmp_path: Path, smollm2_path: P
             for i in range(18)
         ]
 
-    with load_model(str(file), n_ctx=256, n_parallel=4) as model:
+    with load_model(str(file), n_ctx=256, n_parallel=4, checkpoint_memory=checkpoint_memory) as model:
         answers = list(model.answer_all(requests()))
         interrupted = model.answer_all(requests())
         next(interrupted)
