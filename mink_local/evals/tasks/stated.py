@@ -15,8 +15,8 @@ _SHORT = 20  # characters of a response that is nothing but the answer
 _NAME = r"\b(?:answer|respuesta|réponse|antwort|risposta|resposta|ответ)\b|答案|答え|选项"
 _IS = r"\b(?:is|be|es|est|ist|è|é)(?![\w'’])|[:：=→]|[是为は]"
 _ANCHOR = re.compile(
-    r"(?<![\w'’])[(\[]?(?P<letter>[A-J])[)\]]? is the (?:correct )?answer\b|"  # [C] is the answer
-    # isn't 64; it's 72
+    # A) 12 is the correct answer; the answer isn't 64; it's 72
+    r"(?<![\w'’])[(\[]?(?P<letter>[A-J])(?:[)\]][^\n.?!]{0,40}?)? is the (?:correct )?answer\b|"
     rf"(?:{_NAME})[^\n.:=?]{{0,40}}?\bis(?:n['’]t| not)\b[^.\n]{{1,40}}?[;,] ?(?:it['’]s|it is|but)\b"
     rf"|\\(?:boxed|fbox)\s*\{{|####(?=\W{{0,9}}\d)|(?:{_NAME})[^\n.:=?是为は]{{0,40}}?(?:{_IS})",
     re.IGNORECASE,
