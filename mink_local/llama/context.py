@@ -270,12 +270,11 @@ class Context:
         head = np.array([len(tokens), *tokens, len(checkpoints), *checkpoints], np.int32)
         sizes = np.array([len(state) for state in checkpoints.values()], np.int64)
         parts: tuple[NDArray[Any], ...] = (head, sizes, *checkpoints.values())
-        data = bytearray(b"".join(part.tobytes() for part in parts))
-        begin, size = len(data), self.state_size(seq_id)
-        data.extend(bytes(size))
-        C.llama_state_seq_get_data(
-            self.handle, (ctypes.c_uint8 * size).from_buffer(data, begin), size, seq_id
-        )
+        begin, size = b"".join(part.tobytes() for part in parts), self.state_size(seq_id)
+        data = bytearray(len(begin) + size)
+        data[: len(begin)] = begin
+        copied = (ctypes.c_uint8 * size).from_buffer(data, len(begin))
+        C.llama_state_seq_get_data(self.handle, copied, size, seq_id)
         return data
 
     def may_restore(self, snapshot: NDArray[np.uint8], seq_id: int = 0) -> bool:
@@ -288,9 +287,9 @@ class Context:
 
         There are none, and the sequence is empty, if llama.cpp refuses it, or finds another number of tokens.
         """
-        tokens, checkpoints, state = _parts(snapshot)
+        handle, (tokens, checkpoints, state) = self.handle, _parts(snapshot)
         values = _pointer(state, ctypes.c_uint8)
-        if C.llama_state_seq_set_data(self.handle, values, len(state), seq_id) and (
+        if C.llama_state_seq_set_data(handle, values, len(state), seq_id) and (
             C.llama_memory_seq_pos_max(self._memory, seq_id) == len(tokens) - 1
         ):
             return tokens, checkpoints

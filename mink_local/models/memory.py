@@ -33,10 +33,8 @@ _MOST_SHARES = 4  # and those of several answers together at most 4/16
 _F16, _F32 = 2, 4  # bytes
 _OF_STATES = (".ssm_", ".time_mix_", ".shortconv.")  # in the names of tensors
 _RESERVE = 1 << 30  # bytes per GPU left free for its driver and other programs
-_CHECKPOINT_DIVISOR, _MOST_CHECKPOINTS = (
-    20,
-    512 << 20,
-)  # checkpoints may take 1/20 of the free memory, at most
+_CHECKPOINT_DIVISOR = 20  # checkpoints may take 1/20 of the free memory,
+_MOST_CHECKPOINTS = 512 * 10**6  # and at most so many bytes
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ PLAIN: dict[str, Any] = {  # by the name of a parameter
     "target": 0,
     "user": "an object",
     "snapshot": np.ones(8, np.uint8),
+    "checkpoint": np.ones(8, np.uint8),
 }
 # These do not reach llama.cpp.
 HARMLESS = {"close", "ids", "interrupt", "is_copied", "may_restore"}
