@@ -154,7 +154,7 @@ def _style(writer: Writer) -> CallStyle:
             writer, style, inside, alone[at_key + len(key) :], alone[at_value + len(value) :]
         )
     bare = writer.written([(one, {key: value})], "")
-    before = _whole_suffix(before, bare[: bare.rindex(one, 0, bare.rindex(key))])
+    before = _suffix(before, bare[: bare.rindex(one, 0, bare.rindex(key))])
     try:
         both = writer.written([(one, {key: value}), (two, {other: value})])
         end = both.index(value, both.rindex(key, 0, both.rindex(two))) + len(value)
@@ -165,9 +165,6 @@ def _style(writer: Writer) -> CallStyle:
         return replace(style, before=before.lstrip(), after=after)
     post = _whole_tags(common(after, gap))
     pre = _suffix(before, gap[len(post) :])
-    head = before[: len(before) - len(pre)]
-    if head.rfind("<") > head.rfind(">") and ">" in pre:  # the rest of a tag belongs to what precedes
-        pre = pre[pre.index(">") + 1 :]
     return replace(
         style,
         opening=before[: len(before) - len(pre)],
@@ -242,16 +239,6 @@ def _with_parameters(
 def _suffix(a: str, b: str) -> str:
     """Return the text with which both texts end."""
     return common(a[::-1], b[::-1])[::-1]
-
-
-def _whole_suffix(a: str, b: str) -> str:
-    """Return the text with which both texts end, from the beginning of a tag on."""
-    found = _suffix(a, b)
-    if len(found) == len(a):
-        return found
-    starts = (found.find("<"), found.find("["), found.find(">") + 1 or -1, found.find("\n"))
-    at = min((start for start in starts if start >= 0), default=0)
-    return found[at:] if found[:at].strip() else found
 
 
 def _whole_tags(text: str) -> str:
