@@ -47,8 +47,9 @@ base_url = "{url}/v1"
 wire_api = "responses"
 """
 
-# Calls a tool if there is one, and says whether it was given the word.
-TEMPLATE = """{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{"name": "{{
+# Calls a tool if there is one, and says whether it was given the word. Long texts are cut: they are bytes.
+TEMPLATE = """{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}
+{%- for m in messages %}{{ m.content[:64] }}{% for c in m.tool_calls or [] %}<tool_call>{"name": "{{
 c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}</tool_call>{% endfor %}{% endfor %}
 {%- set given = messages | selectattr('role', 'equalto', 'tool') | map(attribute='content') | join -%}
 {{ '<|plain|>' if not tools else '<|call|>' if not given }}
