@@ -130,12 +130,8 @@ class Guard:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path, headers = scope["path"].removesuffix("/") or "/", scope["headers"]
-        if absolute := re.match(r"https?://([^/]*)", path):  # for proxies; it wins over Host (RFC 9112)
-            path = path[absolute.end() :] or "/"
-            headers = [pair for pair in headers if pair[0] != b"host"] + [(b"host", absolute[1].encode())]
-        scope = {**scope, "path": path, "headers": headers}
-        status, began = CLIENT_LEFT, time.perf_counter()
+        scope = _with_target(scope)
+        path, status, began = scope["path"], CLIENT_LEFT, time.perf_counter()
         request_id = request_log.begin(Headers(scope=scope).get("x-request-id", ""), _address(scope))
 
         async def send_with_headers(message: Message) -> None:
@@ -181,6 +177,15 @@ class Guard:
             request_log.note(client=name)
         client = Client(name, _address(scope))
         await self._app({**scope, "state": {**scope.get("state", {}), "client": client}}, receive, send)
+
+
+def _with_target(scope: Scope) -> Scope:
+    """Return a request whose path has no slash at its end, nor a host before it."""
+    path, headers = scope["path"].removesuffix("/") or "/", scope["headers"]
+    if absolute := re.match(r"https?://([^/]*)", path):  # for proxies; it wins over Host (RFC 9112)
+        path = path[absolute.end() :] or "/"
+        headers = [pair for pair in headers if pair[0] != b"host"] + [(b"host", absolute[1].encode())]
+    return {**scope, "path": path, "headers": headers}
 
 
 def _address(scope: Scope) -> str:

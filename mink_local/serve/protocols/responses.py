@@ -1,7 +1,7 @@
 """POST /v1/responses: its requests, its responses, and the way from one to the other."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -257,26 +257,42 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
         if system := [*filter(None, [self.instructions, *texts])]:
             place = "input" if texts else "instructions"
             yield ChatMessage(role="system", content="\n\n".join(system)), place
-        turn: list[Item] = []  # of the assistant's
-        for i, item in enumerate([*items[len(first) :], None], len(first)):
-            is_turn = isinstance(item, CallItem | ReasoningItem) or getattr(item, "role", "") == "assistant"
-            is_second = isinstance(item, MessageItem) and any(isinstance(one, MessageItem) for one in turn)
-            if turn and (is_second or not is_turn):
-                yield _turn(turn), f"input[{i - 1}]"
-                turn = []
-            if is_turn and item is not None:
-                turn.append(item)
-            elif isinstance(item, MessageItem | OutputItem):
-                yield item.message, f"input[{i}]"
+        at = len(first)
+        for turn in _turns(items[at:]):
+            at += len(turn)
+            yield _message(turn), f"input[{at - 1}]"
 
 
-def _turn(items: Sequence[Item]) -> ChatMessage:
-    """Return the assistant's reasoning, message and calls as one message."""
+def _turns(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Yield the items that are one message together: several of the assistant's, with one text at most."""
+    turn: list[Item] = []
+    for item in items:
+        is_assistants = _is_assistants(item)
+        is_second = isinstance(item, MessageItem) and any(isinstance(one, MessageItem) for one in turn)
+        if turn and (is_second or not is_assistants):
+            yield turn
+            turn = []
+        if is_assistants:
+            turn.append(item)
+        else:
+            yield [item]
+    if turn:
+        yield turn
+
+
+def _is_assistants(item: Item) -> bool:
+    return isinstance(item, CallItem | ReasoningItem) or getattr(item, "role", "") == "assistant"
+
+
+def _message(turn: Sequence[Item]) -> ChatMessage:
+    """Return another's item, or the assistant's reasoning, message and calls, as one message."""
+    if isinstance(turn[0], MessageItem | OutputItem) and not _is_assistants(turn[0]):
+        return turn[0].message
     return chat_message(
         "assistant",
-        "".join(joined(item.content) for item in items if isinstance(item, MessageItem)),
-        [joined(item.content) for item in items if isinstance(item, ReasoningItem)],
-        [(item.call_id, item.full_name, item.arguments) for item in items if isinstance(item, CallItem)],
+        "".join(joined(item.content) for item in turn if isinstance(item, MessageItem)),
+        [joined(item.content) for item in turn if isinstance(item, ReasoningItem)],
+        [(item.call_id, item.full_name, item.arguments) for item in turn if isinstance(item, CallItem)],
     )
 
 

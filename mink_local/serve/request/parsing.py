@@ -141,16 +141,22 @@ def _converted(fields: Json, kind: type[RequestT]) -> RequestT:
     try:
         return msgspec.convert(fields, kind, strict=False, str_keys=True)
     except msgspec.ValidationError as error:
-        text, _, place = str(error).partition(" - at ")  # `$.messages[0].role`, or `key` in `$.logit_bias`
-    path = place.rpartition("`$")[2].strip(".`").replace("[...]", "")
-    text, instead = in_a_line(text), kind.instead.get(re.sub(r"\[\d+\]", "", path))
+        found = str(error)
+    text, path = _complaint(found)
     if missing := re.fullmatch(r"Object missing required field `(\w+)`|([\w.]+) is missing", text):
         path = f"{path}.{missing[1] or missing[2]}".strip(".")
         raise ApiError(400, f"{path} is missing", param=path)
+    instead = kind.instead.get(re.sub(r"\[\d+\]", "", path))
     if instead and (value := re.match(r"Invalid (?:enum )?value (.*)", text)):
         message = f"{path}: {value[1]} is not supported: {instead}"
         raise ApiError(400, message, param=path, code="unsupported_value")
     raise ApiError(400, f"{path}: {text}" if path else text, param=path or None)
+
+
+def _complaint(error: str) -> tuple[str, str]:
+    """Return what msgspec complains about, and where: `$.messages[0].role`, or `key` in `$.logit_bias`."""
+    text, _, place = error.partition(" - at ")
+    return in_a_line(text), place.rpartition("`$")[2].strip(".`").replace("[...]", "")
 
 
 def _unknown(value: Any, kind: inspect.Type, path: str = "") -> Iterator[str]:
