@@ -628,10 +628,14 @@ def _measurement(measures: str) -> Any:
     return resolve_name(MEASUREMENTS[measures])
 
 
-def stateless(_: click.Context, __: click.Parameter, samplers: "Sequence[Sampler]") -> "Sequence[Sampler]":
+def stateless(
+    context: click.Context, _: click.Parameter | None, samplers: "Sequence[Sampler | Literal['model']]"
+) -> "Sequence[Sampler | Literal['model']]":
     for sampler in samplers:
-        if sampler.is_stateful:
-            raise click.BadParameter(f"{sampler.name} depends on more than the logits: choose another one.")
+        if not isinstance(sampler, str) and sampler.is_stateful:
+            raise click.BadParameter(
+                f"{sampler.name} depends on more than the logits: choose another one.", context
+            )
     return samplers
 
 
@@ -664,10 +668,12 @@ def stateless(_: click.Context, __: click.Parameter, samplers: "Sequence[Sampler
     help="Maximum number of texts, chosen at random; a larger N adds to them.",
 )
 @samplers_option.replace(
+    type=SamplerType(or_model=True),
     default=None,
-    show_default=False,
+    show_default="all, swept",
     callback=stateless,
-    help="Sampler or chain to measure as well, such as top-k:k=40+min-k; repeatable.",
+    help="Sampler to sweep, beside min-k, min-p and greedy, or a chain, such as top-k:k=40+min-k; "
+    "repeatable. model: what the model's file recommends.",
 )
 @temperatures_option.replace(
     type=Temperature(),
@@ -688,7 +694,14 @@ def stateless(_: click.Context, __: click.Parameter, samplers: "Sequence[Sampler
 @placement_options
 @template_option
 @quiet_option
-def frontier_command(texts: Path | None, text: Path | None, out: Path, quiet: bool, **options: Any) -> None:
+def frontier_command(
+    texts: Path | None,
+    text: Path | None,
+    samplers: "Sequence[Sampler | Literal['model']]",
+    out: Path,
+    quiet: bool,
+    **options: Any,
+) -> None:
     """Measure how each sampler trades tail mass for variety.
 
     At each position of the given texts, the model's logits determine each sampler's candidates and their
@@ -702,7 +715,12 @@ def frontier_command(texts: Path | None, text: Path | None, out: Path, quiet: bo
     """
     if (texts is None) == (text is None):
         raise click.UsageError("give the texts with either --texts or --text.")
-    _carry_out(_measurement("frontier")(texts=texts, text=text, **options), out, quiet)
+    found = [
+        _recommended_setting([options["model"]]).sampler if isinstance(sampler, str) else sampler
+        for sampler in samplers
+    ]
+    stateless(click.get_current_context(), None, found)
+    _carry_out(_measurement("frontier")(texts=texts, text=text, samplers=found, **options), out, quiet)
 
 
 @cli.command("coverage", hidden=True, context_settings={"ignore_unknown_options": True})

@@ -22,7 +22,7 @@ from mink_local.generation.engine.slots import N_OUTPUTS
 from mink_local.generation.model import Model
 from mink_local.llama.weights import Weights
 from mink_local.models.catalog import resolve
-from mink_local.samplers import Sampler
+from mink_local.samplers import Greedy, MinK, MinP, Sampler
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,8 @@ class Frontier(SettingsMeasurement[TextSums, MeasuredText]):
         texts: A folder of `mink-eval run` with answers by the reference; None if `text` is given.
         text: A file whose paragraphs, separated by blank lines, are the texts.
         limit: Maximum number of texts, chosen at random; a larger number adds to them.
-        samplers: Samplers and chains to measure in addition to the sweep; must not be stateful.
+        samplers: Samplers to sweep, beside greedy and what others are compared with, in place of all, and
+            each with its own options, too; must not be stateful.
         temperatures: Temperatures for every sampler.
         wanted: Levels of tail mass at which to compare samplers, in percentage points above greedy's.
         placement: Options of `load_model`, for both models.
@@ -169,7 +170,9 @@ class Frontier(SettingsMeasurement[TextSums, MeasuredText]):
         by_key = {one.key: one for one in found}
         chosen = {key: by_key[key] for key in sorted(by_key)[:limit]}  # the keys are hashes
         more = (SamplerSetting(sampler, t) for sampler in samplers for t in temperatures)
-        super().__init__(chosen, [*sweep(temperatures), *more], files, placement)
+        names = {Greedy.name, MinK.name, MinP.name, *(sampler.name for sampler in samplers)}
+        swept = [one for one in sweep(temperatures) if one.sampler.name in names or not samplers]
+        super().__init__(chosen, [*swept, *more], files, placement)
         self.settings["texts"] = source
         self._wanted = list(wanted)
 
