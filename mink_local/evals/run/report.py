@@ -38,7 +38,8 @@ from mink_local.evals.tables import (
     points,
     temperature_name,
 )
-from mink_local.evals.tasks.base import Verdict
+from mink_local.evals.tasks.base import Verdict, without_reasoning
+from mink_local.evals.tasks.stated import before_next_question
 from mink_local.samplers import label
 
 HOW_TO_READ = (
@@ -69,6 +70,7 @@ HOW_TO_READ = (
     "one too often.",
 )
 _NOT_IN_NAMES = re.compile(r"[^\w.+=-]+")  # of folders
+_ENDINGS = ("stop", "length", "repetition", "overflow", "refused")
 _KINDS = {
     "sampler": ("method", "at the same temperature"),
     "model": ("model", "by the same method at the same temperature"),
@@ -241,8 +243,8 @@ _COMPARED: dict[str, tuple[str, Format]] = {
     "sampler": ("method", label),
     "temperature": ("T", temperature_name),
     "against": ("against", label),
-    "common_questions": ("questions", str),
     "difference": ("difference", points),
+    "common_questions": ("questions", str),
     "won": ("won", str),
     "lost": ("lost", str),
     "p": ("p", p_value),
@@ -298,6 +300,7 @@ def _findings(run: RecordedRun, part: Summary) -> Iterator[str]:
             f"Cut off by the token limit, which counts as wrong: {'; '.join(named)}. Raise --max-tokens, or "
             "use --stop and --shots if the model, like most base models, does not end its answers."
         )
+    yield from _endings(responses)
     turning = part.comparisons[part.comparisons["could_turn"].astype(bool)]
     if len(turning):
         yield f"Could turn if the responses that were cut off were right: {_places(turning)}."
@@ -321,6 +324,20 @@ def _findings(run: RecordedRun, part: Summary) -> Iterator[str]:
             differ = compared[compared[way].astype(bool)]
             if len(differ):
                 yield f"Significantly {way} than {against}: {_places(differ)}."
+
+
+def _endings(responses: pd.DataFrame) -> Iterator[str]:
+    """Yield sentences about responses that end otherwise than with an answer."""
+    texts, reasons = responses["text"], responses["finish_reason"]
+    if n := sum(bool(text) and not without_reasoning(text) for text in texts[reasons == "stop"]):
+        yield f"{count(n, 'response')} stopped within the reasoning, and no answer followed."
+    if n := sum(before_next_question(text) != text for text in texts):
+        yield (
+            f"{count(n, 'response')} went on to a further question, where no last number is read: end such "
+            "responses with --stop, as in --stop '\\nQ:'."
+        )
+    for reason, n in reasons[~reasons.isin(_ENDINGS)].value_counts().items():
+        yield f"{count(n, 'response')} ended by {reason}, and scored as they are."
 
 
 def _places(cells: pd.DataFrame) -> str:

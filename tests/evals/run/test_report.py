@@ -268,6 +268,24 @@ def test_the_least_that_a_run_can_be(
     assert table_rows(tmp_path)[0]["sampler"] == name
 
 
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        ({"response": "<think>\nHm.", "finish_reason": "stop"}, "6 responses stopped within the reasoning"),
+        ({"response": "It is 5.\n\nQ: Why?\nA: 6"}, "6 responses went on to a further question"),
+        ({"finish_reason": "content_filter"}, "6 responses ended by content_filter"),
+        ({"response": "It is 5.", "finish_reason": "stop"}, None),
+    ],
+)
+def test_how_responses_end_is_said(tmp_path: Path, edit: dict[str, str], said: str | None) -> None:
+    write_run(tmp_path, **ONE_T | {"samplers": (MIN_K,), "n_questions": 3, "repeats": 2})
+    found = sentences(run_report(read_run(change(tmp_path, lambda r: r.update(edit)))))
+    if said:
+        assert said in found
+    else:
+        assert not any(words in found for words in ("within the reasoning", "further question", "ended by"))
+
+
 def printed(result: Finished) -> str:
     """Return what a report says, without the terminal's line breaks."""
     return " ".join(result.succeeded().stdout.split())
