@@ -37,6 +37,8 @@ _SPACING = re.compile(r"\s|\\[,;:! ]|\\(?:left|right|displaystyle)(?![a-zA-Z])|(
 _BASED = re.compile(r"\(?(-?[\dA-Fa-f.]+)\)?_\{*(?:\\text\{)?(?:base )?(\d{1,2})\}*")  # 52_8, 4210_{5}
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' -]+")
 
+_REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d{1,30})\}?(?!\d)")
+
 _verifier = Child("mink_local.evals.tasks.equivalence", memory=2 * GIB)
 
 
@@ -63,6 +65,7 @@ def same_maths(gold: str, answer: str) -> bool:
     """
     if max(len(gold), len(answer)) > LONGEST:
         return False
+    gold, answer = (_REPEATING.sub(_as_fraction, text) for text in (gold, answer))
     shown = plain(gold), plain(answer)
     based = [_BASED.fullmatch(text.strip()) for text in (gold, answer)]
     if any(based):
@@ -80,6 +83,13 @@ def same_maths(gold: str, answer: str) -> bool:
         for text in (gold, answer)
     )
     return bare[0] == bare[1] or equivalent(*fractions)
+
+
+def _as_fraction(repeating: re.Match[str]) -> str:
+    """Return 0.1\\overline{6} as a fraction."""
+    whole, once, again = repeating.groups()
+    numerator = int(whole + once + again) - int(whole + once or 0)
+    return rf"\frac{{{numerator}}}{{{10 ** len(once + again) - 10 ** len(once)}}}"
 
 
 @lru_cache(maxsize=100_000)

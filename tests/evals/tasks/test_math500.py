@@ -189,6 +189,8 @@ x\in[2,\infty) = [2.0,\infty)
 \begin{pmatrix}0.5\\\infty\end{pmatrix} = \begin{pmatrix}\frac12\\\infty\end{pmatrix}
 x=-\infty = -\infty
 \lim_{x\to\infty}x = \infty
+\frac13 = 0.\overline{3}
+\frac16 = 0.1\overline{6}
 """
 DIFFERENT = r"""
 \frac{1}{2004!} = \frac{1}{2006!}
