@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from mink_local.checks import Range, check_types, spelled_out
 from mink_local.errors import MinkError, ModelError
+from mink_local.files import size_in_words
 from mink_local.generation.format.rendering import check_template
 from mink_local.llama.constants import ALL_LAYERS, N_BATCH, N_SEQ_MAX, check_template_kwargs
 from mink_local.llama.context import Context
@@ -170,13 +171,10 @@ def load_model(
     except BaseException:
         cancel()
         raise
-    log.info("%s is %s", file.name, placed)
     if plan.checkpoint and memory:
-        log.info(
-            "it goes back to %d checkpoints at most, of %.1f MB each",
-            max(1, memory // plan.checkpoint),
-            plan.checkpoint / 1e6,
-        )
+        number = max(1, memory // plan.checkpoint)
+        placed = replace(placed, checkpoints=f"{number} checkpoints of {size_in_words(plan.checkpoint)}")
+    log.info("%s is %s", file.name, placed)
     return Model(
         file.name,
         weights,

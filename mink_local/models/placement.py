@@ -85,12 +85,15 @@ class Placed:
         n_cpu_moe: Number of layers, from the first, whose experts are on the CPU.
         n_ctx: Maximum tokens of a prompt plus its answer, as loaded.
         where: The same in words, and why, without the context.
+        checkpoints: In words, how many checkpoints the model can go back to; "" if it needs none.
     """
 
     n_gpu_layers: int
     n_cpu_moe: int
     n_ctx: int
     where: str
+    checkpoints: str = ""
 
     def __str__(self) -> str:
-        return f"{self.where}, with a context of {self.n_ctx} tokens"
+        beside = f" and {self.checkpoints}" if self.checkpoints else ""
+        return f"{self.where}, with a context of {self.n_ctx} tokens{beside}"

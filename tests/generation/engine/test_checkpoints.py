@@ -271,6 +271,7 @@ def test_nobody_waits_for_what_cannot_be_shared(
         assert [each.answer.evaluated_tokens for each in decodings] == [750, 750 if memory == 0 else 50]
         assert len(copies) == (memory != 0)
         assert (engine.checkpoints == (0, 0)) == (memory == 0)
+        assert ("checkpoints" in str(model.placement)) == (memory != 0)
 
 
 def test_the_least_recently_used_are_dropped(hybrid: Path) -> None:
