@@ -120,6 +120,12 @@ def load_model(
     check_template_kwargs(template_kwargs or {})
     if chat_template is not None:
         check_template(chat_template)
+    style, marks = None, None
+    if call_style is not None or reasoning_marks is not None:
+        from mink_local.generation.format.conventions import marks_of, style_of
+
+        style = None if call_style is None else style_of(call_style)
+        marks = None if reasoning_marks is None else marks_of(reasoning_marks)
     asked = replace(placement or PlacementOptions(), **options)
     file = resolve(fsdecode(model))
     if asked.rpc:
@@ -181,7 +187,7 @@ def load_model(
         context,
         partial(allocate, weights),
         placed,
-        ChatTemplate(weights, date, template_kwargs, call_style, reasoning_marks),
+        ChatTemplate(weights, date, template_kwargs, style, marks),
     )
 
 

@@ -94,26 +94,21 @@ class Conventions:
 def conventions_of(
     render: Render,
     source: str,
-    call_style: str | Mapping[str, Any] | None = None,
-    reasoning_marks: Sequence[str] | None = None,
+    own: CallStyle | None = None,
+    marks: Marks | None = None,
 ) -> Conventions:
     """Return a template's conventions.
 
     Args:
         render: Renders the template.
         source: Its source, which is looked through for what is known by hand.
-        call_style: How calls are written, whatever it shows: a name of `NAMED`, or fields of `CallStyle`.
-        reasoning_marks: What stands before and after reasoning, whatever it shows.
-
-    Raises:
-        OptionError: `call_style` or `reasoning_marks` is malformed.
+        own: How calls are written, whatever it shows.
+        marks: What stands around reasoning, whatever it shows.
     """
-    own = None if call_style is None else _style(call_style)
     found = Conventions()
     with suppress(MinkError):  # a template that does not end is not asked again and again
         found = _derived(render, source, own)
-    if reasoning_marks is not None:
-        marks = _marks(reasoning_marks)
+    if marks is not None:
         found = replace(found, reasoning=replace(found.reasoning, marks=marks, is_known=True))
     return replace(found, style=own) if own else found
 
@@ -128,7 +123,7 @@ def _derived(render: Render, source: str, own: CallStyle | None) -> Conventions:
     return Conventions(roles, reasoning, style, taken if style else None, is_understood)
 
 
-def _style(given: str | Mapping[str, Any]) -> CallStyle:
+def style_of(given: str | Mapping[str, Any]) -> CallStyle:
     """Return the style that a user names or describes. Raises OptionError."""
     if isinstance(given, str):
         if given in NAMED:
@@ -151,7 +146,7 @@ def _style(given: str | Mapping[str, Any]) -> CallStyle:
     return style
 
 
-def _marks(given: Sequence[str]) -> Marks:
+def marks_of(given: Sequence[str]) -> Marks:
     """Return the marks that a user gives. Raises OptionError."""
     start, end = given if isinstance(given, list | tuple) and len(given) == 2 else ("", "")
     if not all(isinstance(mark, str) and mark.strip() for mark in (start, end)):

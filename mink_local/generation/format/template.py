@@ -23,7 +23,7 @@ from mink_local.generation.format.conventions import conventions_of
 from mink_local.generation.format.derived import Taken, as_parts, with_reasoning
 from mink_local.generation.format.harmony import HARMONY, splitter_of
 from mink_local.generation.format.rendering import Renderer
-from mink_local.generation.format.text import THINK, ReasoningSplitter, ReasoningState
+from mink_local.generation.format.text import THINK, Marks, ReasoningSplitter, ReasoningState
 from mink_local.generation.request import Message, Prompt, Request, Tool, is_raw, is_token_ids
 from mink_local.llama.constants import check_template_kwargs
 from mink_local.llama.library import C
@@ -52,8 +52,8 @@ class ChatTemplate:
         weights: Weights,
         date: Date | None = None,
         kwargs: Mapping[str, Any] | None = None,
-        call_style: str | Mapping[str, Any] | None = None,
-        reasoning_marks: Sequence[str] | None = None,
+        style: CallStyle | None = None,
+        marks: Marks | None = None,
         *,
         source: str | None = None,
     ) -> None:
@@ -68,16 +68,14 @@ class ChatTemplate:
             eos_token=weights.eos,
             in_process=weights.trust or self.is_plain,
         )
-        self.conventions = conventions_of(self._renderer, self._source, call_style, reasoning_marks)
+        self.conventions = conventions_of(self._renderer, self._source, style, marks)
         self.marks, self.style = self.conventions.reasoning.marks, self.conventions.style
         self.form = self.conventions.form
         if _WRITES_FENCES.search(weights.path.stem):  # whatever its template teaches
             self.form = self.form._replace(allows_bare=True)
         self._for_tools: ChatTemplate | None = None
         if source is None and weights.tool_template:
-            self._for_tools = ChatTemplate(
-                weights, date, kwargs, call_style, reasoning_marks, source=weights.tool_template
-            )
+            self._for_tools = ChatTemplate(weights, date, kwargs, style, marks, source=weights.tool_template)
 
     def suiting(self, tools: Sequence[Tool]) -> "ChatTemplate":
         """Return the template for a request: some files have another one for those with tools."""

@@ -11,7 +11,7 @@ from mink_local import Request, SamplingParams, load_model
 from mink_local.errors import OptionError
 from mink_local.generation.format.call_derivation import CHECKS, is_read
 from mink_local.generation.format.call_styles import NAMED
-from mink_local.generation.format.conventions import conventions_of
+from mink_local.generation.format.conventions import conventions_of, style_of
 from mink_local.generation.format.rendering import Renderer
 from tests.support.tiny import write_scripted
 
@@ -118,7 +118,7 @@ def test_what_is_printed_can_be_given() -> None:
     found = conventions_of(renderer, source)
     printed = json.loads(json.dumps(found.as_dict()))
     assert printed["calls"]["between"] == "<args>"
-    assert conventions_of(renderer, source, printed["calls"]) == found
+    assert conventions_of(renderer, source, style_of(printed["calls"])) == found
 
 
 def test_a_file_may_have_another_template_for_tools(tmp_path: Path) -> None:
