@@ -40,24 +40,23 @@ class Segment(NamedTuple):
 
 
 class Next(NamedTuple):
-    """One token of each of several sequences, in arrays (n,): the next one, which yields logits.
+    """One token of each of several sequences: the next one, which yields logits.
 
     Attributes:
-        tokens: Token ids, int32.
-        positions: Their positions, int32.
+        tokens: Token ids.
+        positions: Their positions.
         seq_ids: Their sequences, in ascending order.
     """
 
-    tokens: NDArray[np.int32]
-    positions: NDArray[np.int32]
-    seq_ids: NDArray[np.int64]
+    tokens: Sequence[int]
+    positions: Sequence[int]
+    seq_ids: Sequence[int]
 
 
 States = Mapping[int, NDArray[np.uint8]]
 """Checkpoints of a sequence, by the number of tokens before them."""
 
-_NO_TOKENS = np.zeros(0, np.int32)
-NOTHING = Next(_NO_TOKENS, _NO_TOKENS, np.zeros(0, np.int64))
+NOTHING = Next((), (), ())
 
 
 def end_workers() -> None:
@@ -325,6 +324,7 @@ class _TokenBatch:
         self._seq_id = np.zeros(n_batch, np.int32)
         self._seq_ids = self._seq_id.ctypes.data + np.arange(n_batch, dtype=np.uintp) * self._seq_id.itemsize
         self._output = np.zeros(n_batch, np.int8)
+        self._filled: object = None  # the sequences of `Next`, if the batch has no others
         self._struct = C.llama_batch(
             token=_pointer(self._token, C.llama_token),
             pos=_pointer(self._pos, C.llama_pos),
@@ -335,8 +335,11 @@ class _TokenBatch:
 
     def fill(self, following: Next, segments: Sequence[Segment]) -> C.llama_batch:
         end = len(following.tokens)
-        self._token[:end], self._pos[:end], self._seq_id[:end] = following
-        self._output[:end] = 1
+        self._token[:end], self._pos[:end] = following.tokens, following.positions
+        if following.seq_ids is self._filled and not segments:
+            return self._struct
+        self._filled = None if segments else following.seq_ids
+        self._seq_id[:end], self._output[:end] = following.seq_ids, 1
         for tokens, position, sequence, n_outputs in segments:
             start, end = end, end + len(tokens)
             self._token[start:end], self._seq_id[start:end] = tokens, sequence

@@ -1,11 +1,10 @@
 """llama.cpp's log: silenced unless the model in use was loaded with `verbose`."""
 
-import contextlib
 import ctypes
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import TypeVar
 
@@ -30,14 +29,17 @@ class _Calls(threading.local):
 _calls = _Calls()
 
 
-@contextlib.contextmanager
-def logged(verbose: bool) -> Iterator[None]:
+class logged:  # noqa: N801  (a function's name, but faster: it is entered for each token)
     """Swallow llama.cpp's log in this block and thread; with `verbose`, write it to standard error."""
-    _install()
-    _calls.active, _calls.verbose, _calls.error = True, verbose, ""
-    try:
-        yield
-    finally:
+
+    def __init__(self, verbose: bool) -> None:
+        self._verbose = verbose
+
+    def __enter__(self) -> None:
+        _install()
+        _calls.active, _calls.verbose, _calls.error = True, self._verbose, ""
+
+    def __exit__(self, *_: object) -> None:
         _calls.active = False
 
 

@@ -158,8 +158,9 @@ class RowSampler:
 
     def fill_masks(self, guides: list[Guide]) -> None:
         """Begin to compute the masks of guides, for the next call: in other threads."""
-        with suppress(BaseException):
-            self.wait()  # for those of a batch that was given up
+        if self._filling is not None:  # for a batch that was given up
+            with suppress(BaseException):
+                self.wait()
         if guides != self._guides:
             self._guides, self._samplers = guides, []
         if len(guides) > len(self._masks.bits):

@@ -40,8 +40,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Segment, ...]]:
     decode = Context.decode
 
     def watched(self: Context, *parts: Segment, following: Next = NOTHING) -> bool:
-        columns = (column.tolist() for column in following)
-        nexts = (Segment([token], *place) for token, *place in zip(*columns, strict=True))
+        nexts = (Segment([token], *place) for token, *place in zip(*following, strict=True))
         batches.append(tuple(sorted([*nexts, *parts], key=lambda part: part.seq_id)))
         return decode(self, *parts, following=following)
 

@@ -272,14 +272,14 @@ class Engine:
             return None
         self._of_prompts = []
         for answer, slot, part in begun:
-            ends = len(slot.tokens), int(batch.logits_of(slot.seq_id))
+            ends = len(slot.tokens), batch.row_after[slot.seq_id]
             places = zip(*(range(end - part.n_outputs + 1, end + 1) for end in ends), strict=True)
             self._of_prompts += [
                 (answer, *place) for place in places if place[0] < answer.answer.prompt_tokens
             ]
             if not slot.pending:
                 slot.begin()
-                self._table.join(slot.seq_id, answer, len(slot.tokens))
+                self._table.join(slot.seq_id, answer)
         return batch
 
     def _n_prompt(self, busy: Sequence[Slot[Decoding]], is_burst: bool) -> int:
@@ -327,7 +327,7 @@ class Engine:
         if self._batch is None:
             return []
         told: Step = []
-        if self._batch.outputs.size:
+        if self._batch.row_after:
             rows = self.context.rows
             told += self._record(rows)
             told += self._sample(self._batch, rows)
@@ -350,7 +350,7 @@ class Engine:
         self._wait_for_masks()
         forced = self._forced()
         line_up = self._table.line_up
-        places = batch.logits_of(line_up.rows).tolist()
+        places = [batch.row_after[row] for row in line_up.rows]
         for i in line_up.phased:
             line_up.samplers[i] = line_up.answers[i].sampler
         for each in line_up.banning:
@@ -374,9 +374,7 @@ class Engine:
         told: Step = []
         if n < len(line_up.answers):
             known |= zip(sampled, zip(tokens, ks, strict=True), strict=True)
-            for row, place, each in zip(
-                line_up.rows.tolist()[n:], places[n:], line_up.answers[n:], strict=True
-            ):
+            for row, place, each in zip(line_up.rows[n:], places[n:], line_up.answers[n:], strict=True):
                 told += self._told_at_once(self.slots[row], each, rows[place], *known[each])
         return told
 
@@ -403,18 +401,17 @@ class Engine:
 
     def _go_on(
         self,
-        rows: NDArray[np.int64],
+        rows: Sequence[int],
         answers: Sequence[Decoding],
         tokens: Sequence[int],
         ks: Sequence[int],
     ) -> None:
         """Queue answers' tokens, whose text may be told later; free the slots of those that are over."""
-        is_full = self._table.go_on(rows, tokens)
+        full, ends = self._table.go_on(rows, tokens), self._weights.end_tokens
         self._untold += zip(answers, tokens, ks, strict=True)
-        if is_full.any() or not self._weights.end_tokens.isdisjoint(tokens):
-            for row, token, is_over in zip(rows.tolist(), tokens, is_full.tolist(), strict=True):
-                if is_over or token in self._weights.end_tokens:
-                    self._release(self.slots[row])
+        ended = [row for row, token in zip(rows, tokens, strict=True) if token in ends]
+        for row in {*full, *ended}:
+            self._release(self.slots[row])
 
     def _told_at_once(
         self, slot: Slot[Decoding], decoding: Decoding, row: NDArray[np.float32], token: int | None, k: int
@@ -427,7 +424,7 @@ class Engine:
             if slot.job is decoding:
                 self._release(slot)
         elif len(tokens) == 1:
-            self._table.go_on(np.array([slot.seq_id]), tokens)
+            self._table.go_on([slot.seq_id], tokens)
         else:
             self._table.leave(slot.seq_id)
             slot.begin(tokens)

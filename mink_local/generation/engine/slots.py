@@ -276,18 +276,14 @@ class Batch(NamedTuple, Generic[Job]):
         parts: Segments of other slots, in the order of these.
         n_growing: Number of answers that get a token.
         n_prompt: Number of tokens of prompts.
-        outputs: The sequence of each row of logits.
+        row_after: The row of logits after the last token of each sequence that has some.
     """
 
-    rows: NDArray[np.int64]
+    rows: list[int]
     parts: list[tuple[Slot[Job], Segment]]
     n_growing: int
     n_prompt: int
-    outputs: NDArray[np.int64]
-
-    def logits_of(self, seq_ids: NDArray[np.int64] | int) -> NDArray[np.int64]:
-        """Return the row of logits after the last token of each of some sequences."""
-        return np.asarray(np.searchsorted(self.outputs, seq_ids, "right") - 1)
+    row_after: dict[int, int]
 
 
 def next_batch(
@@ -302,6 +298,8 @@ def next_batch(
             about the same length go on in step, too.
     """
     rows = table.line_up.in_order
+    if not waiting:
+        return Batch(rows, [], len(rows), 0, _numbered(rows))
     growing = [slot for slot in waiting if slot.needs_logits] if starts else []
     n_growing = len(rows) + len(growing)
     room = context.n_batch - len(rows) - len(waiting) + 1
@@ -315,10 +313,13 @@ def next_batch(
         parts += _of_prompts(reading, n_tokens, context.n_outputs - n_growing, starts=starts)
         parts.sort(key=lambda part: part[1].seq_id)
     n_evaluated = len(rows) + sum(len(segment.tokens) for _, segment in parts)
-    outputs = rows
-    if parts:
-        outputs = np.sort([*rows, *(part.seq_id for _, part in parts for _ in range(part.n_outputs))])
-    return Batch(rows, parts, n_growing, n_evaluated - in_step * n_growing, outputs)
+    outputs = sorted([*rows, *(part.seq_id for _, part in parts for _ in range(part.n_outputs))])
+    return Batch(rows, parts, n_growing, n_evaluated - in_step * n_growing, _numbered(outputs))
+
+
+def _numbered(seq_ids: Sequence[int]) -> dict[int, int]:
+    """Return the number of each sequence among those of the rows of logits: its last, if it has several."""
+    return dict(zip(seq_ids, range(len(seq_ids)), strict=True))
 
 
 def evaluate(context: Context, table: Table, slots: Sequence[Slot[Job]], batch: Batch[Job]) -> bool:
@@ -330,21 +331,20 @@ def evaluate(context: Context, table: Table, slots: Sequence[Slot[Job]], batch: 
     rows, done = batch.rows, False
     if context.interrupted:
         return False
-    following = Next(table.token[rows], table.position[rows], rows)
+    following = Next([table.token[row] for row in rows], [len(slots[row].tokens) for row in rows], rows)
     try:
         done = context.decode(*(segment for _, segment in batch.parts), following=following)
     finally:
         if not done:
-            running = set(rows.tolist())
+            running = set(rows)
             for slot in slots:  # llama.cpp may have begun to move states of sequences that have no part
                 if slot.seq_id in running:
                     _take_back(table, slot)
                 else:
                     slot.restore()
     if done:
-        for row, token in zip(rows.tolist(), following.tokens.tolist(), strict=True):
+        for row, token in zip(rows, following.tokens, strict=True):
             slots[row].tokens.append(token)
-        table.position[rows] += 1
         for slot, segment in batch.parts:
             slot.evaluated(segment)
         if batch.parts and not context.can_rewind:
@@ -364,7 +364,7 @@ def _drop_checkpoints(slots: Sequence[Slot[Job]], most_bytes: int) -> None:
 
 def _take_back(table: Table, slot: Slot[Job]) -> None:
     """Let a running answer go on with the same token after an unfinished batch."""
-    slot.pending = [int(table.token[slot.seq_id])]
+    slot.pending = [table.token[slot.seq_id]]
     if slot.restore():
         slot.pending = ()
     else:

@@ -63,9 +63,11 @@ def made(seed: int) -> Request:
         choice.randrange(1000) for _ in range(choice.randint(0, 9))
     ]
     watch = ignore if choice.random() < 0.15 else None
+    choice = random.Random(seed + 1000)
     if choice.random() < 0.4:
         options["reasoning_sampler"] = choice.choice(SAMPLERS)
         options["reasoning_temperature"] = choice.choice([0.0, 0.7, 1.0])
+        options["temperature"] = min(options["temperature"], 1.0)
     return Request(prompt, SamplingParams(**options), watch=watch)
 
 
