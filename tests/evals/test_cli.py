@@ -13,6 +13,7 @@ import pytest
 
 from mink_local.evals.cli import cli
 from mink_local.evals.judge.judging import ORDERS, Judgement
+from mink_local.evals.judge.report import PROTOCOL
 from mink_local.evals.tasks import TASKS
 from tests.evals.conftest import Write
 from tests.support.made_run import write_run
@@ -103,7 +104,7 @@ def test_what_lies_beside_a_run_is_reported_on_or_warned_of(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     judgement = Judgement(
         "tiny-model", "essay", "min-k:tau=3", 1.0, 0, "0", judge="me", prompt_sha256="", against="greedy",
-        raw="", order=ORDERS[0], winner="A", attempts=1, characters=9, is_cut=False,
+        raw="", order=ORDERS[0], winner="A", attempts=1, characters=9, is_cut=False, protocol=PROTOCOL,
     )  # fmt: skip
     (run / "judge" / "judgements.jsonl").write_text(json.dumps(asdict(judgement)) + "\n")
     shown = mink_eval("report", run).succeeded().stdout
