@@ -210,12 +210,13 @@ WITH_WINDOWS = ("gemma3", "gpt-oss")
 STATEFUL = tuple(arch for arch in _WRITTEN if arch not in WITH_WINDOWS)
 
 
-def write_architecture(
-    path: Path, arch: str, vocabulary: Path, more_keys: Mapping[str, Any] | None = None
-) -> Path:
+def write_architecture(path: Path, arch: str, vocabulary: Path, scale: float = 1.0) -> Path:
     """Write a model of an architecture to `path`; another file's vocabulary is its own.
 
     What cannot be written here: kimi-linear and deepseek4, whose attention is latent, and plamo2.
+
+    Args:
+        scale: Of the logits.
     """
     keys, layers, others = _WRITTEN[arch]
     tokenizer, n_vocab = tokenizer_of(vocabulary)
@@ -240,7 +241,8 @@ def write_architecture(
     }
     random = np.random.default_rng(0)
     tensors: Tensors = {name: _values(random, name, size) for name, size in sizes.items()}
-    return write_gguf(path, arch, common | keys | tokenizer | {**(more_keys or {})}, tensors)
+    tensors["output_norm.weight" if "output_norm.weight" in tensors else "token_embd_norm.weight"] *= scale
+    return write_gguf(path, arch, common | keys | tokenizer, tensors)
 
 
 def _values(random: np.random.Generator, name: str, size: tuple[int, ...]) -> Any:

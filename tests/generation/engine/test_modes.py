@@ -17,6 +17,7 @@ from mink_local.generation.format.text import Marks, ReasoningSplitter
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.samplers import Chain, MinK, TopK, TopP, Xtc, default_samplers
 from tests.generation.conftest import run, submit
+from tests.support.architectures import write_architecture
 
 SHARED = list(range(300, 360))
 CONSTRAINTS: list[dict[str, Any]] = [
@@ -103,6 +104,15 @@ def together(
         engine.context.interrupted = False
     run(engine)
     return answers, cancelled
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["mamba2", "qwen35"])
+def test_four_modes_of_models_with_states(
+    tmp_path: Path, smollm2_path: Path, arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_architecture(tmp_path / f"{arch}.gguf", arch, smollm2_path, scale=8.0)
+    test_four_modes(lambda **_: path, 40, monkeypatch)
 
 
 @pytest.mark.parametrize("n_requests", [40, pytest.param(400, marks=pytest.mark.slow)])
