@@ -97,7 +97,10 @@ MEANINGS: dict[str, tuple[Callable[[str], object], Order]] = {
     "mink-serve": (lambda name: option(mink_serve, name), LLAMA_CPP),
     "a preset": (lambda name: Preset.parse(f"{name}@1").sampler, LLAMA_CPP),
     "a request": (lambda name: accepted(sampler=name).sampler, LLAMA_CPP),
-    "llm": (lambda name: PromptOptions.model_validate({"sampler": name}).parsed_sampler(), LLAMA_CPP),
+    "llm": (
+        lambda name: PromptOptions.model_validate({"sampler": name}).parsed_sampler("sampler"),
+        LLAMA_CPP,
+    ),
     "mink-eval run": (lambda name: option(mink_eval.commands["run"], name), PAPERS),
     "mink-bench": (lambda name: option(mink_bench.commands["sampler"], name), PAPERS),
     "Python": (parse, PAPERS),

@@ -42,6 +42,8 @@ from mink_local.models.options import (
     n_cpu_moe_option,
     reasoning_budget_option,
     reasoning_marks_option,
+    reasoning_sampler_option,
+    reasoning_temp_option,
     rpc_option,
     sampler_option,
     seed_option,
@@ -66,6 +68,12 @@ MIN_K = ("tau", "floor")  # the settings that are options of Min-k
 _PRESET = "preset "  # and its name: a source of values
 RARE = "Rarely needed"  # the group of settings that comes last in the help
 CONSTRAINTS = "Penalties and limits"  # the group of settings that `Constraints` are made from
+
+
+def in_words(answer: Any, reasoning: Any = None) -> str:
+    """Return in words the sampler and the temperature of an answer, and of reasoning, if it has others."""
+    words = f"{answer.sampler}, T = {answer.temperature:g}"
+    return words if reasoning is None else f"{words}; reasoning: {in_words(reasoning)}"
 
 
 class Setting(SamplerOption):
@@ -182,6 +190,8 @@ SETTINGS: tuple[Setting, ...] = (
         help="Turn reasoning on or off, if the chat template has a switch for it.",
     ),
     reasoning_budget_option.build(_sampling),
+    reasoning_sampler_option.build(_sampling),
+    reasoning_temp_option.build(_sampling),
     _constraint(
         "--repeat-penalty",
         type=FiniteFloat(min=0, min_open=True),
@@ -504,8 +514,9 @@ class Settings:
 
     @property
     def summary(self) -> str:
-        """The sampler and the temperature in words."""
-        return f"{self.sampler}, T = {self['temp']:g}"
+        """The samplers and the temperatures in words."""
+        params = self.params
+        return in_words(params, params.while_reasoning if params.has_phases else None)
 
     @property
     def params(self) -> "SamplingParams":
@@ -518,6 +529,8 @@ class Settings:
             max_tokens=self["max_tokens"],
             seed=self["seed"],
             reasoning_budget=self["reasoning_budget"],
+            reasoning_sampler=self["reasoning_sampler"],
+            reasoning_temperature=self["reasoning_temp"],
             end_loops="all" if self["loop_guard"] else "none",
             constraints=self.constraints,
         )

@@ -175,3 +175,7 @@ class Startup:
             self.screen.note(f"--ctx {n_ctx}: llama.cpp rounds that up to {model.n_ctx}")
         if self.settings["reasoning"] is not None and not model.has_thinking_switch:
             self.screen.note(f"{model.name} has no switch for reasoning: --reasoning changes nothing")
+        if self.settings.params.has_phases and not model.can_reason:
+            self.screen.note(
+                f"{model.name} does not reason: --reasoning-sampler and --reasoning-temp change nothing"
+            )

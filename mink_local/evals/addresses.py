@@ -274,6 +274,8 @@ class AddressAnswerer(Answerer):
             "reasoning_budget": params.reasoning_budget,
             "chat_template_kwargs": {"enable_thinking": False} if request.enable_thinking is False else None,
             "end_loops": params.end_loops,
+            "reasoning_sampler": params.reasoning_sampler and str(params.reasoning_sampler),
+            "reasoning_temperature": params.reasoning_temperature,
         }
         fields = {
             "model": self._served.model,

@@ -355,10 +355,6 @@ def _arm(models: Sequence[str], text: str) -> "SamplerSetting":
     """Return the setting of an arm. Raises UsageError."""
     from mink_local.evals.settings import SamplerSetting
 
-    if "/" in text:
-        raise click.UsageError(
-            f"--arm {text}: reasoning has the answer's sampler; write one, without a slash."
-        )
     if text == MODEL:
         return _recommended_setting(models)
     try:
@@ -399,10 +395,10 @@ def _carry_out(measurement: "Measurement[Any]", out: Path, quiet: bool) -> None:
     "--arm",
     "arms",
     multiple=True,
-    metavar="SAMPLER@T|model",
-    help="A sampler at a temperature of its own, such as min-k:floor=2@1.5, or what the model's file "
-    "recommends; in place of --sampler and --temp, or beside them. Without these, the report compares all "
-    "with the first arm.",
+    metavar="[SAMPLER@T/]SAMPLER@T|model",
+    help="A sampler at a temperature of its own, such as min-k:floor=2@1.5, and before a slash perhaps one "
+    "for reasoning; or what the model's file recommends; in place of --sampler and --temp, or beside "
+    "them. Without these, the report compares all with the first arm.",
 )
 @limit_option
 @click.option(

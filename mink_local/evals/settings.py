@@ -23,7 +23,7 @@ from mink_local.generation.engine.slots import N_OUTPUTS
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model, read_rows
 from mink_local.models.catalog import ModelFile
-from mink_local.samplers import Sampler, default_samplers, parse, parse_setting
+from mink_local.samplers import Greedy, Sampler, Setting, default_samplers, parse, parse_setting
 
 HOT = 1e6  # the temperature that samplers see for infinity: close to uniform, but still ordered
 
@@ -50,6 +50,34 @@ def recorded_sampler(text: str) -> Sampler:
         return RecordedSampler(text)
 
 
+@dataclass(frozen=True)
+class Phases(RecordedSampler):
+    """Two samplers: one while the model reasons, at a temperature of its own, and one for the answer."""
+
+    answer: Sampler
+    reasoning: Sampler
+    reasoning_temperature: float
+
+    @classmethod
+    def of(cls, setting: Setting) -> Sampler:
+        """Return the sampler of a setting; an answer at temperature 0 is greedy at any."""
+        if setting.reasoning is None:
+            return setting.sampler
+        answer = setting.sampler if setting.temperature else Greedy()
+        return cls(f"{arm_of(*setting.reasoning)} / {answer}", answer, *setting.reasoning)
+
+
+def sampling_of(sampler: Sampler) -> dict[str, Any]:
+    """Return the fields of `SamplingParams` for a sampler, which may be two."""
+    if not isinstance(sampler, Phases):
+        return {"sampler": sampler}
+    return {
+        "sampler": sampler.answer,
+        "reasoning_sampler": sampler.reasoning,
+        "reasoning_temperature": sampler.reasoning_temperature,
+    }
+
+
 class SamplerSetting(NamedTuple):
     """A sampler at a temperature above 0; at infinity, all candidates are equally probable."""
 
@@ -58,8 +86,10 @@ class SamplerSetting(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "SamplerSetting":
-        """Return the setting of a text such as `min-k@5`. Raises ValueError."""
-        return cls(*parse_setting(text))
+        """Return the setting of a text such as `min-k@5`, or `min-k@1 / greedy@0`. Raises ValueError."""
+        setting = parse_setting(text)
+        temperature = setting.temperature or float(setting.reasoning is not None)
+        return cls(Phases.of(setting), temperature)
 
     @property
     def arm(self) -> str:

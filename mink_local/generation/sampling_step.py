@@ -7,8 +7,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.generation.format.reasoning_budget import before_answer
-from mink_local.generation.format.text import ReasoningState
 from mink_local.llama.constraints import Constrainer, Constraints
 from mink_local.llama.token_data import SamplingBuffers
 from mink_local.llama.weights import Weights
@@ -176,7 +174,7 @@ def constrained_row(
     weights: Weights,
     prompt: Sequence[int],
     first: int,
-    state: ReasoningState,
+    before: str,
     logits: NDArray[np.float32],
     tokens: Sequence[int],
 ) -> NDArray[np.float32]:
@@ -187,14 +185,13 @@ def constrained_row(
         weights: The model.
         prompt: Token ids before the answer.
         first: Index of the first token under these constraints.
-        state: Where the answer begins.
+        before: The grammar of what may come before a constrained answer.
         logits: The raw logits (V,).
         tokens: Token ids of the answer before the step.
 
     Raises:
         GenerationError: The constraints do not allow these tokens.
     """
-    before = before_answer(constraints, state)
     constrainer = Constrainer(constraints, weights, prompt, tokens[:first], before)
     for token in tokens[first:]:
         constrainer.accept(token)

@@ -70,8 +70,10 @@ class PromptAnswer:
         penalties = found.penalties if found else {}
         temperature = found.temperature if found else 1.0
         params = SamplingParams(
-            sampler=found.sampler if found else options.parsed_sampler(),
+            sampler=found.sampler if found else options.parsed_sampler("sampler"),
             temperature=temperature if options.temperature is None else options.temperature,
+            reasoning_sampler=options.parsed_sampler("reasoning_sampler"),
+            reasoning_temperature=options.reasoning_temperature,
             max_tokens=options.max_tokens,
             seed=self._seed,
             stop=[stop] if isinstance(stop, str) else stop,

@@ -38,6 +38,10 @@ class PromptOptions(llm.Model.Options):
         None, ge=0, allow_inf_nan=False, description="Temperature; 0 is greedy. There is no upper bound."
     )
     sampler: str | None = Field(None, description="Sampler, such as top-p:p=0.9; model: the file's.")
+    reasoning_temperature: float | None = Field(
+        None, ge=0, allow_inf_nan=False, description="Temperature while the model reasons."
+    )
+    reasoning_sampler: str | None = Field(None, description="Sampler while the model reasons.")
     max_tokens: int | None = Field(None, ge=1, description="Maximum length of the answer in tokens.")
     seed: int | None = Field(None, ge=0, description="Seed; the same seed gives the same answer.")
     stop: str | list[str] | None = Field(None, description="A string that ends the answer, or several.")
@@ -46,18 +50,21 @@ class PromptOptions(llm.Model.Options):
 
     @model_validator(mode="after")
     def _check_sampler(self) -> "PromptOptions":
-        self.parsed_sampler()
+        self.parsed_sampler("sampler")
+        self.parsed_sampler("reasoning_sampler")
         return self
 
-    def parsed_sampler(self) -> "Sampler | None":
-        """Return the sampler of the option `sampler`; None for none, and for what the model recommends.
+    def parsed_sampler(self, option: str) -> "Sampler | None":
+        """Return the sampler of an option; None for none, and for what the model recommends.
 
         Raises:
             ValueError: There is no such sampler.
         """
         from mink_local.samplers import parse  # takes a third of a second
 
-        return None if self.sampler in (None, MODEL) else parse(self.sampler, "temperature-last")
+        text = getattr(self, option)
+        is_own = text is not None and (option, text) != ("sampler", MODEL)
+        return parse(text, "temperature-last") if is_own else None
 
 
 class PromptError(llm.ModelError, click.ClickException):

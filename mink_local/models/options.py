@@ -333,6 +333,20 @@ max_tokens_option = SharedOption(
     show_default="until the context is full",
     help="Maximum length of an answer in tokens.",
 )
+reasoning_sampler_option = SharedOption(
+    "--reasoning-sampler",
+    cls=SamplerOption,
+    type=SamplerType(is_last=True),
+    show_default="as for the answer",
+    help="Sampler while the model reasons.",
+)
+reasoning_temp_option = SharedOption(
+    "--reasoning-temp",
+    type=FiniteFloat(min=0),
+    metavar="T",
+    show_default="as for the answer",
+    help="Temperature while the model reasons.",
+)
 reasoning_budget_option = SharedOption(
     "--reasoning-budget",
     type=WholeNumber(min=-1),

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from difflib import get_close_matches
 from inspect import iscoroutinefunction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,11 +121,27 @@ def parse(text: str, order: Order = "temperature-first") -> Sampler:
     return cuts[0] if len(cuts) == 1 else Chain(*cuts)
 
 
-def parse_setting(text: str, order: Order = "temperature-first") -> tuple[Sampler, float]:
-    """Return the sampler and the temperature of a text such as `min-k:tau=3@5`; 1 without an @.
+class Setting(NamedTuple):
+    """A sampler at a temperature, and perhaps others while the model reasons."""
 
-    Args and errors as for `parse`; the temperature is finite, and at least 0.
+    sampler: Sampler
+    temperature: float
+    reasoning: tuple[Sampler, float] | None = None
+
+
+def parse_setting(text: str, order: Order = "temperature-first") -> Setting:
+    """Return the setting of a text such as `min-k:tau=3@5`, or `min-k@1 / top-p:p=0.9@0.5`.
+
+    What comes before a slash applies while the model reasons. The temperature is 1 without an @; it is
+    finite, and at least 0. Args and errors as for `parse`.
     """
+    reasoning, slash, answer = text.partition("/")
+    if slash:
+        return Setting(*_parse_phase(answer, order), _parse_phase(reasoning, order))
+    return Setting(*_parse_phase(text, order))
+
+
+def _parse_phase(text: str, order: Order) -> tuple[Sampler, float]:
     sampler, _, temperature = text.partition("@")
     try:
         number = float(temperature or 1)
@@ -177,7 +193,12 @@ def label(text: str) -> str:
     >>> label("top-p:p=0.9,order=temperature-first")
     'top-p:p=0.9 (T first)'
     """
-    return "+".join(map(_label_of_cut, _split(text)))
+    return " / ".join(_label_of_phase(phase) for phase in text.split(" / "))
+
+
+def _label_of_phase(text: str) -> str:
+    sampler, at, temperature = text.partition("@")
+    return "+".join(map(_label_of_cut, _split(sampler))) + at + temperature
 
 
 def _label_of_cut(text: str) -> str:

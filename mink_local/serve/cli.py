@@ -24,6 +24,8 @@ from mink_local.models.options import (
     parallel_option,
     placement_options,
     reasoning_marks_option,
+    reasoning_sampler_option,
+    reasoning_temp_option,
     sampler_option,
     temp_option,
     template_kwargs_option,
@@ -78,12 +80,17 @@ Exit status: 0 success, 1 failure, 2 wrong usage or unknown model.
     type=SamplerType(is_last=True, or_model=True), help=f"Default sampler. One of {{samplers}}, or{OR_MODEL}"
 )
 @temp_option.replace(default=None, show_default="1", help="Temperature for requests that have none.")
-@click.option("--ignore-client-sampling", is_flag=True, help="Use --sampler and --temp for all requests.")
+@reasoning_sampler_option
+@reasoning_temp_option
+@click.option(
+    "--ignore-client-sampling", is_flag=True, help="Use these samplers and temperatures for all requests."
+)
 @click.option(
     "--preset",
     multiple=True,
-    metavar="NAME=SAMPLER@TEMP",
-    help="Add a model id NAME:PRESET with its own sampler and temperature; repeatable.",
+    metavar="NAME=[SAMPLER@TEMP/]SAMPLER@TEMP",
+    help="Add a model id NAME:PRESET with its own sampler and temperature, and before a slash perhaps others "
+    "for reasoning; repeatable.",
 )
 @click.option("--no-presets", is_flag=True, help="Offer no model ids but the model's and those of --preset.")
 @click.option("--any-model", is_flag=True, help="Accept unknown model ids.")
@@ -200,6 +207,8 @@ def cli(
     model: str,
     sampler: "Sampler | Literal['model']",
     temp: float | None,
+    reasoning_sampler: "Sampler | None",
+    reasoning_temp: float | None,
     ignore_client_sampling: bool,
     **options: Any,
 ) -> None:
@@ -241,7 +250,14 @@ def cli(
             raise click.UsageError(f"--cache {options['cache']}: {reason}") from None
     try:
         path = resolve(model).path
-        default = Preset.default(path, sampler, temp, is_fixed=ignore_client_sampling)
+        default = Preset.default(
+            path,
+            sampler,
+            temp,
+            is_fixed=ignore_client_sampling,
+            reasoning_sampler=reasoning_sampler,
+            reasoning_temperature=reasoning_temp,
+        )
         if not no_presets and (found := recommended_by(path)):
             presets.setdefault(MODEL, Preset.recommended(found))
         api_keys = Keys(keys, api_key_file)

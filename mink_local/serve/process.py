@@ -141,7 +141,8 @@ def _load(options: Options, metrics: Metrics) -> Service:
         placement=options.placement,
     )
     loaded.reserve(loaded.n_ctx, loaded.n_parallel, max(N_OUTPUTS, loaded.n_parallel))
-    _warm_up(loaded, options.default.sampler)
+    for sampler in filter(None, (options.default.sampler, options.default.reasoning_sampler)):
+        _warm_up(loaded, sampler)
     engine = loaded.core.engine
     if options.cache is not None:
         n_bytes = int(options.cache_size * 1e9)
@@ -151,6 +152,8 @@ def _load(options: Options, metrics: Metrics) -> Service:
     default = replace(options.default, model_id=name)
     if (found := recommended_by(loaded.weights.path)) and found.sampler != default.sampler:
         request_log.say(f"this file recommends {found}: --sampler model")
+    if (default.reasoning_sampler, default.reasoning_temperature) != (None, None) and not loaded.can_reason:
+        request_log.say(f"{name} does not reason: --reasoning-sampler and --reasoning-temp change nothing")
     request_log.say(str(loaded.conventions))
     gc.freeze()  # without this a full collection takes 70 ms, in which no client gets a token
     return Service(

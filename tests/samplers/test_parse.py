@@ -10,6 +10,7 @@ from mink_local.samplers import (
     SAMPLERS,
     Chain,
     Eta,
+    Greedy,
     LlamaDefault,
     MinK,
     MinP,
@@ -21,6 +22,7 @@ from mink_local.samplers import (
     TopP,
     label,
     parse,
+    parse_setting,
 )
 from tests.support.methods import ANY_CHAIN, ANY_SAMPLER
 
@@ -114,10 +116,29 @@ def test_bad_texts(text: str, wrong: str) -> None:
         ("top-p:p=0.9,order=temperature-last", "top-p:p=0.9 (T last)"),
         ("top-k:k=9+top-p:p=0.9,order=temperature-last", "top-k:k=9+top-p:p=0.9 (T last)"),
         ("a method of another version", "a method of another version"),
+        ("top-p:p=0.9,order=temperature-last@1.5 / greedy", "top-p:p=0.9 (T last)@1.5 / greedy"),
     ],
 )
 def test_label(text: str, short: str) -> None:
     assert label(text) == short
+
+
+@pytest.mark.parametrize(
+    ("text", "setting"),
+    [
+        ("min-k", (MinK(), 1.0, None)),
+        ("min-k@1.5/greedy@0", (Greedy(), 0.0, (MinK(), 1.5))),
+        ("top-k:k=9+min-k@2 / min-k:tau=1@.5", (MinK(tau=1.0), 0.5, (Chain(TopK(9), MinK()), 2.0))),
+    ],
+)
+def test_a_setting_may_have_another_for_reasoning(text: str, setting: object) -> None:
+    assert parse_setting(text) == setting
+
+
+@pytest.mark.parametrize("text", ["/", "min-k/", "/min-k", "min-k@1/min-k@2/greedy", "min-k@x/greedy"])
+def test_half_a_setting_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"missing|option|temperature|unknown"):
+        parse_setting(text)
 
 
 def test_a_cut_without_an_order_gets_the_callers() -> None:

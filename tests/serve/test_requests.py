@@ -592,6 +592,8 @@ def test_the_servers_limit_of_tokens_holds() -> None:
         ({"ignore_eos": True, "min_tokens": 2}, {"ignore_eos": True, "min_tokens": 2}),
         ({"reasoning_budget": 7}, {"reasoning_budget": 7}),
         ({"thinking_budget_tokens": 7}, {"reasoning_budget": 7}),
+        ({"reasoning_sampler": "min-k:tau=2"}, {"reasoning_sampler": MinK(tau=2.0)}),
+        ({"reasoning_temperature": 0}, {"reasoning_temperature": 0}),
         ({"reasoning_budget_message": "Stop."}, {"reasoning_message": "Stop."}),
         *(({"end_loops": what}, {"end_loops": what}) for what in ("reasoning", "all", "none")),
         ({"logprobs": True}, {"logprobs": 0}),
@@ -661,12 +663,25 @@ def test_an_unknown_id_is_not_found_unless_any_is_accepted() -> None:
     assert Presets(SERVER, any_model=True).find("gpt-4") == SERVER
 
 
+def test_a_pair_of_a_preset_gives_way_like_its_answers_sampler() -> None:
+    pair = Preset.parse("top-k:k=5@2 / greedy@0")
+    fields: dict[str, Any] = {"reasoning_temperature": 0.5}
+    for preset, temperature in (pair, 2.0), (replace(pair, is_fixed=False), 0.5):
+        params, ignored = sampling_params(chat(**fields), preset, MODEL)
+        assert (params.reasoning_sampler, params.reasoning_temperature) == (TopK(5), temperature)
+        assert ignored == ["reasoning_temperature"] * preset.is_fixed
+
+
 @pytest.mark.parametrize(
     ("text", "preset"),
     [
         ("min-k", Preset(MinK(), 1.0)),
         ("min-k:tau=2@5", Preset(MinK(tau=2.0), 5.0)),
         ("top-p:p=0.8@0.7", Preset(TopP(0.8, LAST), 0.7)),
+        (
+            "min-k@1.2/top-p:p=0.8@0.7",
+            Preset(TopP(0.8, LAST), 0.7, reasoning_sampler=MinK(), reasoning_temperature=1.2),
+        ),
     ],
 )
 def test_a_presets_text_has_a_sampler_and_a_temperature(text: str, preset: Preset) -> None:

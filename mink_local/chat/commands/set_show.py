@@ -70,6 +70,8 @@ def _change(chat: Chat, setting: Setting, text: str) -> None:
         raise MinkError(f"{setting.key} can only be set at the start: --{setting.key}, {setting.envvar}")
     if setting.key == "reasoning" and text != "default" and not session.model.has_thinking_switch:
         raise MinkError(f"{session.model.name} has no switch for reasoning: nothing was changed")
+    if setting.key in ("reasoning-sampler", "reasoning-temp") and not session.model.can_reason:
+        raise MinkError(f"{session.model.name} does not reason: nothing was changed")
     settings = before.changed(setting, str(path) if os.path.isfile(path := path_of(text)) else text)
     _take(chat, settings, setting.reloads)
 

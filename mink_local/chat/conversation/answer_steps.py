@@ -11,7 +11,9 @@ from mink_local.chat.comparing import compared_with
 from mink_local.chat.conversation.session import Session, as_messages, prompt_digest
 from mink_local.chat.conversation.store import SamplingInfo, StoredMessage
 from mink_local.errors import MinkError
-from mink_local.generation.format.text import ReasoningState, token_name
+from mink_local.generation.format.reasoning_budget import before_constrained
+from mink_local.generation.format.text import token_name
+from mink_local.generation.request import Request
 from mink_local.generation.sampling_step import SamplingStep, constrained_row, sampling_step
 from mink_local.llama.constraints import Constraints
 from mink_local.samplers import AdaptiveP, DynamicTemperature, Greedy, parse
@@ -51,8 +53,8 @@ class AnswerSteps:
         return token_name(self.model.weights, token)
 
     def sampling_info(self, at: int) -> SamplingInfo:
-        """Return how a token was sampled: the parts of a continued answer may differ."""
-        return [part for part in self.answer.parts if part.first_token <= at][-1]
+        """Return how a token was sampled."""
+        return self.answer.sampling_of(at)
 
     def step(self, at: int) -> SamplingStep:
         """Return a step, evaluating the tokens before it.
@@ -105,12 +107,13 @@ class AnswerSteps:
                 )
             rows = None
             if part.constraints:
-                may_reason = self.model.can_reason and part.reasoning is not False
-                opens = self.model.opens_reasoning(messages, part.reasoning)
-                state: ReasoningState = "reasoning" if opens else "start" if may_reason else "text"
-                constraints = _constraints(part.constraints)
+                template, constraints = self.model.core.engine.template, _constraints(part.constraints)
+                splitter, _ = template.reasoning(Request(messages, enable_thinking=part.reasoning), prompt)
+                before = before_constrained(
+                    constraints, splitter.state, splitter, template.texts, part.reasoning
+                )
                 rows = partial(
-                    constrained_row, constraints, self.model.weights, prompt, part.first_token, state
+                    constrained_row, constraints, self.model.weights, prompt, part.first_token, before
                 )
             self._prompts[part.first_token] = prompt, rows
         return self._prompts[part.first_token]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mink_local.chat.conversation.store import Conversation, ConversationStore, StoredMessage, time_of
+from mink_local.chat.settings import in_words
 from mink_local.cli import UNPRINTABLE, printable
 from mink_local.errors import MinkError
 from mink_local.files import write_atomic
@@ -38,7 +39,8 @@ def as_markdown(store: ConversationStore, conversation: Conversation) -> str:
             parts.append(f"<details><summary>Reasoning</summary>\n\n{message.reasoning}\n\n</details>")
         parts.append(message.content)
         for how in message.parts[:1]:
-            parts.append(f"*{how.sampler}, temperature {how.temperature:g}, seed {how.seed}*")
+            other = f" (reasoning: {in_words(reasoning)})" if (reasoning := how.while_reasoning) else ""
+            parts.append(f"*{how.sampler}, temperature {how.temperature:g}{other}, seed {how.seed}*")
     return printable("\n\n".join(parts)) + "\n"
 
 
@@ -65,6 +67,8 @@ def answer_as_json(answer: StoredMessage) -> str:
         "model": how.model,
         "sampler": how.sampler,
         "temperature": how.temperature,
+        "reasoning_sampler": how.reasoning_sampler,
+        "reasoning_temperature": how.reasoning_temperature,
         "seed": how.seed,
         "text": answer.content,
         "reasoning": answer.reasoning,

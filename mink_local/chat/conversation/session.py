@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -361,7 +362,9 @@ class Session:
         tokens = self.answer_tokens(answer)
         if tokens is answer.tokens:
             k, parts = answer.k[: len(tokens)], answer.parts
-            return StoredMessage("assistant", tokens=tokens[:], k=k, parts=parts, chosen=answer.chosen)
+            return StoredMessage(
+                "assistant", tokens=tokens[:], k=k, parts=parts, chosen=answer.chosen, borders=answer.borders
+            )
         return StoredMessage("assistant", tokens=tokens, k=[0] * len(tokens), parts=answer.parts[:1])
 
     def add(self, branch: Branch) -> None:
@@ -481,6 +484,7 @@ class Session:
             reasoning=reasons,
             constraints=_given(params.constraints or Constraints()),
             prompt=prompt_digest(prompt),
+            **_of_reasoning(params),
         )
         answer.parts = [*answer.parts, info]
         dropped, self._start = info.first_message - self._start, info.first_message
@@ -549,6 +553,16 @@ class AnswerStream:
         self._session.measure(message)
         is_kept = self._has_text or message.finish_reason == "stop"
         self._session.go_to(self._branch if is_kept else self._session.branch)
+
+
+def _of_reasoning(params: SamplingParams) -> dict[str, Any]:
+    """Return what `SamplingInfo` says of reasoning that is sampled otherwise than the answer."""
+    other = params.while_reasoning
+    return (
+        {"reasoning_sampler": str(other.sampler), "reasoning_temperature": other.temperature}
+        if params.has_phases
+        else {}
+    )
 
 
 def _given(constraints: Constraints) -> dict[str, object]:

@@ -14,6 +14,7 @@ import os
 import shutil
 import sqlite3
 import time
+from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -23,6 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, get_origin, get_type_hints
 
+from mink_local.chat.settings import in_words
 from mink_local.cli import command_line_text
 from mink_local.errors import MinkError
 from mink_local.files import private_file, replaced, user_folder
@@ -113,6 +115,7 @@ class SamplingInfo:
     Attributes:
         first_token: Index in the answer of the first token sampled with these settings.
         first_message: Index in the branch of the first message that fitted the context.
+        reasoning_sampler: What sampled the reasoning, if that was another; its temperature comes with it.
         reasoning: Whether the chat template was told to have the model reason; None if it was told nothing.
         constraints: The options of `Constraints` that were given.
         prompt: The digest of the prompt's token ids, without the answer's tokens before `first_token`.
@@ -128,6 +131,15 @@ class SamplingInfo:
     reasoning: bool | None = None
     constraints: dict[str, Any] = field(default_factory=dict)
     prompt: str = ""
+    reasoning_sampler: str | None = None
+    reasoning_temperature: float | None = None
+
+    @property
+    def while_reasoning(self) -> "SamplingInfo | None":
+        """The settings of the reasoning, if they are others."""
+        if self.reasoning_sampler is None or self.reasoning_temperature is None:
+            return None
+        return replace(self, sampler=self.reasoning_sampler, temperature=self.reasoning_temperature)
 
 
 @dataclass
@@ -146,6 +158,7 @@ class StoredMessage:
         tokens: Ids of the tokens of an answer, without the one that ended it.
         k: Number of candidates of each token, 0 if unknown; one more if a token ended the answer.
         chosen: Indices of tokens that the user chose, not the sampler.
+        borders: Indices of the tokens with which reasoning began, and the answer, in turn.
         repeated: Characters at the end that say again what was said, if that ended the answer.
         first_token_s: Time until the first piece of text, in seconds.
         seconds: Time until the end.
@@ -165,6 +178,7 @@ class StoredMessage:
     tokens: list[int] = field(default_factory=list)
     k: list[int] = field(default_factory=list)
     chosen: list[int] = field(default_factory=list)
+    borders: list[int] = field(default_factory=list)
     attached: int = 0
     repeated: int = 0
     prompt_tokens: int = 0
@@ -177,7 +191,13 @@ class StoredMessage:
     @property
     def settings(self) -> str:
         """The sampler and the temperature of an answer in words, "" if they are unknown."""
-        return ", ".join(f"{how.sampler}, T = {how.temperature:g}" for how in self.parts[-1:])
+        return "".join(in_words(how, how.while_reasoning) for how in self.parts[-1:])
+
+    def sampling_of(self, at: int) -> SamplingInfo:
+        """Return how a token was sampled: the parts of a continued answer may differ, and its phases."""
+        part = [part for part in self.parts if part.first_token <= at][-1]
+        is_reasoning = bisect(self.borders, at) % 2 == 1
+        return (is_reasoning and part.while_reasoning) or part
 
     @property
     def is_unfinished(self) -> bool:
@@ -208,6 +228,9 @@ class StoredMessage:
     def end(self, answer: "Answer", seconds: float) -> None:
         """Take what is known of an answer that has ended, besides its text; the store lacks it then."""
         self.finish_reason = answer.finish_reason
+        n, before = len(self.tokens), [at for at in self.borders if at <= len(self.tokens)]
+        # Reasoning that goes on does not begin again.
+        self.borders = before + [n + at for at in answer.phase_borders[len(before) % 2 :]]
         self.tokens += answer.tokens
         self.k += answer.k
         self.prompt_tokens = answer.prompt_tokens
@@ -238,8 +261,8 @@ class StoredMessage:
 
 
 _OUTCOME = (
-    "finish_reason", "tokens", "k", "chosen", "attached", "repeated", "prompt_tokens", "evaluated_tokens",
-    "first_token_s", "seconds",
+    "finish_reason", "tokens", "k", "chosen", "borders", "attached", "repeated", "prompt_tokens",
+    "evaluated_tokens", "first_token_s", "seconds",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from mink_local.chat.conversation.export import answer_as_json
 from mink_local.chat.conversation.session import AnswerStream
 from mink_local.chat.conversation.store import StoredMessage
-from mink_local.chat.settings import Settings
+from mink_local.chat.settings import Settings, in_words
 from mink_local.chat.terminal.screen import COLOURLESS, Screen, Theme, joined_line_ends
 from mink_local.cli import INTERRUPTED, counted
 from mink_local.generation.model import Model
@@ -74,7 +74,8 @@ def show_answer(screen: Screen, answer: AnswerStream, on_reasoning: str = "") ->
                 continue
             writer = screen.writer("dim italic" if is_reasoning else "")
             if is_reasoning:
-                screen.note("reasoning …")
+                how = answer.message.parts[-1].while_reasoning
+                screen.note(f"reasoning: {in_words(how)} …" if how else "reasoning …")
             else:
                 writer.feed(continued)
                 continued = ""

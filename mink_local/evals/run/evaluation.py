@@ -37,7 +37,7 @@ from mink_local.evals.run.records import (
     seed_of,
     with_verdicts,
 )
-from mink_local.evals.settings import SamplerSetting
+from mink_local.evals.settings import SamplerSetting, sampling_of
 from mink_local.evals.stats import what_can_be_found
 from mink_local.evals.store import Rows, Store, read_manifest, to_line
 from mink_local.evals.tables import count
@@ -236,7 +236,7 @@ class Run(Measurement[Response]):
     def _request(self, wanted: Wanted) -> Request:
         asked = self._tasks[wanted.key.task]
         params = SamplingParams(
-            sampler=wanted.sampler,
+            **sampling_of(wanted.sampler),
             temperature=wanted.key.temperature,
             max_tokens=asked.max_tokens,
             seed=self._seed_of(wanted),

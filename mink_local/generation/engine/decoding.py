@@ -19,7 +19,7 @@ from mink_local.generation.format.reasoning_budget import (
     CLOSING,
     LOOP_CLOSING,
     ReasoningBudget,
-    before_answer,
+    before_constrained,
     closing,
 )
 from mink_local.generation.format.text import ReasoningSplitter, text_decoder
@@ -95,13 +95,9 @@ class Decoding:
         answer.prefix = self._splitter.feed(text_decoder().decode(begun))
         self._constrainer = Constrainer()
         if params.constraints is not None:
-            ids = {text.decode(): token for token, text in texts.items()}
             prefix = list(request.prefix)
-            may_reason = reasoning.is_expected and request.enable_thinking is not False
-            if state == "start" and (params.reasoning_budget == 0 or not may_reason):
-                before = ""
-            else:
-                before = before_answer(params.constraints, state, reasoning.marks, ids)
+            asked = request.enable_thinking, params.reasoning_budget
+            before = before_constrained(params.constraints, state, reasoning, texts, *asked)
             given = prompt[: len(prompt) - len(prefix)]
             self._constrainer = Constrainer(params.constraints, weights, given, prefix, before)
         # Without `self`: a circle would keep a dropped model in memory until the next garbage collection.

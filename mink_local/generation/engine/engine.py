@@ -77,7 +77,7 @@ class Engine:
         self.tells_late = weights.on_gpu
         self.use(context)
         self._weights = weights
-        self._template = template
+        self.template = template
         self._has_warned = False
         self._buffers = SamplingBuffers(weights.n_vocab)
         self._waiting: deque[Decoding | Job] = deque()
@@ -143,7 +143,7 @@ class Engine:
             ValueError: The prompt, the constraints or the stop tokens do not suit the model.
             MinkError: The chat template refuses the messages.
         """
-        template, answer = self._template.suiting(request.tools), answer or Answer(request)
+        template, answer = self.template.suiting(request.tools), answer or Answer(request)
         request = replace(
             request, prompt=read_prompt(request.prompt), prefix=self._weights.ids("prefix", request.prefix)
         )

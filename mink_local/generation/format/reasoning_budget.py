@@ -6,7 +6,13 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from mink_local.generation.format.harmony import splitter_of
-from mink_local.generation.format.text import THINK_MARKS, Marks, ReasoningState, literal
+from mink_local.generation.format.text import (
+    THINK_MARKS,
+    Marks,
+    ReasoningSplitter,
+    ReasoningState,
+    literal,
+)
 from mink_local.llama.constraints import Constraints
 from mink_local.llama.weights import Weights
 
@@ -44,6 +50,30 @@ def before_answer(
         begun = f"{literal(marks.start.strip(), ids)} rest SPACE"
         before = f"({begun} | {literal(marks.text, ids)})" if marks.text else f"({begun})?"
     return f"start: {before} @answer\nrest{rest}\nSPACE: /[ \\n]{{0,2}}/\n"
+
+
+def before_constrained(
+    constraints: Constraints,
+    state: ReasoningState,
+    reasoning: ReasoningSplitter,
+    texts: Mapping[int, bytes],
+    enable_thinking: bool | None,
+    budget: int | None = None,
+) -> str:
+    """Return `before_answer` of an answer that is about to begin.
+
+    Args:
+        state: Where the answer begins.
+        reasoning: Has read the prompt.
+        texts: Texts of the marks' tokens that have none.
+        enable_thinking: Whether the model was told to reason; None if it was told nothing.
+        budget: Maximum length of the reasoning in tokens.
+    """
+    may_reason = reasoning.is_expected and enable_thinking is not False
+    if state == "start" and (budget == 0 or not may_reason):
+        return ""
+    ids = {text.decode(): token for token, text in texts.items()}
+    return before_answer(constraints, state, reasoning.marks, ids)
 
 
 def closing(weights: Weights, marks: Marks, message: str) -> list[int]:

@@ -192,6 +192,8 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
             -1: no limit. `thinking_budget_tokens` is the same.
         reasoning_message: The sentence with which reasoning is made to end; by default, one that tells the
             model why. `reasoning_budget_message` is the same.
+        reasoning_sampler: Like `sampler`, while the model reasons; by default the same.
+        reasoning_temperature: Like `temperature`, while the model reasons; by default the same.
         end_loops: What ends when it repeats itself: `reasoning`, so that the answer follows, which is the
             default; `all`, also the answer, with the finish_reason `repetition`; `none`.
         temperature: Applied to the candidates that the sampler keeps; 0 is greedy. There is no upper bound.
@@ -237,6 +239,8 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
     min_tokens: Count | None = None
     reasoning_budget: CountOrRest | None = None
     reasoning_message: StopString | None = None
+    reasoning_sampler: Name | None = None
+    reasoning_temperature: Annotated[float, Meta(ge=0)] | None = None
     end_loops: EndLoops | None = None
 
     temperature: Annotated[float, Meta(ge=0)] | None = None

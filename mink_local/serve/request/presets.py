@@ -24,6 +24,8 @@ class Preset:
         model_id: What clients send as `model`.
         is_fixed: Whether they override what a client sends; otherwise they are defaults.
         penalties: Options of `Constraints`, which a client's replace.
+        reasoning_sampler: The sampler while the model reasons; None for the same.
+        reasoning_temperature: The temperature then; None for the same.
     """
 
     sampler: Sampler
@@ -31,6 +33,8 @@ class Preset:
     model_id: str = ""
     is_fixed: bool = True
     penalties: dict[str, Any] = field(default_factory=dict)
+    reasoning_sampler: Sampler | None = None
+    reasoning_temperature: float | None = None
 
     @classmethod
     def recommended(cls, found: Recommended) -> "Preset":
@@ -39,30 +43,48 @@ class Preset:
 
     @classmethod
     def default(
-        cls, path: Path, sampler: Sampler | Literal["model"], temperature: float | None, *, is_fixed: bool
+        cls,
+        path: Path,
+        sampler: Sampler | Literal["model"],
+        temperature: float | None,
+        *,
+        is_fixed: bool,
+        **of_reasoning: Any,
     ) -> "Preset":
         """Return the preset of the model's own name.
 
         Args:
             path: The model's file, which says what is meant by "model".
             temperature: None for 1, or what the file recommends.
+            is_fixed: See `Preset`.
+            of_reasoning: The sampler and the temperature of reasoning.
 
         Raises:
             ModelError: The file recommends nothing.
         """
         own = cls.recommended(require_recommended(path)) if isinstance(sampler, str) else cls(sampler)
         return replace(
-            own, temperature=own.temperature if temperature is None else temperature, is_fixed=is_fixed
+            own,
+            temperature=own.temperature if temperature is None else temperature,
+            is_fixed=is_fixed,
+            **of_reasoning,
         )
 
     @classmethod
     def parse(cls, text: str) -> "Preset":
-        """Return the preset of a text such as `min-k:tau=3@5`: a sampler, and a temperature after an @.
+        """Return the preset of a text such as `min-k:tau=3@5`; see `parse_setting`.
 
         Raises:
             ValueError: The sampler or the temperature is invalid.
         """
-        return cls(*parse_setting(text, "temperature-last"))
+        found = parse_setting(text, "temperature-last")
+        sampler, temperature = found.reasoning or (None, None)
+        return cls(
+            found.sampler,
+            found.temperature,
+            reasoning_sampler=sampler,
+            reasoning_temperature=temperature,
+        )
 
 
 BUILT_IN: Mapping[str, Preset] = {

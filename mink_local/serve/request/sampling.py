@@ -30,11 +30,12 @@ from mink_local.serve.request.fields import Fields, SamplingFields
 from mink_local.serve.request.presets import Preset
 
 LARGEST_BIAS = 100.0
+_OF_PRESETS = ("sampler", "temperature", "reasoning_sampler", "reasoning_temperature")
 _ID = re.compile(r"-?\d+", re.ASCII)
 _REASONING_FORMATS = ("none", "auto", "deepseek", "parsed")
 _REASONING = (
     "reasoning_effort", "reasoning.effort", "thinking.type", "reasoning_budget", "thinking.budget_tokens",
-    "reasoning_message",
+    "reasoning_message", "reasoning_sampler", "reasoning_temperature",
 )  # fmt: skip
 Options = Mapping[str, float]
 
@@ -125,6 +126,7 @@ def sampling_params(
             prompt_logprobs=request.logprobs_count if is_echo else None,
             reasoning_budget=request.reasoning_budget,
             reasoning_message=request.reasoning_message,
+            **_of_reasoning(request, preset),
             end_loops=request.end_loops or "reasoning",
             constraints=_constraints(request, model, preset),
         )
@@ -142,7 +144,7 @@ def _sampler(request: SamplingFields, preset: Preset) -> tuple[Sampler, float, l
     chosen = _chosen_options(request)
     fields = [field for given in chosen.values() for field in given]
     if preset.is_fixed:
-        fields += [name for name in ("sampler", "temperature") if getattr(request, name) is not None]
+        fields += [name for name in _OF_PRESETS if getattr(request, name) is not None]
         return preset.sampler, preset.temperature, fields
     temperature = preset.temperature if request.temperature is None else request.temperature
     if temperature == 0 and request.sampler not in (None, "greedy"):
@@ -156,6 +158,18 @@ def _sampler(request: SamplingFields, preset: Preset) -> tuple[Sampler, float, l
         field for kind, given in chosen.items() if kind not in acting or temperature == 0 for field in given
     ]
     return Chain(*cuts) if len(cuts) > 1 else next(iter(cuts), preset.sampler), temperature, ignored
+
+
+def _of_reasoning(request: SamplingFields, preset: Preset) -> dict[str, Any]:
+    """Return the sampler and the temperature of reasoning: the preset's, or a client's in their place."""
+    given: dict[str, Any] = {}
+    if request.reasoning_sampler is not None:
+        with api_errors("reasoning_sampler"):
+            given["reasoning_sampler"] = parse(request.reasoning_sampler, "temperature-last")
+    if request.reasoning_temperature is not None:
+        given["reasoning_temperature"] = request.reasoning_temperature
+    own = {name: getattr(preset, name) for name in ("reasoning_sampler", "reasoning_temperature")}
+    return own if preset.is_fixed else own | given
 
 
 def _chosen_options(request: SamplingFields) -> dict[type[Sampler], Options]:

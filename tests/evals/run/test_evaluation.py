@@ -143,6 +143,29 @@ def test_loops_are_ended_only_if_asked(tmp_path: Path, mink_eval: MinkEval, writ
         assert "end_loops" in mink_eval("run", "gsm8k", *command, *other, "-o", tmp_path / folder).stderr
 
 
+def test_an_arm_may_have_a_setting_for_each_phase(tmp_path: Path, mink_eval: MinkEval, write: Write) -> None:
+    """It is recorded, resumed and compared under the text that it was asked for by."""
+    scripts = {"<think>": [" Well", "</think>"], "\n\n": ["x"]}
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
+    model = write_scripted(tmp_path / "x.gguf", template, scripts)
+    data, out = write({"question": "1 + 1?", "answer": "#### 2"}), tmp_path / "run"
+    arms = ["--arm", "greedy@0", "--arm", "top-k:k=5@0.2/top-k:k=2@0.5", "--arm", "top-k:k=4@0.2 / greedy@0"]
+    command = ["--model", model, "--data", data, "-n", 3, "-o", out, *arms]
+    mink_eval.run(*command)
+    found = {(one.sampler, one.temperature): one.k[:2] for one in read_responses(out)}
+    assert found == {
+        ("greedy", 0): [1, 1],
+        ("top-k:k=5@0.2 / top-k:k=2", 0.5): [5, 5],
+        ("top-k:k=4@0.2 / greedy", 1): [4, 4],
+    }
+    mink_eval.run(*command)
+    assert len(read_responses(out)) == 3
+    mink_eval("report", out).succeeded()
+    report = (out / "report" / "report.md").read_text(encoding="utf-8")
+    assert "top-k:k=5@0.2 / top-k:k=2" in report
+    mink_eval("report", out, "--against", "top-k:k=5@0.2/top-k:k=2@0.5").succeeded()
+
+
 def test_a_prompt_that_does_not_fit_is_recorded_and_the_run_continues(
     tmp_path: Path, tiny_path: Path, mink_eval: MinkEval, write: Write
 ) -> None:
@@ -275,6 +298,5 @@ def test_arms_are_settings_that_are_compared_with_the_first(
     mink_eval("report", out, "--against", "greedy@0.7").refused(1, "min-k:tau=3,floor=2@1.5")
     mink_eval("report", out, "--against", "greedy@x").refused(2, "temperature")
     command = ["run", "gsm8k", *here, "--limit", 3, "-n", 4, "--out", out]
-    mink_eval(*command, "--arm", "min-k@1 / greedy").refused(2, "slash")
     mink_eval(*command, "--arm", "min-k@hot").refused(2, "temperature")
     mink_eval(*command, "--arm", "model").refused(1, "recommend")
