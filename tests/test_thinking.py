@@ -1,11 +1,11 @@
-"""Ten turns with a model that reasons in a loop, with a sampler for each phase: in Python, chat and server.
+"""Ten turns with a model that reasons in a loop, with a sampler for each phase; and docs/thinking.md.
 
 The chat template is Qwen3.5's, if llama.cpp's source is there (LLAMA_CPP_SOURCE), and one with its habits:
 the prompt opens the reasoning, and that of earlier turns is left out.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,14 @@ import pytest
 from mink_local import Greedy, TopK, load_model
 from mink_local.chat.conversation.answer_steps import AnswerSteps
 from mink_local.chat.conversation.store import ConversationStore, default_path
+from mink_local.evals.run.records import read_run, scored
+from mink_local.evals.run.summary import summarise
 from mink_local.generation.model import Model
+from scripts.thinking import arguments, arms
 from tests.chat.conftest import new_session
 from tests.support.llama_templates import TEMPLATES
+from tests.support.mink_eval import MinkEval
+from tests.support.python import Finished
 from tests.support.server import running_server
 from tests.support.tiny import write_scripted
 
@@ -109,3 +114,29 @@ def test_on_the_server(path: Path) -> None:
         check_phases(
             [5 if k == 3 else k for k in server.post("/v1/messages", **asked).json()["k"]],
         )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_files")
+def test_the_experiment(path: Path, tmp_path: Path, run_main: Callable[..., Finished]) -> None:
+    """The command of docs/thinking.md on scripted replies: each arm is reported with its loops and tokens."""
+    mink_eval = MinkEval(run_main)
+    data, out = tmp_path / "questions.jsonl", tmp_path / "out"
+    data.write_text('{"question": "1 + 3?", "answer": "4"}\n', encoding="utf-8")
+    asked = arguments(str(path), ["--out", str(out), "--max-tokens", "250", "--ctx", "2048"])
+    mink_eval(*(str(data) if argument == "math500" else argument for argument in asked)).succeeded()
+    summary = summarise(scored(read_run(out)))
+    cells = summary.cells
+    assert len(cells) == len([*arms(str(path))]) == 1 + 3 * 4 * 2
+    assert set(cells["looped"]) == {1.0}
+    assert set(cells["truncated"]) == {1.0}
+    assert set(cells["mean_tokens"]) == {250.0}
+    assert (set(cells["accuracy"]), set(cells["accuracy_if_cut_off_were_right"])) == ({0.0}, {1.0})
+    ended = tmp_path / "ended"
+    again = [str(ended) if argument == str(out) else argument for argument in asked]
+    again = [str(data) if argument == "math500" else argument for argument in again]
+    mink_eval(*again, "--end-loops", "reasoning").succeeded()
+    cells = summarise(scored(read_run(ended))).cells
+    assert set(cells["looped"]) == {1.0}
+    assert set(cells["truncated"]) == {0.0}
+    mink_eval("report", ended).succeeded()
