@@ -44,6 +44,8 @@ from mink_local.models.options import (
 from mink_local.samplers import Greedy, MinK, Sampler
 
 _PERSON = {"name": {"type": "string"}, "age": {"type": "integer"}, "is_animal": {"type": "boolean"}}
+_LONG = 600  # tokens of a prompt that is read beside answers
+
 _PERSONS = {  # more than fit into an answer
     "type": "array",
     "items": {"type": "object", "properties": _PERSON, "required": [*_PERSON]},
@@ -100,6 +102,11 @@ def decode(
 @tokens_option
 @rounds_option(least=1, default=5)
 @click.option("--schema", "has_schema", is_flag=True, help="Answers by a JSON schema instead of free text.")
+@click.option(
+    "--beside",
+    type=click.Choice(["schema", "logprobs", "prompts"]),
+    help="One answer has a schema or log-probabilities, or one more slot reads prompts all the time.",
+)
 @placement_options
 @output_options
 def batch(
@@ -110,6 +117,7 @@ def batch(
     tokens: int,
     rounds: int,
     has_schema: bool,
+    beside: str | None,
     output: str | None,
     **placement: Any,
 ) -> None:
@@ -121,8 +129,9 @@ def batch(
         constraints=Constraints(json_schema=_PERSONS) if has_schema else None,
     )
     with load_model(model, n_ctx=tokens + 256, n_parallel=1, **placement) as loaded:
-        speeds = time_batches(loaded, parallels, params, rounds)
-    report(speeds, output, f"{loaded.name} {loaded.placement}\n{sampler}, {tokens} tokens, {rounds} rounds")
+        speeds = time_batches(loaded, parallels, params, rounds, beside)
+    about = f"{sampler}, {tokens} tokens, {rounds} rounds" + (f", beside {beside}" if beside else "")
+    report(speeds, output, f"{loaded.name} {loaded.placement}\n{about}")
 
 
 @cli.command()
@@ -211,9 +220,11 @@ def compare_decoding(steps: Mapping[str, Sequence[float]]) -> list[Row]:
     return rows
 
 
-def time_batches(model: Model, parallels: Sequence[int], params: SamplingParams, rounds: int) -> list[Row]:
+def time_batches(
+    model: Model, parallels: Sequence[int], params: SamplingParams, rounds: int, beside: str | None = None
+) -> list[Row]:
     """Generate several answers at a time, then repeat the same llama_decode calls with nothing in between."""
-    batches = dict(_batch(model, n, params) for n in parallels)
+    batches = dict(_batch(model, n, params, beside) for n in parallels)
     return compare_batches(in_turn(batches, rounds))
 
 
@@ -268,7 +279,7 @@ class _Recorder:
 
 
 def _batch(
-    model: Model, n_parallel: int, params: SamplingParams
+    model: Model, n_parallel: int, params: SamplingParams, beside: str | None
 ) -> tuple[int, Callable[[int], tuple[float, float, float]]]:
     """Return the number of answers at a time, fewer if memory is low, and a contestant that generates them.
 
@@ -279,24 +290,34 @@ def _batch(
         model.prompt_tokens([{"role": "user", "content": f"{PROMPT} This is story {i}."}])
         for i in range(100, 100 + n_parallel)
     ]
-    n_ctx = max(map(len, prompts)) + (params.max_tokens or 0)
-    context = make_context(model.weights, n_ctx, n_parallel, n_threads=model.core.engine.context.n_threads)
+    reads = beside == "prompts"
+    n_ctx = max(*map(len, prompts), _LONG * reads) + (params.max_tokens or 0)
+    n_threads = model.core.engine.context.n_threads
+    context = make_context(model.weights, n_ctx, n_parallel + reads, n_threads=n_threads)
+    n_parallel = context.n_seq - reads
     template = ChatTemplate(model.weights)
     requests = [
-        Request(prompt, replace(params, seed=seed)) for seed, prompt in enumerate(prompts[: context.n_seq])
+        Request(prompt, replace(params, seed=seed)) for seed, prompt in enumerate(prompts[:n_parallel])
     ]
+    options: dict[str, dict[str, Any]] = {
+        "schema": {"constraints": Constraints(json_schema=_PERSONS)},
+        "logprobs": {"logprobs": 5},
+    }
+    requests[0] = replace(requests[0], params=replace(params, **options.get(beside or "", {})))
+    most = range(params.max_tokens or 0) if reads else ()  # prompts that are read: more than one in a step
+    long = [Request([i + 300] * _LONG, SamplingParams(max_tokens=1)) for i in most]
 
     def generate(context: Any) -> int:
         """Generate all answers; return their total number of tokens."""
         engine = Engine(context, model.weights, template)
         decodings = [engine.prepare(request) for request in requests]
-        engine.enqueue(*decodings)
-        while not engine.idle:
+        engine.enqueue(*decodings, *map(engine.prepare, long))
+        while any(each.answer.finish_reason is None for each in decodings):
             engine.step()
+        engine.cancel()
         return sum(decoding.answer.n_tokens for decoding in decodings)
 
-    recorder = _Recorder(context)
-    n_tokens = generate(recorder)
+    n_tokens = generate(context)
     gc.collect()
     gc.freeze()  # as mink-serve does: a full collection takes 0.1 s, most of it for Numba's objects
 
@@ -305,8 +326,13 @@ def _batch(
             context.clear(seq_id)
         return n_tokens / seconds(function)
 
-    per_call = n_tokens / recorder.n_decoded
-    return context.n_seq, lambda _: (speed(partial(generate, context)), speed(recorder.repeat), per_call)
+    def measured(_: int) -> tuple[float, float, float]:
+        recorder = _Recorder(
+            context
+        )  # again in each round: how much of a prompt a step reads depends on time
+        return speed(partial(generate, recorder)), speed(recorder.repeat), n_tokens / recorder.n_decoded
+
+    return n_parallel, measured
 
 
 class _Timed(RowSampler):

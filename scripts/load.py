@@ -29,6 +29,8 @@ from mink_local.models.catalog import resolve
 from mink_local.models.options import model_option
 
 START_SECONDS, ANSWER_SECONDS = 300, 600
+N_RUNNING = 3  # answers, while prompts arrive
+EVERY_SECONDS, N_ARRIVING = 6, 16  # between these; tokens of their answers
 PROMPT = "Tell me a long story about a dog named Max who went to the sea. " * 16  # about 300 tokens
 PROMPT_ROOM = 512  # maximum tokens of a prompt
 PERSON = {
@@ -137,6 +139,51 @@ async def _load(url: str, name: str, clients: int, requests: int, tokens: int, h
     return Load(len(answers) * tokens / seconds, first, between.tolist())
 
 
+def mixed(url: str, seconds: int, tokens: int, round_number: int) -> Load:
+    """Return a server's results while answers run, and every few seconds a prompt arrives, twice as long.
+
+    Times to the first token are those of what arrives, times between tokens those of what runs.
+    """
+    return asyncio.run(_mixed(url, seconds, tokens, f"Round {round_number}"))
+
+
+async def _mixed(url: str, seconds: int, tokens: int, name: str) -> Load:
+    limits = httpx.Limits(max_keepalive_connections=0)
+    async with httpx.AsyncClient(base_url=url, timeout=ANSWER_SECONDS, limits=limits) as client:
+        began = time.perf_counter()
+
+        async def run(i: int) -> list[list[float]]:
+            answers: list[list[float]] = []
+            while time.perf_counter() < began + seconds:
+                prompt = f"{name}, {i}.{len(answers)}: tell me a long story."
+                answers.append((await ask(client, prompt, tokens, has_schema=False))[1])
+            return answers
+
+        async def arrive(i: int) -> float:
+            await asyncio.sleep(EVERY_SECONDS * i)
+            sent, times = await ask(client, f"{name}.{i}. {PROMPT}{PROMPT}", N_ARRIVING, has_schema=False)
+            return times[0] - sent
+
+        running = asyncio.gather(*map(run, range(N_RUNNING)))
+        first = await asyncio.gather(*map(arrive, range(1, -(-seconds // EVERY_SECONDS))))
+        answers = [*chain.from_iterable(await running)]
+        taken = time.perf_counter() - began
+    n_tokens = len(answers) * tokens + len(first) * N_ARRIVING
+    return Load(n_tokens / taken, first, np.concatenate([np.diff(times) for times in answers]).tolist())
+
+
+def mixed_row(name: str, rounds: Sequence[Load], reference: Sequence[Load]) -> str:
+    """Return a row of the table of mixed arrivals, with the ratios to the reference's."""
+
+    def figures(rounds: Sequence[Load]) -> list[float]:
+        first = np.percentile([seconds for one in rounds for seconds in one.first_token], [50, 99])
+        longest = median(max(one.between_tokens) for one in rounds)
+        return [median(one.tokens_per_second for one in rounds), *first, longest]
+
+    pairs = zip(figures(rounds), figures(reference), strict=True)
+    return " | ".join([f"| {name}", *(f"{own:.2f} | {own / other:.2f}" for own, other in pairs)]) + " |"
+
+
 def row(name: str, clients: int, rounds: Sequence[Load], reference: Sequence[Load]) -> str:
     """Return a row of the table, with the ratios of its medians to the reference's."""
     first = 1e3 * np.percentile([seconds for one in rounds for seconds in one.first_token], [50, 99])
@@ -156,6 +203,13 @@ def row(name: str, clients: int, rounds: Sequence[Load], reference: Sequence[Loa
 @click.option("--tokens", "-n", type=click.IntRange(2), default=64, help="Tokens per answer.")
 @click.option("--rounds", type=click.IntRange(1), default=3)
 @click.option("--schema", "has_schema", is_flag=True, help="Answers by a JSON schema, beside free text.")
+@click.option(
+    "--mixed",
+    "mixed_seconds",
+    type=click.IntRange(EVERY_SECONDS + 1),
+    metavar="SECONDS",
+    help=f"Instead: {N_RUNNING} answers running, and a prompt of 600 tokens every {EVERY_SECONDS} s.",
+)
 def main(
     model: str,
     against: str | None,
@@ -164,8 +218,10 @@ def main(
     tokens: int,
     rounds: int,
     has_schema: bool,
+    mixed_seconds: int | None,
 ) -> None:
-    slots, n_ctx, path = max(clients), tokens + PROMPT_ROOM, resolve(model).path
+    slots = N_RUNNING + 1 if mixed_seconds else max(clients)
+    n_ctx, path = tokens + PROMPT_ROOM * (2 if mixed_seconds else 1), resolve(model).path
     common: list[object] = ["--model", path, "--parallel", slots, "--threads", n_cores()]
     commands: dict[str, list[object]] = {
         "mink-serve": [sys.executable, "-m", "mink_local.serve.cli", *common, "--ctx", n_ctx]
@@ -174,11 +230,20 @@ def main(
         raise click.UsageError(f"{against} does not exist: give the path of a llama-server")
     if against:
         commands["llama-server"] = [against, *common, "--ctx-size", slots * n_ctx, "--cache-ram", 0]
-    print("Median / 99th percentile in ms; × is the ratio to the last server.\n")
-    print("| clients | server | tokens/s | × | first token | × | between tokens |")
-    print("|--:|---|--:|--:|--:|--:|--:|")
     with ExitStack() as stack:
         urls = {name: stack.enter_context(running(name, command)) for name, command in commands.items()}
+        if mixed_seconds:
+            contestants = {name: partial(mixed, url, mixed_seconds, tokens) for name, url in urls.items()}
+            print("Seconds; × is the ratio to the last server.\n")
+            print("| server | tokens/s | × | first token, p50 | × | p99 | × | longest gap | × |")
+            print("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
+            loads = in_turn(contestants, rounds)
+            for name, found in loads.items():
+                print(mixed_row(name, found, loads[list(urls)[-1]]))
+            return
+        print("Median / 99th percentile in ms; × is the ratio to the last server.\n")
+        print("| clients | server | tokens/s | × | first token | × | between tokens |")
+        print("|--:|---|--:|--:|--:|--:|--:|")
         rivals = {name: (url, has_schema) for name, url in urls.items()}
         if has_schema:
             rivals = {"mink-serve, free text": (urls["mink-serve"], False), **rivals}

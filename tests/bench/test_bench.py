@@ -55,6 +55,14 @@ def test_batches_are_compared_with_the_bare_calls_and_with_the_first() -> None:
     assert (many["share_of_bare"], many["speedup"], many["tokens_a_call"]) == (1, 1.5, 3.5)
 
 
+@pytest.mark.parametrize("beside", ["schema", "logprobs", "prompts"])
+def test_answers_beside_something_else(bench: Callable[..., Finished], tiny_path: Path, beside: str) -> None:
+    given = ["--model", tiny_path, "--rounds", 1, "--json", "--threads", 1, "--tokens", 5, "--parallel", 2]
+    [row] = json.loads(bench("batch", *given, "--beside", beside).succeeded().stdout)
+    assert row["answers"] == 2
+    assert row["share_of_bare"] > 0
+
+
 def test_constrained_answers_and_the_cost_of_options(bench: Callable[..., Finished], tiny_path: Path) -> None:
     model = ["--model", tiny_path, "--rounds", 1, "--json"]
     batch = bench("batch", *model, "--schema", "--parallel", 1, "--parallel", 2, "--tokens", 9).succeeded()

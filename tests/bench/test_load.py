@@ -18,13 +18,30 @@ os.execv({python!r}, [{python!r}, "-m", "mink_local.serve.cli", *words])
 """
 
 
+@pytest.fixture
+def llama_server(tmp_path: Path) -> Path:
+    path = tmp_path / "llama-server"
+    path.write_text(STAND_IN.format(python=sys.executable))
+    path.chmod(0o700)
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.posix
+def test_prompts_arrive_while_answers_run(tiny_path: Path, llama_server: Path) -> None:
+    given = ["--model", tiny_path, "--against", llama_server, "--mixed", 7, "--tokens", 9, "--rounds", 1]
+    command = [*map(str, [sys.executable, LOAD, *given])]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
+    rows = re.findall(r"^\| (mink-serve|llama-server) \| (.+) \|$", done.stdout, re.MULTILINE)
+    assert [name for name, _ in rows] == ["mink-serve", "llama-server"]
+    assert all(float(figure) > 0 for figure in rows[0][1].split(" | "))
+    assert rows[1][1].split(" | ")[1::2] == ["1.00"] * 4
+
+
 @pytest.mark.slow
 @pytest.mark.posix
 @pytest.mark.parametrize("options", [[], ["--schema"]])
-def test_two_servers_get_the_same_requests(tiny_path: Path, tmp_path: Path, options: list[str]) -> None:
-    llama_server = tmp_path / "llama-server"
-    llama_server.write_text(STAND_IN.format(python=sys.executable))
-    llama_server.chmod(0o700)
+def test_two_servers_get_the_same_requests(tiny_path: Path, llama_server: Path, options: list[str]) -> None:
     given = ["--model", tiny_path, "--against", llama_server, "--clients", 2, "--tokens", 3, "--rounds", 1]
     command = [sys.executable, LOAD, *given, *options]
     done = subprocess.run([*map(str, command)], capture_output=True, encoding="utf-8", check=True)
