@@ -459,7 +459,7 @@ class Model(Unique):
     @property
     def n_cached(self) -> int:
         """Number of tokens in the KV cache of the last prompt and its answer."""
-        return max(len(slot.tokens) for slot in self.core.engine.slots)
+        return len(self.core.engine.last_slot.tokens)
 
     def save_cache(self, path: str | PathLike[str], most_bytes: int) -> bool:
         """Write the KV cache of the last prompt and its answer to a file, for `load_cache`.
@@ -478,10 +478,8 @@ class Model(Unique):
         file = regular(Path(path).resolve())
 
         def save() -> bool:
-            context = self.core.engine.context
-            copied = [slot for slot in self.core.engine.slots if context.is_copied(slot.seq_id)]
-            slot = max(copied, key=lambda slot: len(slot.tokens), default=None)
-            if slot is None or not slot.tokens or slot.n_bytes > most_bytes:
+            context, slot = self.core.engine.context, self.core.engine.last_slot
+            if not (slot.tokens and context.is_copied(slot.seq_id)) or slot.n_bytes > most_bytes:
                 return False
             user_files(context).write(file, slot.snapshot())
             return True
@@ -503,7 +501,7 @@ class Model(Unique):
         check_types(path=(path, str | PathLike))
 
         def load() -> int:
-            slot = self.core.engine.slots[0]
+            self.core.engine.last_slot = slot = self.core.engine.slots[0]
             slot.truncate(0)
             with suppress(OSError):
                 if (snapshot := user_files(self.core.engine.context).read(Path(path))) is not None:

@@ -216,6 +216,17 @@ def _more(model: Model) -> list[dict[str, str]]:
     return [{"role": "assistant", "content": answer}, {"role": "user", "content": "And then?"}]
 
 
+def test_the_last_answer_is_kept_not_the_longest(tiny_path: Path, tmp_path: Path) -> None:
+    with load_model(tiny_path, n_ctx=256, n_parallel=3, trust=True, n_threads=1) as model:
+        answered(model, "A long story. " * 20, max_tokens=5, ignore_eos=True)
+        last = answered(model, "Hi", max_tokens=5, ignore_eos=True)
+        n_tokens = last.prompt_tokens + last.n_tokens - 1
+        assert model.n_cached == n_tokens
+        assert model.save_cache(tmp_path / "last", LARGE)
+        answered(model, "Another. " * 10, max_tokens=5)
+        assert model.load_cache(tmp_path / "last") == model.n_cached == n_tokens
+
+
 def test_another_process_goes_on_with_it(smollm2: Model, saved: tuple[Path, int, list[int]]) -> None:
     path, n_tokens, expected = saved
     more = _more(smollm2)

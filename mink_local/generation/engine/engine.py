@@ -68,6 +68,7 @@ class Engine:
     Attributes:
         kept: Where caches go that are lost here, and come from; None if they are lost.
         most_of_client: Number of slots that a client has at most while others wait; None for no limit.
+        last_slot: The slot of the last answer to end, or that a cache was loaded into since.
     """
 
     def __init__(self, context: Context, weights: Weights, template: ChatTemplate) -> None:
@@ -102,6 +103,7 @@ class Engine:
         self.slots: list[Slot[Decoding]] = [
             Slot(context, i, lambda slot: engine._keep(slot)) for i in range(context.n_seq)
         ]
+        self.last_slot = self.slots[0]
         self._table = Table(context.n_seq)
 
     @property
@@ -433,6 +435,7 @@ class Engine:
     def _release(self, slot: Slot[Decoding]) -> None:
         self._table.leave(slot.seq_id)
         slot.release()
+        self.last_slot = slot
 
     def _drop(self, decoding: Decoding) -> None:
         """Release the slot of an answer whose text has ended it, without the token evaluated meanwhile."""
