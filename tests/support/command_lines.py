@@ -1,5 +1,6 @@
 """The command lines of this project's programs on its pages, and why a program refuses one."""
 
+import json
 import re
 import shlex
 from contextlib import chdir
@@ -41,7 +42,7 @@ def refused(line: str) -> str | None:
     command, context = programs()[name], None
     with TemporaryDirectory() as folder, chdir(folder):
         for word in arguments:
-            _make_up(word)
+            _make_up(word, _columns(arguments))
         try:
             if isinstance(command, click.Group):
                 context = click.Context(command, info_name=name)
@@ -55,13 +56,19 @@ def refused(line: str) -> str | None:
     return None
 
 
-def _make_up(word: str) -> None:
+def _columns(arguments: list[str]) -> list[str]:
+    """Return the columns of a made-up file: a question's, by the names that a command line has for them."""
+    renamed = arguments[arguments.index("--columns") + 1] if "--columns" in arguments else "question=question"
+    return [pair.partition("=")[2] for pair in renamed.split(",")]
+
+
+def _make_up(word: str, columns: list[str]) -> None:
     """Make a file or a folder of what may be the name of one."""
     path = Path(word.rpartition("=")[2])
     if path.is_absolute() or not re.fullmatch(r"[\w.][\w./-]*", str(path)):
         return
     if path.suffix[1:].isalpha():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text('{"question": "Why?"}')
+        path.write_text(json.dumps(dict.fromkeys(columns, "Why?")))
     else:
         path.mkdir(parents=True, exist_ok=True)

@@ -162,7 +162,6 @@ class ReasoningSplitter:
         self._read_marks(marks)
         self._strip = state != "text"  # whitespace next to the tags is dropped
         self._is_ignored = False
-        self._may_repeat = state == "reasoning"  # the mark that the prompt has written
 
     def _read_marks(self, marks: Marks) -> None:
         self.marks = marks
@@ -218,17 +217,7 @@ class ReasoningSplitter:
         elif is_final or not any(start.startswith(text) for start in (self._start, THINK)):
             self.state, self._strip = "text", False  # without reasoning, leading whitespace is kept
 
-    def _skip_repeated(self, is_final: bool) -> bool:
-        """Drop the opening mark if it comes once more; return False if more text must show that."""
-        text = self.held.lstrip()
-        self._may_repeat = not is_final and self._start.startswith(text) and text != self._start
-        if text.startswith(self._start):
-            self.held = text.removeprefix(self._start)
-        return not self._may_repeat
-
     def _reasoning(self, is_final: bool) -> str:
-        if self._may_repeat and not self._skip_repeated(is_final):
-            return ""
         found = self._ends.search(self.held)
         reasoning, mark = (self.held[: found.start()], found[0]) if found else (self.held, "")
         content = self.held[len(reasoning) + len(mark) :]

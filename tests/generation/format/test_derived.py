@@ -157,18 +157,6 @@ def split(marks: Marks, pieces: list[str]) -> tuple[str, str]:
     return "".join(pair[0] for pair in found), "".join(pair[1] for pair in found)
 
 
-@pytest.mark.parametrize("cut", range(12))
-def test_a_model_may_repeat_the_mark_that_the_prompt_wrote(cut: int) -> None:
-    for text, reasoning in (
-        ("\n<hm>\nSo.</hm>Yes", "So."),
-        ("<hn>So.</hm>Yes", "<hn>So."),
-        ("<h</hm>Yes", "<h"),
-    ):
-        splitter = splitter_of(Marks("<hm>", "</hm>"), "reasoning")
-        found = [splitter.feed(text[:cut]), splitter.feed(text[cut:]), splitter.feed("", is_final=True)]
-        assert ["".join(parts) for parts in zip(*found, strict=True)] == [reasoning, "Yes"]
-
-
 ALL = [HARMONY, *BY_HAND.values(), THINK_MARKS, Marks("<seed:think>", "</seed:think>\n")]
 
 
