@@ -107,7 +107,7 @@ def test_marks_of_reasoning_that_a_template_does_not_show(tmp_path: Path) -> Non
         assert model.can_reason
 
 
-@pytest.mark.parametrize("name", set(NAMED) - {"gpt-oss"})  # whose calls come after headers
+@pytest.mark.parametrize("name", sorted(NAMED.keys() - {"gpt-oss"}))  # whose calls come after headers
 def test_named_styles_read_what_they_write(name: str) -> None:
     assert all(is_read(NAMED[name], NAMED[name].write(calls), calls) for calls in CHECKS)
 
