@@ -140,7 +140,7 @@ def test_no_socket_is_served_by_two_of_windows_event_loops() -> None:
         assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
 
 
-SAID = ["loading", "ready:", "stopping:", "stopped"]
+SAID = ["loading", "reasoning:", "ready:", "stopping:", "stopped"]
 
 
 @pytest.mark.slow

@@ -84,7 +84,15 @@ def reasoning(
 
 def result(answer: Answer) -> tuple[Any, ...]:
     ends = answer.finish_reason, answer.stopped_by, str(answer.error)
-    return answer.tokens, answer.k, answer.text, answer.phase_borders, *ends
+    return answer.tokens, answer.text, answer.phase_borders, *ends
+
+
+def has_ks_of(answer: Answer, expected: Answer) -> bool:
+    """Return whether an answer's tokens had as many candidates; of several, one may be on the border."""
+    return all(
+        k == other or (min(k, other) > 2 and abs(k - other) == 1)
+        for k, other in zip(answer.k, expected.k, strict=False)
+    )
 
 
 def together(
@@ -119,7 +127,7 @@ def test_four_modes_of_models_with_states(
 def test_four_modes(tiny: Callable[..., Path], n_requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In 64 or 5 slots, told late or at once; some requests are cancelled, and some batches given up.
 
-    Rounding depends on what is evaluated together, and changes tokens only where nearly all are candidates.
+    Rounding depends on what is evaluated together; it changes tokens only where nearly all are candidates.
     """
     monkeypatch.setattr(ChatTemplate, "reasoning", reasoning)
     path = tiny(scale=8.0)
@@ -136,16 +144,14 @@ def test_four_modes(tiny: Callable[..., Path], n_requests: int, monkeypatch: pyt
             requests = [made(seed) for seed in range(n_requests)]
             answers, cancelled = together(engine, requests, random.Random(n_parallel + tells_late))
             compared = [
-                (result(answer), result(expected), answer in cancelled)
+                (answer, expected)
                 for answer, expected in zip(answers, alone, strict=True)
                 if max(expected.k, default=0) < MANY
             ]
-            differ = [
-                (ours, theirs)
-                for ours, theirs, is_cut in compared
-                if ours != theirs and not (is_cut and theirs[0][: len(ours[0])] == ours[0])
-            ]
-            assert not differ
+            for answer, expected in compared:
+                is_cut = answer in cancelled and answer.tokens == expected.tokens[: answer.n_tokens]
+                assert is_cut or result(answer) == result(expected)
+                assert has_ks_of(answer, expected)
             assert len(compared) > 0.7 * n_requests
             assert sum(len(answer.phase_borders) > 1 for answer in alone) > n_requests / 10
             assert len(cancelled) >= n_requests / 40
