@@ -32,12 +32,12 @@ pytestmark = [
     ),
 ]
 
-Agent = Callable[[RunningServer, Path, str], str]  # returns what it prints
+Agent = Callable[[str, Path, str], str]  # at a server's address; returns what it prints
 
 CODEX = """
 model = "{model}"
 model_provider = "mink"
-model_context_window = 8192
+model_context_window = 65536
 model_instructions_file = "{instructions}"
 web_search = "disabled"
 
@@ -93,12 +93,12 @@ def answer(folder: Path, *command: str | Path, **environment: str) -> str:
     ).stdout
 
 
-def claude_code(server: RunningServer, folder: Path, prompt: str) -> str:
+def claude_code(url: str, folder: Path, prompt: str) -> str:
     return answer(
         folder,
         *(installed("@anthropic-ai/claude-code", "claude"), "-p", prompt),
         *("--tools", "Read,Edit,Bash", "--output-format", "stream-json", "--verbose"),
-        ANTHROPIC_BASE_URL=server.url,
+        ANTHROPIC_BASE_URL=url,
         ANTHROPIC_AUTH_TOKEN="none",
         ANTHROPIC_MODEL=MODEL,
         ANTHROPIC_DEFAULT_HAIKU_MODEL=MODEL,
@@ -106,31 +106,31 @@ def claude_code(server: RunningServer, folder: Path, prompt: str) -> str:
     )
 
 
-def codex(server: RunningServer, folder: Path, prompt: str) -> str:
+def codex(url: str, folder: Path, prompt: str) -> str:
     program = installed("@openai/codex", "codex")
     instructions = folder / "instructions.md"
     instructions.write_text("You are a coding agent.")  # its own, with its tools, need 8,400 tokens
-    configuration = CODEX.format(model=MODEL, url=server.url, instructions=instructions)
+    configuration = CODEX.format(model=MODEL, url=url, instructions=instructions)
     (folder / "config.toml").write_text(configuration)
     unguarded = "--dangerously-bypass-approvals-and-sandbox"  # its sandbox needs rights that containers lack
     command = (program, "exec", "--skip-git-repo-check", unguarded, "--json", prompt)
     return answer(folder, *command, CODEX_HOME=str(folder))
 
 
-def qwen_code(server: RunningServer, folder: Path, prompt: str) -> str:
+def qwen_code(url: str, folder: Path, prompt: str) -> str:
     program = installed("@qwen-code/qwen-code", "qwen")
     instructions = "You are a coding agent."  # its own, with all its tools, need 14,600 tokens
     return answer(
         folder,
         *(program, "--auth-type", "openai", "--system-prompt", instructions, "--core-tools", "read_file"),
         *("--output-format", "json", "-p", prompt),
-        OPENAI_BASE_URL=f"{server.url}/v1",
+        OPENAI_BASE_URL=f"{url}/v1",
         OPENAI_API_KEY="none",
         OPENAI_MODEL=MODEL,
     )
 
 
-def aider(server: RunningServer, folder: Path, prompt: str, *more: str) -> str:
+def aider(url: str, folder: Path, prompt: str, *more: str) -> str:
     program = CACHE / "aider" / "bin" / "aider"
     if not program.exists():
         venv.create(CACHE / "aider", with_pip=True, clear=True)
@@ -139,7 +139,7 @@ def aider(server: RunningServer, folder: Path, prompt: str, *more: str) -> str:
             pytest.skip("pip cannot install aider-chat")
     return answer(
         folder,
-        *(program, "--openai-api-base", f"{server.url}/v1", "--openai-api-key", "none"),
+        *(program, "--openai-api-base", f"{url}/v1", "--openai-api-key", "none"),
         *("--model", f"openai/{MODEL}:greedy", "--message", prompt, "--no-git", "--yes-always"),
         *("--no-show-model-warnings", "--no-check-update", "--analytics-disable", *more),
     )
@@ -164,7 +164,7 @@ def first_word(server: RunningServer, path: str) -> str:
 def test_an_agent_shows_what_it_is_answered(
     server: RunningServer, tmp_path: Path, agent: Agent, path: str
 ) -> None:
-    said = agent(server, tmp_path, "Say hello.")
+    said = agent(server.url, tmp_path, "Say hello.")
     assert first_word(server, path) in said
 
 
@@ -193,7 +193,7 @@ def test_an_agent_uses_a_tool_and_sends_its_result(
     }
     model = write_scripted(tmp_path / "x.gguf", TEMPLATE, scripts)
     with running_server("--model", str(model), "--alias", MODEL, "--ctx", "4096") as server:
-        assert TOLD in agent(server, tmp_path, "Which nut is it?")
+        assert TOLD in agent(server.url, tmp_path, "Which nut is it?")
 
 
 def test_aider_edits_a_file(tmp_path: Path) -> None:
@@ -206,5 +206,5 @@ def test_aider_edits_a_file(tmp_path: Path) -> None:
     ]
     model = write_scripted(tmp_path / "x.gguf", "{{ '<|edit|>' }}", {"<|edit|>": [*block, "```"]})
     with running_server("--model", str(model), "--alias", MODEL, "--ctx", "4096") as server:
-        aider(server, tmp_path, "It is a walnut.", "--edit-format", "diff", "nut.py")
+        aider(server.url, tmp_path, "It is a walnut.", "--edit-format", "diff", "nut.py")
     assert file.read_text() == "NUT = 'walnut'\n"

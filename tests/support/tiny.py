@@ -204,7 +204,11 @@ def _random_numbers() -> NDArray[np.float16]:
 
 
 def write_table_model(
-    path: Path, embeddings: NDArray[Any], output: NDArray[Any], tokenizer: Mapping[str, Any]
+    path: Path,
+    embeddings: NDArray[Any],
+    output: NDArray[Any],
+    tokenizer: Mapping[str, Any],
+    n_ctx_train: int = 4096,
 ) -> Path:
     """Write a model to `path` whose layer and norms do nothing: the logits are `output @ embedding`.
 
@@ -216,7 +220,7 @@ def write_table_model(
     n_vocab, width = embeddings.shape
     keys = {
         "block_count": 1,
-        "context_length": 4096,
+        "context_length": n_ctx_train,
         "embedding_length": width,
         "feed_forward_length": 64,
         "attention.head_count": 2,
@@ -247,6 +251,7 @@ def write_scripted(
     control: Collection[str] = (),
     again: Mapping[str, str] = MappingProxyType({}),
     tokenizer: Mapping[str, str] = MappingProxyType({}),
+    n_ctx_train: int = 4096,
 ) -> Path:
     """Write a model to `path` that answers a prompt by what the prompt ends with.
 
@@ -259,6 +264,7 @@ def write_scripted(
         control: The pieces that are control tokens.
         again: What follows the last piece of a script, if it is not the end.
         tokenizer: More of the file's keys that begin with `tokenizer.`.
+        n_ctx_train: The greatest context.
     """
     pieces = [piece for start, script in scripts.items() for piece in (start, *script)]
     assert len(pieces) == len(set(pieces))
@@ -283,7 +289,7 @@ def write_scripted(
         "tokenizer.chat_template": template,
         **{f"tokenizer.{name}": value for name, value in tokenizer.items()},
     }
-    return write_table_model(path, embeddings, output, metadata)
+    return write_table_model(path, embeddings, output, metadata, n_ctx_train)
 
 
 def write_recurrent_model(path: Path, vocabulary: Path) -> Path:
