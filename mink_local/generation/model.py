@@ -114,7 +114,7 @@ class Model(Unique):
         self._end.atexit = False  # the thread sees to that itself
         if template.is_plain:
             log.warning("%s has no chat template: its turns are plain text (User: … Assistant: …)", name)
-        elif not template.suiting([{}]).conventions.is_understood:
+        elif not template.for_tools.conventions.is_understood:
             log.warning(
                 "%s: the calls of its chat template are not understood: tools are shown as Hermes's "
                 "(--call-style FILE describes them: docs/models.md)",

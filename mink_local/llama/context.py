@@ -296,22 +296,29 @@ class Context:
         return [], {}
 
 
+def head_of(numbers: NDArray[np.int32]) -> tuple[list[int], list[int]]:
+    """Return the token ids in the numbers that a snapshot begins with, and the places of its checkpoints.
+
+    Of a damaged one, as many as there are.
+    """
+    tokens, rest = _counted(numbers)
+    return tokens.tolist(), _counted(rest)[0].tolist()
+
+
+def _counted(numbers: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return as many numbers as the first one says, and what follows them."""
+    end = 1 + max([0, *numbers[:1].tolist()])
+    return numbers[1:end], numbers[end:]
+
+
 def _parts(snapshot: NDArray[np.uint8]) -> tuple[list[int], States, NDArray[np.uint8]]:
     """Return what a snapshot consists of: token ids, checkpoints, keys and values."""
-
-    def numbers(kind: type[np.signedinteger[Any]], count: int) -> list[int]:
-        return list(np.frombuffer(taken(count * np.dtype(kind).itemsize), kind).tolist())
-
-    def taken(size: int) -> NDArray[np.uint8]:
-        nonlocal snapshot
-        part, snapshot = snapshot[:size], snapshot[size:]
-        return part
-
-    tokens = numbers(np.int32, *numbers(np.int32, 1))
-    lengths = numbers(np.int32, *numbers(np.int32, 1))
-    sizes = numbers(np.int64, len(lengths))
-    checkpoints = {length: taken(size).copy() for length, size in zip(lengths, sizes, strict=True)}
-    return tokens, checkpoints, snapshot
+    tokens, places = head_of(snapshot[: len(snapshot) // 4 * 4].view(np.int32))
+    begin = 4 * (2 + len(tokens) + len(places))
+    end = begin + 8 * len(places)
+    sizes = snapshot[begin:end].copy().view(np.int64)
+    *states, values = np.split(snapshot[end:], np.cumsum(sizes))
+    return tokens, {place: each.copy() for place, each in zip(places, states, strict=True)}, values
 
 
 class _TokenBatch:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from mink_local.errors import ModelError
 from mink_local.files import make_room, private_folder, replaced, user_folder
 from mink_local.generation.engine.slots import CONTINUED, Slot, reusable
-from mink_local.llama.context import Context
+from mink_local.llama.context import Context, head_of
 
 LEAST_TOKENS = 256  # fewer are evaluated as fast as a file is read
 MOST_BESIDE = 256 << 20  # bytes that are copied while others are being answered: well under a second
@@ -235,12 +235,5 @@ def _secret_in(folder: Path) -> bytes:
 
 def _held_in(path: Path, context: Context) -> _Held:
     """Return what a file for a context holds; see `Context.snapshot`."""
-    found = np.fromfile(path, np.int32, 2 * context.n_ctx + 2).tolist()
-    tokens, rest = _counted(found)
-    return _Held(array("i", tokens), None if context.can_rewind else _counted(rest)[0])
-
-
-def _counted(numbers: list[int]) -> tuple[list[int], list[int]]:
-    """Return as many numbers as the first one says, and what follows them."""
-    end = 1 + max([0, *numbers[:1]])
-    return numbers[1:end], numbers[end:]
+    tokens, places = head_of(np.fromfile(path, np.int32, 2 * context.n_ctx + 2))
+    return _Held(array("i", tokens), None if context.can_rewind else places)

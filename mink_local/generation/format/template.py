@@ -79,7 +79,12 @@ class ChatTemplate:
 
     def suiting(self, tools: Sequence[Tool]) -> "ChatTemplate":
         """Return the template for a request: some files have another one for those with tools."""
-        return self._for_tools if tools and self._for_tools else self
+        return self.for_tools if tools else self
+
+    @property
+    def for_tools(self) -> "ChatTemplate":
+        """The template for requests with tools."""
+        return self._for_tools or self
 
     @property
     def can_reason(self) -> bool:
@@ -94,7 +99,7 @@ class ChatTemplate:
     @property
     def supports_tools(self) -> bool:
         """Whether the template shows tools to the model."""
-        return "tools" in self.suiting([{}])._source
+        return "tools" in self.for_tools._source
 
     def stop(self, prompt: Prompt) -> tuple[str, ...]:
         """Return the strings that end an answer, in addition to the model's own end tokens."""
