@@ -201,6 +201,9 @@ class Clock:
         self._metrics = metrics
         self._model = model
         self._who = (model, client.name)
+        # For each token, looking these up would take longer than counting.
+        self._tokens = metrics.generated_tokens.labels(*self._who)
+        self._token_seconds = metrics.token_seconds.labels(model)
         self._started = self._end = time.perf_counter()
         self._slot: float | None = None  # when the first answer got it
         self._first: float | None = None  # when the first token came
@@ -210,15 +213,14 @@ class Clock:
     def note(self, answer: Answer, piece: Piece) -> None:
         """Count a piece's token."""
         self._end = now = time.perf_counter()
-        metrics = self._metrics
         if piece.token is None:
             return
-        metrics.generated_tokens.labels(*self._who).inc()
+        self._tokens.inc()
         if answer in self._last:
-            metrics.token_seconds.labels(self._model).observe(now - self._last[answer])
+            self._token_seconds.observe(now - self._last[answer])
         else:
             self.count_prompt(answer)
-            metrics.first_token_seconds.labels(self._model).observe(now - self._started)
+            self._metrics.first_token_seconds.labels(self._model).observe(now - self._started)
         if self._first is None:
             self._first = now
         self._last[answer] = now

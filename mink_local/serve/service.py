@@ -15,7 +15,6 @@ from mink_local.generation.answer import Answer
 from mink_local.generation.engine.decoding import Decoding
 from mink_local.generation.engine.thread import Event
 from mink_local.generation.model import Model
-from mink_local.generation.replies import News
 from mink_local.generation.request import Prompt, Request, is_token_ids
 from mink_local.llama.guide import tokenizer_of
 from mink_local.llama.library import binding
@@ -54,8 +53,8 @@ class EventStream:
         self.client = client
         self.has_failed = False
         self._open = len(answers)
-        self._arrived: deque[Event | ApiError] = deque()
-        self._news = News()
+        self._arrived: asyncio.Queue[Event | ApiError] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
@@ -63,7 +62,7 @@ class EventStream:
     async def __anext__(self) -> Event:
         if not self._open:
             raise StopAsyncIteration
-        event: Event | ApiError = await self._news.wait(self._next)
+        event = await self._arrived.get()
         if isinstance(event, ApiError):
             self.has_failed = True
             raise event
@@ -74,13 +73,14 @@ class EventStream:
             raise _error(answer)
         return event
 
-    def _next(self) -> Event | ApiError | None:
-        return self._arrived.popleft() if self._arrived else None
-
     def put(self, events: Sequence[Event | ApiError]) -> None:
         """Add events, or the error that ends the iteration, from any thread; a slow reader finds all."""
-        self._arrived += events
-        self._news.tell()
+        with suppress(RuntimeError):  # the event loop has ended
+            self._loop.call_soon_threadsafe(self._add, events)
+
+    def _add(self, events: Sequence[Event | ApiError]) -> None:
+        for event in events:
+            self._arrived.put_nowait(event)
 
 
 def _error(answer: Answer) -> ApiError:
