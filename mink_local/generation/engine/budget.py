@@ -5,11 +5,12 @@ from collections import deque
 from mink_local.llama.constants import N_BATCH
 
 _SLOWDOWN = 4.0  # maximum duration of a step with prompts beside answers, relative to one without
-_UNNOTICED = 0.25  # seconds that such a step may always take
+_BESIDE = 0.7  # seconds that such a step may always take: in smaller parts, a prompt takes a tenth longer
+_UNNOTICED = 0.25  # seconds
 _LONGEST = 1.0  # seconds that no step should exceed: somebody may come meanwhile
 _FIRST = 64  # tokens, until the times are known
 _LEAST = 16  # tokens: fewer would cost nearly the same, and prompts must make progress
-_GROWTH = 2.0  # times as many tokens as were read lately: a few times by chance must not make one step long
+_GROWTH = 2  # times as many tokens as were ever read at once: a line that chance has drawn is not trusted far
 _MEMORY = 0.8  # of a time after the next one of its kind
 _LATELY = 16  # times, of which earlier ones would no longer count
 _SURPRISE = 2.0  # times the expected duration, beyond which a step says nothing: the machine was busy
@@ -35,6 +36,7 @@ class PromptBudget:
     def __init__(self) -> None:
         self._alone: Sums = (0, 0, 0, 0, 0)  # steps without prompts
         self._reading: Sums = (0, 0, 0, 0, 0)
+        self._most_read = 0  # tokens of prompts, in a step
         self._noted: deque[tuple[float, int]] = deque(
             maxlen=_LATELY
         )  # steps without prompts, not learned yet
@@ -44,7 +46,7 @@ class PromptBudget:
         self._learn()
         step, token = self._times
         step += n_slots * token
-        return self._within(max(_SLOWDOWN * step, _UNNOTICED), step)
+        return self._within(max(_SLOWDOWN * step, _BESIDE), step)
 
     @property
     def longest(self) -> int:
@@ -67,6 +69,7 @@ class PromptBudget:
         if not n_prompt:
             self._noted.append((seconds, n_answers))
             return
+        self._most_read = max(self._most_read, n_prompt)
         tokens = n_answers + n_prompt
         self._reading = _with(self._reading, tokens, self._usual(seconds, tokens))
 
@@ -82,11 +85,10 @@ class PromptBudget:
 
     def _within(self, seconds: float, step: float) -> int:
         """Return how many tokens of prompts a step may read that takes so long without them."""
-        count, n_read, *_ = self._reading
         token = self._times[1]
-        if not (count and token):
+        if not (self._most_read and token):
             return _FIRST
-        most = min(N_BATCH, max(_FIRST, int(_GROWTH * n_read / count)))
+        most = min(N_BATCH, max(_FIRST, _GROWTH * self._most_read))
         return max(_LEAST, min(most, int((min(seconds, _LONGEST) - step) / token)))
 
     @property
