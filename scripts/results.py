@@ -26,7 +26,6 @@ import click
 import pandas as pd
 from matplotlib.figure import Figure
 
-from mink_local.chat.commands.set_show import ADVICE
 from mink_local.errors import MinkError
 from mink_local.evals.cli import MEASUREMENTS
 from mink_local.evals.figures import Picture, accuracy_figure, dots
@@ -75,7 +74,14 @@ _IN_BRIEF = [
     *("greedy", "min-k:tau=3", "min-k:tau=3,floor=1", f"min-p:p=0.1{_LAST}", LLAMA),
     *(f"top-p:p=0.9{_LAST}", f"top-p:p=0.9{_FIRST}"),
 ]
-_ADVISED = {"prose": "open", "prose, hot": "open", "code": "code"}  # texts that advice is for; else "math"
+# What is advised for kinds of text, and on which texts it was measured.
+_ADVICE = (
+    ("prose", "--floor 1.8 --temp 1", "open"),
+    ("prose, hot", "--floor 1.4 --temp 5", "open"),
+    ("code", "--floor 0 --temp 1", "code"),
+    ("mathematics", "--floor 0 --temp 1", "math"),
+    ("mathematics, one answer", "--temp 0", "math"),
+)
 
 
 # From runs to docs/results
@@ -281,11 +287,11 @@ def tail_mass(kind: str) -> Table:
 
 
 def advice() -> Table:
-    """Return what `/help advice` says, with the frontier's figures."""
+    """Return which settings are advised, with the frontier's figures."""
     rows = []
-    for kind, options, *_ in ADVICE:
+    for kind, options, texts in _ADVICE:
         given = dict(re.findall(r"--(\w+) (\S+)", options))
-        floor, found = given.get("floor", "0"), frame(f"frontier-{_ADVISED.get(kind, 'math')}")
+        floor, found = given.get("floor", "0"), frame(f"frontier-{texts}")
         sampler = "greedy" if given["temp"] == "0" else "min-k:tau=3" + f",floor={floor}" * (floor != "0")
         at = found[found["temperature"] == max(1.0, float(given["temp"]))]
         own, usual = of_samplers(at, [sampler, LLAMA]).itertuples()

@@ -10,7 +10,7 @@ from mink_local.chat.attachments import Attachment, before_message
 from mink_local.chat.comparing import compared_with
 from mink_local.chat.conversation.session import AnswerStream, Session
 from mink_local.chat.conversation.store import StoredMessage
-from mink_local.chat.terminal.progress import is_busy, note_end, show_answer, speed, status
+from mink_local.chat.terminal.progress import note_end, show_answer, status
 from mink_local.chat.terminal.screen import Screen
 from mink_local.cli import counted
 from mink_local.errors import MinkError
@@ -62,7 +62,6 @@ class Chat:
     Attributes:
         attached: Files for the next message.
         draft: The message that waits to be sent.
-        meant: A line that looked like a command and was none; Enter alone sends it.
         leaving: The chat ends after this command.
         is_stopped: The answer that comes next is interrupted before its first token.
     """
@@ -73,7 +72,6 @@ class Chat:
         self.line = line
         self.attached: list[Attachment] = []
         self.draft: Draft | None = None
-        self.meant = ""
         self.leaving = False
         self.is_stopped = False
 
@@ -119,7 +117,7 @@ class Chat:
                 f"the context is full: the model no longer sees your {turns}; /set ctx N enlarges it"
             )
         self.screen.show("")
-        settings, conversation = self.session.settings, self.session.conversation
+        settings = self.session.settings
         try:
             with on_interrupt(answer.reply.interrupt):
                 if self.is_stopped:
@@ -140,13 +138,9 @@ class Chat:
             if answer.message.n_new and settings["status"]:
                 self._show_status(answer.message)
             self.screen.show("")
-        if conversation not in (None, kept := self.session.conversation):
-            self.screen.note(f"this conversation was deleted in another window: saved again as number {kept}")
 
     def _show_status(self, answer: StoredMessage) -> None:
         """Show the figures of an answer, and what tells it from other versions of it."""
         self.screen.dim(status(answer, self.session.model.n_ctx))
         if answer.id and len(versions := self.session.versions()) > 1:
             self.screen.dim(f"version {len(versions)} · {answer.settings} · /pick lists them")
-        if answer.n_new > 1 and speed(answer) < 1 and self.session.settings["n_threads"] != 1 and is_busy():
-            self.screen.note("other programs use the cores: /set threads 1 may be faster")

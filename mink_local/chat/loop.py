@@ -23,16 +23,15 @@ from mink_local.chat.conversation.session import Session
 from mink_local.chat.conversation.store import StoredMessage
 from mink_local.chat.settings import BY_KEY
 from mink_local.chat.terminal.editor import InputLine
-from mink_local.chat.terminal.input import NOT_KEPT, PROMPT, QuietTerminal
-from mink_local.chat.terminal.screen import Screen, beginnings, one_line
+from mink_local.chat.terminal.input import QuietTerminal
+from mink_local.chat.terminal.screen import Screen, one_line
 from mink_local.cli import counted
 from mink_local.errors import ContextOverflowError, MinkError
 from mink_local.interrupts import interrupt_raises, on_interrupt
 from mink_local.models.options import with_sampler_names
 from mink_local.samplers import SAMPLERS
 
-_TOPICS = {"advice": set_show.show_advice, "models": set_show.show_models}  # of /help
-_COMMAND = re.compile(r"/([a-zA-Z][\w-]*([=:]\S*)?|\?)(?!\S)")  # and not /usr/bin
+_COMMAND = re.compile(r"/([a-zA-Z][\w-]*(=\S*)?|\?)(?!\S)")  # and not /usr/bin
 Completions = Iterator[Completion]
 _LEAVING = ("exit", "quit")  # without a slash, as in other programs
 
@@ -67,21 +66,15 @@ class Command(NamedTuple):
 
 
 def help_(chat: Chat, argument: str) -> None:
-    """List the commands. With COMMAND: say what it does.
-
-    advice: which settings suit prose, code and mathematics, and the figures behind them. models: which model
-    suits this machine, and how to get it.
-    """
-    if argument in _TOPICS:
-        _TOPICS[argument](chat.screen)
-    elif argument:
+    """List the commands. With COMMAND: say what it does."""
+    if argument:
         chat.screen.show(f"/{find(argument).usage}\n{find(argument).details}")
     else:
         groups = {title: [(f"/{one.name}", one.about) for one in group] for title, group in _GROUPS.items()}
         set_show.show_groups(chat.screen, groups)
         chat.screen.dim(
             'Enter sends, Alt-Enter is a new line, """ a block, Tab completes, Ctrl-R searches, '
-            "Ctrl-C stops, Ctrl-D leaves. More: /help advice, /help models"
+            "Ctrl-C stops, Ctrl-D leaves."
         )
 
 
@@ -139,12 +132,6 @@ def _reasoning(_: Chat, text: str) -> Completions:
     return _starting_with(text, ("on", "off", "default", "show", "line"))
 
 
-def _versions(chat: Chat, text: str) -> Completions:
-    """Complete the number of a version of the last turn."""
-    texts = beginnings([turn[-1].content for turn in chat.session.versions()], 50)
-    return _starting_with(text, {str(number): one_line(each, 50) for number, each in enumerate(texts, 1)})
-
-
 def _comparison(_: Chat, text: str) -> Completions:
     """Complete the name of a sampler."""
     samplers = {name: sampler.keeps for name, sampler in SAMPLERS.items() if not sampler.is_stateful}
@@ -152,7 +139,7 @@ def _comparison(_: Chat, text: str) -> Completions:
 
 
 def _complete_help(_: Chat, text: str) -> Completions:
-    return _starting_with(text, [*COMMANDS, *_TOPICS])
+    return _starting_with(text, COMMANDS)
 
 
 def _setting(usage: str, about: str) -> Command:
@@ -175,7 +162,7 @@ _GROUPS = {
     ),
     "Answers": (
         Command("regen [T] [SEED]", "Answer again", messages.regen),
-        Command("pick [N]", "Switch to another version", messages.pick, _versions),
+        Command("pick [N]", "Switch to another version", messages.pick),
         Command("undo [N]", "Undo the last message", messages.undo),
         Command("redo", "Redo it", messages.redo),
         Command("edit [answer]", "Change the last message", messages.edit),
@@ -194,7 +181,7 @@ _GROUPS = {
         Command("history [N]", "Show this conversation", messages.history),
     ),
     "More": (
-        Command("compare [T=N] [all|SAMPLER …] [TEXT]", "Compare samplers", compare.compare, _comparison),
+        Command("compare [T=N] [SAMPLER …] [TEXT]", "Compare samplers", compare.compare, _comparison),
         Command("explain [N|WORD]", "Show a token's candidates", explain.explain),
         Command("heat", "Colour the last answer", explain.heat),
         Command("default", "Use this model from now on", set_show.default),
@@ -227,11 +214,9 @@ def find(word: str, argument: str = "") -> Command:
 
 def _instead(name: str, argument: str) -> str:
     """Return what to type instead of a command that there is not, as the end of a sentence."""
-    word = set_show.key_of(name)
-    key = word if word in BY_KEY else re.split(r"[^a-z-]|-(?=\d)", word)[0]  # of /temp5, /temp=5
-    if key in BY_KEY:
-        value = word.removeprefix(key).lstrip("=:-") or argument
-        return f": type {'/' if key in COMMANDS else '/set '}{key} {value}".rstrip() + "."
+    word, _, value = set_show.key_of(name).partition("=")
+    if word in BY_KEY:
+        return f": type {'/' if word in COMMANDS else '/set '}{word} {value or argument}".rstrip() + "."
     if word in SAMPLERS:
         return f": type /sampler {word}."
     near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.7)
@@ -299,7 +284,7 @@ def run(chat: Chat) -> None:
             draft = _waiting_draft(chat)
             chat.is_stopped = False
             try:
-                text = _read(chat, draft, NOT_KEPT if problem else PROMPT)
+                text = _read(chat, draft)
             except EOFError:
                 chat.screen.show("")
                 return
@@ -320,22 +305,21 @@ def _waiting_draft(chat: Chat) -> Draft | None:
     return None if draft and not draft.replaces and chat.line.keys_wait() else draft
 
 
-def _read(chat: Chat, draft: Draft | None, prompt: str) -> str:
+def _read(chat: Chat, draft: Draft | None) -> str:
     """Return a line. If it cannot begin with the draft, Enter alone sends that."""
     if draft is None:
-        return chat.line.read("", prompt) or chat.meant
+        return chat.line.read()
     message, chat.draft = draft.message, draft._replace(note="")
     if message.files:
         chat.screen.note(f"its attached files, {counted(message.attached, 'character')}, are sent along")
-    is_edited = draft.replaces and not chat.screen.is_dumb  # however long it is
-    if not (is_edited or chat.line.can_begin_with(message.typed)):
+    if not chat.line.can_edit:
         chat.screen.note(
             f"{draft.note or 'Enter sends it'}: {one_line(message.typed, chat.screen.width // 2)}"
         )
-        return chat.line.read("", prompt) or message.typed
+        return chat.line.read() or message.typed
     if draft.note:
         chat.screen.note(draft.note)
-    text = chat.line.read(message.typed, prompt)
+    text = chat.line.read(message.typed)
     if not text:  # Ctrl-C
         chat.draft = None
     return text
@@ -348,14 +332,14 @@ def _is_command(text: str) -> bool:
 
 
 def _handle(chat: Chat, text: str, draft: Draft | None) -> None:
-    """Run a command, or send a message; say what went wrong."""
-    is_meant, chat.meant = text.strip() == chat.meant, ""
+    """Run a command, or send a message, such as what was offered; say what went wrong."""
+    is_offered = draft is not None and text.strip() == draft.message.typed
     try:
         if text.rstrip() in _LEAVING:
             chat.leaving = True
         elif (quoted := chat.line.block(text)) is not None:
             chat.send(quoted, draft)
-        elif _is_command(text) and not is_meant:
+        elif _is_command(text) and not is_offered:
             _run_command(chat, text.strip())
         else:
             chat.send(text.strip(), draft)
@@ -379,9 +363,7 @@ def _run_command(chat: Chat, text: str) -> None:
     try:
         command = find(word, argument)
     except MinkError as error:
-        chat.meant = text
-        again = "Type it again to send it" if chat.draft else "Enter alone sends it"
-        raise MinkError(f"{error} {again} as a message") from None
+        raise MinkError(f"{error} A blank before it sends it as a message") from None
     if argument and " " not in command.usage:
         raise MinkError(f"/{command.name} takes no argument")
     if not argument and " " in command.usage and "[" not in command.usage:

@@ -70,10 +70,9 @@ RARE = "Rarely needed"  # the group of settings that comes last in the help
 CONSTRAINTS = "Penalties and limits"  # the group of settings that `Constraints` are made from
 
 
-def in_words(answer: Any, reasoning: Any = None) -> str:
-    """Return in words the sampler and the temperature of an answer, and of reasoning, if it has others."""
-    words = f"{answer.sampler}, T = {answer.temperature:g}"
-    return words if reasoning is None else f"{words}; reasoning: {in_words(reasoning)}"
+def in_words(sampler: object, temperature: float, of_reasoning: str = "") -> str:
+    """Return a sampler and a temperature in words, and with them those of the reasoning, if it has others."""
+    return f"{sampler}, T = {temperature:g}" + (f"; reasoning: {of_reasoning}" if of_reasoning else "")
 
 
 class Setting(SamplerOption):
@@ -106,15 +105,6 @@ class Setting(SamplerOption):
             ParameterSource.DEFAULT_MAP: str(ctx.meta.get("config")),
         }
         return sources.get(ctx.get_parameter_source(self.name) or ParameterSource.DEFAULT, DEFAULT)
-
-    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
-        """Convert the value; say what a flag takes."""
-        try:
-            return super().type_cast_value(ctx, value)
-        except click.BadParameter:
-            if not self.is_flag:
-                raise
-            raise click.BadParameter(f"{value!r} is not on or off.", ctx, self) from None
 
 
 def model_name(text: str) -> str:
@@ -407,9 +397,7 @@ class Settings:
                 self.put(option, None, _PRESET + name)
         for setting in (setting for setting in SETTINGS if setting.name in values):
             if is_open(setting.name) and not setting.fixed:
-                text = values[setting.name]
-                text = " ".join(text) if isinstance(text, list) else text
-                self.put(setting.name, self._parsed(setting, text), _PRESET + name)
+                self.put(setting.name, self._parsed(setting, values[setting.name]), _PRESET + name)
 
     def save_preset(self, name: str) -> Path:
         """Write the model, the system prompt and the sampling settings to the configuration file.
@@ -466,8 +454,8 @@ class Settings:
         restored = [one for one in _KEPT if self.sources[one.name].startswith("conversation ")]
         return ", ".join(f"{setting.key} {self.shown(setting)}" for setting in restored)
 
-    def _parsed(self, setting: Setting, text: str | None) -> Any:
-        parts: Any = text.split() if text is not None and setting.multiple else text
+    def _parsed(self, setting: Setting, text: Any) -> Any:
+        parts = text.split() if setting.multiple and isinstance(text, str) else text
         try:
             return setting.process_value(self.context, parts)
         except click.BadParameter as error:
@@ -516,7 +504,9 @@ class Settings:
     def summary(self) -> str:
         """The samplers and the temperatures in words."""
         params = self.params
-        return in_words(params, params.while_reasoning if params.has_phases else None)
+        other = params.while_reasoning
+        of_reasoning = in_words(other.sampler, other.temperature) if params.has_phases else ""
+        return in_words(params.sampler, params.temperature, of_reasoning)
 
     @property
     def params(self) -> "SamplingParams":

@@ -20,13 +20,16 @@ from mink_local.chat.conversation.store import (
 )
 from mink_local.chat.settings import DEFAULT, Settings
 from mink_local.chat.terminal.input import QuietTerminal
-from mink_local.chat.terminal.screen import Screen, ask_window_for_size, theme_named
+from mink_local.chat.terminal.screen import Screen, ask_window_for_size
 from mink_local.errors import ModelNotFoundError
 from mink_local.interrupts import endings, handled, interrupt_ends_program
 from mink_local.models import catalog
 from mink_local.models.catalog import EMBEDDED, resolve
 
-_TOY = f"{EMBEDDED} is a toy for trying the program: it makes things up"
+_TOY = (
+    f"{EMBEDDED} is a toy for trying the program: it makes things up; mink-models list shows others, "
+    "mink-models default chooses one"
+)
 
 _ENDING = [*endings()]
 if sys.platform != "win32":
@@ -62,8 +65,7 @@ class Startup:
         self.settings = settings = Settings(ctx)
         settings.check(is_new=settings.given)
         ask_window_for_size()
-        theme = theme_named(settings["theme"])
-        self.screen = Screen(settings["plain"], settings["show_reasoning"], theme)
+        self.screen = Screen(settings["plain"], settings["show_reasoning"], settings["theme"])
         is_kept = resumed is not None or (is_chat and settings["store"])
         self._store = ConversationStore(default_path() if is_kept else None)
         self._conversation = None if resumed is None else self._store.find(resumed)
@@ -83,7 +85,7 @@ class Startup:
             self.screen.dim(about_model(session.model))
         self._note_model(session)
         if self._is_toy and sys.stderr.isatty():
-            self.screen.note(f"{_TOY}; mink-models list shows others, mink-models default chooses one")
+            self.screen.note(_TOY)
         from mink_local.chat.chat import compile_in_background
 
         compile_in_background(self.settings.params.effective_sampler)
@@ -121,7 +123,7 @@ class Startup:
             self.screen.note(f"this file recommends {found}: --sampler model, or /set sampler model")
         self._note_model(session)
         if self._is_toy:
-            self.screen.note(f"{_TOY}; see /help models")
+            self.screen.note(_TOY)
         try:
             self._store.open()  # to say that it cannot be before there is a conversation to lose
         except StoreError as error:

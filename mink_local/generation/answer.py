@@ -42,6 +42,11 @@ class Loop:
     is_ended: bool
 
 
+def is_reasoning(borders: Sequence[int], index: int) -> bool:
+    """Return whether a token is reasoning, which begins and ends at the borders in turn."""
+    return bisect(borders, index) % 2 == 1
+
+
 class Piece(str):
     """The text that one step adds to an answer, possibly empty, with details of the step.
 
@@ -176,7 +181,7 @@ class Answer:
         Args:
             index: The token's in `tokens`, or their number for the next one.
         """
-        return bisect(self.phase_borders, index) % 2 == 1
+        return is_reasoning(self.phase_borders, index)
 
     @property
     def no_token_left(self) -> bool:

@@ -21,7 +21,7 @@ from mink_local.chat.conversation.store import ConversationStore, Role, StoredMe
 from mink_local.chat.loop import run
 from mink_local.chat.settings import Settings
 from mink_local.chat.terminal.editor import InputLine
-from mink_local.chat.terminal.input import PROMPT, block
+from mink_local.chat.terminal.input import block
 from mink_local.chat.terminal.screen import Screen
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
@@ -93,7 +93,6 @@ def converse(
         for number, text in enumerate(texts)
     ]
     store.save(None, messages, model, system)
-    store._rows("UPDATE message SET alive = 0")  # the program that wrote them has ended
     if store.is_on_disk:
         store.close()
     return messages
@@ -126,7 +125,7 @@ class Typist(InputLine):
         self._lines: list[str] = []
         self.offered = ""  # what the last input line began with
 
-    def read(self, default: str = "", prompt: str = PROMPT) -> str:  # noqa: ARG002
+    def read(self, default: str = "") -> str:
         """Return the next line."""
         if not self._lines:
             raise EOFError
@@ -145,8 +144,9 @@ class Typist(InputLine):
         """Each line is typed when it is read."""
         return False
 
-    def can_begin_with(self, text: str) -> bool:  # noqa: ARG002
-        """Whatever it is."""
+    @property
+    def can_edit(self) -> bool:
+        """Lines are read as they were typed."""
         return True
 
     def forget(self, messages: Collection[str]) -> None:

@@ -14,28 +14,15 @@ pytestmark = pytest.mark.usefixtures("own_files")
 
 Begin = Callable[..., Typist]
 LAST: Order = "temperature-last"
-USUAL = [
-    "min-k",
-    "top-n-sigma",
-    "top-k",
-    "top-a",
-    "typical",
-    "top-p",
-    "min-p",
-    "eta",
-]
+ALL = ["min-k", "top-n-sigma", "top-k", "top-a", "typical", "top-p", "min-p", "eta"]
 
 
 @pytest.mark.parametrize("own", [MinK(), MinK(tau=1), TopK(7), MinP(p=0.2, order=LAST)])
 def test_what_is_compared_by_default(own: Sampler) -> None:
-    """One's own sampler first, then llama.cpp's default and min-p, or all with an option to tune."""
+    """One's own sampler first, then llama.cpp's default and min-p."""
     temperature, samplers, text = parsed("", 2.0, own)
     assert (temperature, text) == (2.0, "")
     assert samplers == [own, parse("llama-default"), MinP(order=LAST)]
-    temperature, samplers, text = parsed("all Name a bird.", 2.0, own)
-    assert (temperature, samplers[0], text) == (2.0, own, "Name a bird.")
-    assert sorted(one.name for one in samplers) == sorted(USUAL)
-    assert {one.order for one in samplers} == {None, LAST}
 
 
 def test_what_is_compared() -> None:
@@ -69,15 +56,16 @@ def test_what_cannot_be_compared(typist: Begin, argument: str, complaint: str) -
 def test_a_comparison_changes_nothing(typist: Begin) -> None:
     typed = typist("--temp", "5", "--tau", "2", "-n", "6", "--seed", "1")
     assert "/compare TEXT" in typed.say("/compare")
-    shown = typed.say("/compare all Name a colour.")
+    compared = f"/compare min-k:tau=2 {' '.join(ALL[1:])} Name a colour."
+    shown = typed.say(compared)
     assert "temperature 5, seed 1," in shown
     assert re.findall(r"^(\d+)  (\S+?)[:\n]", shown, re.M) == [
-        (str(i), name) for i, name in enumerate(USUAL, 1)
+        (str(i), name) for i, name in enumerate(ALL, 1)
     ]
     assert re.search(r"^1  min-k:tau=2\n", shown, re.M)
     assert re.search(r"^\d  .*\ndiffers .* token \d+: .* \(rank [\d,]+\),\swhich\sanswer\s1's ", shown, re.M)
     assert typed.chat.session.branch == []
-    assert typed.say("/compare all Name a colour.") == shown
+    assert typed.say(compared) == shown
 
 
 def test_equal_texts_are_shown_once(typist: Begin) -> None:

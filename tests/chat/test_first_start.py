@@ -68,10 +68,10 @@ def test_the_offered_model_is_downloaded_and_kept(hub: Hub, start: Start) -> Non
 
 
 def test_the_toy_is_asked_for_once_and_named_at_every_start(hub: Hub, start: Start) -> None:
-    """And /help models says how to get a model later."""
+    """With how to get a model later."""
     for answer in ("n\r", ""):
         shown, status = start(answer)
-        assert [word for word in ("toy", f"{EMBEDDED} · CPU", "/help models") if word not in shown] == []
+        assert [word for word in ("toy", f"{EMBEDDED} · CPU", "mink-models list") if word not in shown] == []
         assert (status, chosen_model(), hub.requests) == (0, EMBEDDED, [])
 
 

@@ -226,8 +226,8 @@ def test_where_there_is_no_room_nothing_is_lost_or_doubled(text: str, width: int
     ("text", "rows"),
     [
         ("in /usr/share/doc/mink/examples/a.py:", ["in", "/usr/share/doc/mink/", "examples/a.py:"]),
-        ("- https://a.org/names/more?x=1&y=2", [" • https://a.org/", "   names/more?x=1&", "   y=2"]),
-        ("A\n/" + "n" * 30 + "/b", ["A", "/", "n" * 20, "n" * 10 + "/b"]),
+        ("- https://a.org/names/more?x=1&y=2", [" • https://a.org/nam", "   es/more?x=1&y=2"]),
+        ("A\n/" + "n" * 30 + "/b", ["A", "/" + "n" * 19, "n" * 11 + "/b"]),
         ("# A title", ["A title"]),
     ],
 )

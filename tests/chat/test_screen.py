@@ -78,5 +78,5 @@ def test_notes_are_wrapped_and_stripped(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("COLUMNS", "20")
     _, stream = terminals(monkeypatch)
     Screen(plain=True).note("a note that is longer \x1b]0;title\x07 than /usr/share/the/window")
-    rows = ["(a note that is", "longer ␛]0;title␇", "than", "/usr/share/the/", "window)"]
+    rows = ["(a note that is", "longer ␛]0;title␇", "than", "/usr/share/the/windo", "w)"]
     assert stream.shown.splitlines() == rows

@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 import pytest
 
-from mink_local.chat.commands.set_show import ADVICE
 from mink_local.chat.settings import BY_KEY, SETTINGS, Setting, Settings, config_path
 from mink_local.errors import MinkError, ModelError
 from mink_local.llama.constraints import Constraints
@@ -164,16 +163,16 @@ def test_a_chat_names_what_the_file_recommends(qwen: str, mink_chat: MinkChat) -
 
 
 def test_creative() -> None:
-    """What is given wins; the rest is that of the advice for prose, and of mink-serve's preset."""
+    """What is given wins; the rest is that of mink-serve's preset."""
     creative = settings("--preset", "creative")
     assert Preset(creative.sampler, creative["temp"]) == BUILT_IN["creative"] == Preset(MinK(floor=1.4), 5.0)
     assert settings("--preset", "creative", "-t", "2")["temp"] == 2
-    advice = {kind: options for kind, options, *_ in ADVICE}
-    assert advice["prose, hot"] == "--floor 1.4 --temp 5"
 
 
-def test_presets_are_those_of_the_server_and_of_the_advice() -> None:
-    advice = {kind: settings(*options.split()) for kind, options, *_ in ADVICE}
+def test_presets_are_those_of_the_server_and_of_the_results() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([a-z, ]+) \| (--floor [\d.]+ --temp \d) \|", page, re.MULTILINE)
+    advice = {kind: settings(*options.split()) for kind, options in rows}
     for name, kind in (
         ("creative", "prose, hot"),
         *((name, name) for name in ("prose", "code", "mathematics")),

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from rich.text import Text
 
 from mink_local.chat.chat import Chat
-from mink_local.chat.comparing import CommonNumbers, compared_with
+from mink_local.chat.comparing import CommonNumbers
 from mink_local.chat.conversation.session import Messages, Session
 from mink_local.chat.settings import BY_KEY
 from mink_local.chat.terminal.progress import candidates
@@ -37,8 +37,8 @@ def compare(chat: Chat, argument: str) -> None:
     conversation does not change: /sampler NAME and /regen go on with another sampler.
 
     They are the sampler in use, llama.cpp's default and min-p, unless you name others. T=5: at this
-    temperature. SAMPLER, such as top-k:k=5: with these samplers; all: with every one that has an option to
-    tune. --: what follows is TEXT, even if it begins with the name of a sampler.
+    temperature. SAMPLER, such as top-k:k=5: with these samplers. --: what follows is TEXT, even if it begins
+    with the name of a sampler.
     """
     session, screen = chat.session, chat.screen
     temperature, samplers, text = parsed(argument, session.settings["temp"], session.settings.sampler)
@@ -63,7 +63,7 @@ def _answers(
     samplers: Sequence[Sampler],
     waiting: Callable[[], object],
 ) -> Generator[Answer, None, None]:
-    """Generate the answers side by side, in KV caches of their own; yield each when it is finished.
+    """Generate the answers side by side, in KV caches of their own; yield each in order.
 
     `waiting` is called now and then meanwhile. Raises ContextOverflowError if the prompt does not fit.
     """
@@ -75,7 +75,7 @@ def _answers(
     ]
     model.reserve(min(before, len(model.prompt_tokens(prompt, reasoning)) + max_tokens), len(requests))
     try:
-        for answer in model.answer_all(requests).reading(waiting):
+        for answer in model.answer_all(requests, ordered=True).reading(waiting):
             if answer.finish_reason == "overflow":
                 raise ContextOverflowError(answer.prompt_tokens, before)
             yield answer
@@ -113,8 +113,6 @@ def parsed(argument: str, temperature: float, own: Sampler) -> tuple[float, list
                 samplers.append(parse(word, "temperature-last"))
             except ValueError as error:
                 raise MinkError(f"{error}; -- before the message sends it as it is") from None
-        elif word == "all":
-            samplers += _tunable(own)
         elif word != "--":
             break
         argument = argument[len(word) :].lstrip()
@@ -141,21 +139,14 @@ def _usual(own: Sampler) -> list[Sampler]:
     return [MinK() if own.is_stateful else own, *(parse(name, "temperature-last") for name in names)]
 
 
-def _tunable(own: Sampler) -> list[Sampler]:
-    """Return the sampler in use, and those with an option to tune, in llama.cpp's order."""
-    own, *others = compared_with(MinK() if own.is_stateful else own)
-    return [own, *(other for other in others if other.sweep and other.order != "temperature-first")]
-
-
 def _generate(chat: Chat, prompt: Messages, temperature: float, samplers: Sequence[CommonNumbers]) -> None:
     """Generate the answers; show each as soon as it and those before it are finished."""
     screen, model = chat.screen, chat.session.model
-    answers: dict[int, Answer] = {}
-    n_shown = 0
+    answers: list[Answer] = []
 
     def update() -> None:
         n_tokens = sum(len(one.tokens) for one in samplers)
-        to_come = counted(len(samplers) - n_shown, "answer")
+        to_come = counted(len(samplers) - len(answers), "answer")
         screen.progress(f"{to_come} to come, {counted(n_tokens, 'token')} so far")
 
     with (
@@ -163,12 +154,10 @@ def _generate(chat: Chat, prompt: Messages, temperature: float, samplers: Sequen
         closing(_answers(chat.session, prompt, temperature, samplers, update)) as coming,
     ):
         for answer in coming:
-            answers[answer.index] = answer
-            while n_shown in answers:
-                _show(screen, model, answers[n_shown], samplers)
-                n_shown += 1
+            answers.append(answer)
+            _show(screen, model, answer, samplers)
     screen.progress()
-    if not any(one.tokens or one.finish_reason != "interrupted" for one in answers.values()):
+    if not any(one.tokens or one.finish_reason != "interrupted" for one in answers):
         screen.note("interrupted")
 
 

@@ -131,9 +131,7 @@ def file(chat: Chat, argument: str) -> None:
         chat.attached.clear()
     elif argument:
         new = [Attachment.read(chat.session.model, path) for path in matching(argument)]
-        if again := [one.name for one in new if one in chat.attached]:
-            raise MinkError(f"{again[0]} is attached already: /file - removes all files")
-        chat.attached += dict.fromkeys(new)
+        chat.attached = [*dict.fromkeys([*chat.attached, *new])]
     files = ", ".join(f"{one.name} ({counted(one.tokens, 'token')})" for one in chat.attached)
     chat.screen.note(
         f"with your next message: {files}; /file - removes them" if files else "no file attached"
@@ -312,8 +310,8 @@ def _show_messages(chat: Chat, messages: Sequence[StoredMessage]) -> None:
             chat.screen.text(message.content)
         else:
             chat.screen.note("no answer")
-        if message.is_unfinished and chat.session.store.is_being_written(message):
-            chat.screen.note("another window is writing this answer, or was a moment ago")
-        elif message.is_unfinished:
-            chat.screen.note("the program ended during this answer: /continue completes it")
+        if message.is_unfinished:
+            chat.screen.note(
+                "this answer was cut off, or another window is writing it: /continue completes it"
+            )
         chat.screen.show("")

@@ -1,4 +1,4 @@
-"""The commands that show and change settings, and advice on them."""
+"""The commands that show and change settings."""
 
 import os
 import re
@@ -23,10 +23,10 @@ from mink_local.chat.settings import (
     Settings,
 )
 from mink_local.chat.terminal.progress import about_model
-from mink_local.chat.terminal.screen import Screen, one_line, theme_named
+from mink_local.chat.terminal.screen import Screen, one_line
 from mink_local.cli import did_you_mean, printable
 from mink_local.errors import MinkError
-from mink_local.files import add_to_record, read_record, size_in_words, user_folder
+from mink_local.files import add_to_record, read_record, user_folder
 from mink_local.generation.model import Model
 from mink_local.interrupts import on_interrupt
 from mink_local.llama.devices import n_cores
@@ -35,18 +35,7 @@ from mink_local.models.catalog import EMBEDDED, resolve
 from mink_local.models.options import with_sampler_names
 
 _LONGEST_KEY = 22  # columns of the key of a setting, with its gap
-_ADVICE_COLUMNS = 70  # of a window that has room for the figures of the advice
 _TWO_COLUMNS = 78  # columns of a window in which two settings are beside each other
-
-# Options for kinds of text; the probability, in percent, of tokens to which a larger model gives less than
-# 1%; and that of llama.cpp's default cuts at this temperature, at 1 if it is 0.
-ADVICE = (
-    ("prose", "--floor 1.8 --temp 1", 6.4, 9.1),
-    ("prose, hot", "--floor 1.4 --temp 5", 6.3, 15.5),
-    ("code", "--floor 0 --temp 1", 0.7, 1.4),
-    ("mathematics", "--floor 0 --temp 1", 1.2, 2.1),
-    ("mathematics, one answer", "--temp 0", 0.9, 2.1),
-)
 
 
 def change_setting(key: str, chat: Chat, text: str) -> None:
@@ -81,14 +70,13 @@ def _take(chat: Chat, settings: Settings, reloads: bool) -> None:
     session = chat.session
     if reloads:
         _load(chat, settings)
-    session.settings = settings
-    if reloads:
         session.changed_model()
         chat.screen.note(about_model(session.model))
-        offer_default(chat)
+    session.settings = settings
+    offer_default(chat)
     session.go_to(session.branch)  # which keeps the settings with the conversation
-    theme = theme_named(settings["theme"])
-    chat.screen = chat.line.screen = Screen(settings["plain"], settings["show_reasoning"], theme)
+    screen = Screen(settings["plain"], settings["show_reasoning"], settings["theme"])
+    chat.screen = chat.line.screen = screen
 
 
 def _load(chat: Chat, settings: Settings) -> None:
@@ -255,32 +243,3 @@ def show_groups(screen: Screen, groups: Mapping[str, Sequence[tuple[str, str]]])
 def _beside(screen: Screen) -> int:
     """Return how many names with their texts fit beside each other."""
     return 2 if screen.width >= _TWO_COLUMNS else 1
-
-
-def show_models(screen: Screen) -> None:
-    """Print which model would suit this machine, and how to get it."""
-    from mink_local.models.info import find_offer  # slow to import
-
-    if offer := find_offer():
-        name, size = offer["name"], size_in_words(offer["size"])
-        pull = "" if offer["path"] else f"mink-models pull {name}\n"
-        screen.show(f"{pull}mink-models default {name}")
-        screen.note(f"{name} ({size}) suits this machine: type this in the shell, or /model {name} here")
-    screen.note("mink-models list shows all models; any .gguf file will do: /model PATH")
-
-
-def show_advice(screen: Screen) -> None:
-    """Print which settings suit prose, code and mathematics, and the figures behind them."""
-    titles = ("for", "type", "tail mass", "llama.cpp")[: 4 if screen.width >= _ADVICE_COLUMNS else 2]
-    rows = []
-    for kind, options, tail_mass, usual in ADVICE:
-        commands = re.sub(" ?--", ", /set ", options).removeprefix(", ")
-        rows.append((kind, commands, f"{tail_mass:.1f}%", f"{usual:.1f}%")[: len(titles)])
-    screen.table(rows, *titles)
-    screen.note("/preset prose, creative (prose, hot), code and mathematics set both at once")
-    if "tail mass" in titles:
-        screen.note(
-            "tail mass: how probable the tokens are together to which a larger model gives less than 1%, in "
-            "texts of Qwen2.5-Coder-0.5B; llama.cpp: that of its default cuts at the same temperature, for "
-            "/set temp 0 compared at temperature 1. docs/results.md has the measurements"
-        )

@@ -1,6 +1,7 @@
 """The steps of a stored answer, recomputed with the settings it was sampled with."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ from mink_local.chat.comparing import compared_with
 from mink_local.chat.conversation.session import Session, as_messages, prompt_digest
 from mink_local.chat.conversation.store import SamplingInfo, StoredMessage
 from mink_local.errors import MinkError
+from mink_local.generation.answer import is_reasoning
 from mink_local.generation.format.reasoning_budget import before_constrained
 from mink_local.generation.format.text import token_name
 from mink_local.generation.request import Request
@@ -53,8 +55,12 @@ class AnswerSteps:
         return token_name(self.model.weights, token)
 
     def sampling_info(self, at: int) -> SamplingInfo:
-        """Return how a token was sampled."""
-        return self.answer.sampling_of(at)
+        """Return how a token was sampled: the parts of a continued answer may differ, and its phases."""
+        part = [part for part in self.answer.parts if part.first_token <= at][-1]
+        sampler, temperature = part.reasoning_sampler, part.reasoning_temperature
+        if sampler is None or temperature is None or not is_reasoning(self.answer.borders, at):
+            return part
+        return replace(part, sampler=sampler, temperature=temperature)
 
     def step(self, at: int) -> SamplingStep:
         """Return a step, evaluating the tokens before it.

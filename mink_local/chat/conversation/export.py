@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from mink_local.chat.conversation.store import Conversation, ConversationStore, StoredMessage, time_of
-from mink_local.chat.settings import in_words
 from mink_local.cli import UNPRINTABLE, printable
 from mink_local.errors import MinkError
 from mink_local.files import write_atomic
@@ -39,7 +38,7 @@ def as_markdown(store: ConversationStore, conversation: Conversation) -> str:
             parts.append(f"<details><summary>Reasoning</summary>\n\n{message.reasoning}\n\n</details>")
         parts.append(message.content)
         for how in message.parts[:1]:
-            other = f" (reasoning: {in_words(reasoning)})" if (reasoning := how.while_reasoning) else ""
+            other = f" (reasoning: {how.of_reasoning})" if how.of_reasoning else ""
             parts.append(f"*{how.sampler}, temperature {how.temperature:g}{other}, seed {how.seed}*")
     return printable("\n\n".join(parts)) + "\n"
 

@@ -11,14 +11,12 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import click
 
 from mink_local.chat.conversation.store import (
     Conversation,
     ConversationStore,
-    DeletedError,
     SamplingInfo,
     StoredMessage,
     StoreError,
@@ -42,7 +40,6 @@ Branch = list[StoredMessage]
 _STORE_SECONDS = 0.5  # between two states of an answer that are stored: a kill loses at most a second
 _LAST_SECONDS = 5.0  # to wait for a locked file at the end
 MOST_BYTES = 2_000_000_000  # of all KV caches on disk
-_LEAST_TOKENS = 256  # of one: fewer are evaluated as fast as a file is read
 _MEASURED_TOKENS = 32  # of a prompt, for the time that they took to say something
 LEAST_SECONDS = 5.0  # that reading a conversation again would take, for its cache to be kept
 
@@ -88,9 +85,8 @@ def write_cache(model: Model, path: Path) -> None:
     Raises OSError.
     """
     folder = private_folder(path.parent)
-    if model.n_cached < _LEAST_TOKENS or not model.save_cache(path, MOST_BYTES):
-        return
-    make_room(folder.iterdir(), MOST_BYTES)
+    if model.save_cache(path, MOST_BYTES):
+        make_room(folder.iterdir(), MOST_BYTES)
 
 
 def _goes_on(turn: Branch, turns: Sequence[Branch]) -> bool:
@@ -135,16 +131,12 @@ class Session:
         self._unkept: list[Branch] = []  # what is to be stored, oldest first; further messages try again
         self._undone: list[Branch] = []  # the branches that `undo` left, the last one last
         self._start = 0  # index of the first message of the branch that still fits the context
-        self._seconds_per_token = 0.0  # that reading the prompt took
         self._stored = 0.0  # when an answer was stored that is being generated
         self._author = ""  # the model of the conversation, until another one answers
         self._head: int | None = None  # the end of the branch in the store, as it was last known
 
     def load(self, conversation: Conversation) -> StoredMessage | None:
-        """Continue a conversation; return a last message that was never answered, which is taken back.
-
-        One that another program is about to answer is left to that program.
-        """
+        """Continue a conversation; return a last message that was never answered, which is taken back."""
         branch = self.store.branch(conversation.end)  # which may fail
         self.clear()
         self.conversation, self._author = conversation.id, conversation.model
@@ -154,8 +146,6 @@ class Session:
             path.touch()
         unanswered = branch.pop() if branch and branch[-1].role == "user" else None
         self.branch, self._head = branch, conversation.head
-        if unanswered and self.store.is_being_written(unanswered):
-            return None
         if unanswered or self.settings.kept() != conversation.settings:
             self.go_to(branch)
         return unanswered
@@ -170,16 +160,12 @@ class Session:
         self.go_to(self.branch)
 
     def check_unchanged(self) -> None:
-        """Raise MinkError if another program is writing the last answer, and, once, if one has gone on with
-        the conversation.
-        """
+        """Raise MinkError, once, if another program has gone on with the conversation."""
         if self.conversation is None or self.flush():
             return
         stored = self.store.get(self.conversation)
-        if self.branch and self.branch[-1].is_unfinished:
-            if self.store.is_being_written(self.branch[-1]):
-                raise MinkError("the last answer is still being written in another window: wait for it")
-            self.branch = self.store.branch(self.branch[-1].id)  # it may have been finished meanwhile
+        if self.branch and self.branch[-1].is_unfinished:  # another program may have finished it meanwhile
+            self.branch = self.store.branch(self.branch[-1].id)
         if stored.head != self._head:
             self._head = stored.head
             name = stored.name or stored.id
@@ -206,7 +192,7 @@ class Session:
             self.last_answer()
         before = self.branch[:-2] if replaces else self.branch
         branch = [*before, StoredMessage("user", files + text, attached=len(files))]
-        self.add(branch)
+        self._keep(branch)
         return self._answer(branch, self.settings.params)
 
     def regenerate(self, temperature: float | None = None, seed: int | None = None) -> "AnswerStream":
@@ -228,8 +214,7 @@ class Session:
         last = self.last_answer()
         if last.finish_reason == "stop":
             raise MinkError("the last answer is finished: there is nothing to continue")
-        beginning = replace(self._tokens_of(last), content=last.content, reasoning=last.reasoning)
-        return self._answer(self.branch[:-1], self.settings.params, beginning)
+        return self._going_on(self.answer_tokens(last))
 
     def fork(self, at: int, token: int) -> "AnswerStream":
         """Return another answer to the last message: the last answer before token `at`, then another token.
@@ -237,12 +222,7 @@ class Session:
         `at` counts from 0. Raises as `ask` does.
         """
         self.check_unchanged()
-        beginning = self._tokens_of(self.last_answer())
-        beginning.tokens[at:] = [token]
-        beginning.k = beginning.k[: at + 1]
-        beginning.parts = [part for part in beginning.parts if part.first_token <= at]
-        beginning.chosen = [*(index for index in beginning.chosen if index < at), at]
-        return self._answer(self.branch[:-1], self.settings.params, beginning)
+        return self._going_on([*self.answer_tokens(self.last_answer())[:at], token])
 
     def rewrite(self, text: str) -> "AnswerStream":
         """Return another answer to the last message, which begins with a text. Raises as `ask` does.
@@ -251,21 +231,30 @@ class Session:
         """
         self.check_unchanged()
         last = self.last_answer()
-        beginning = self._tokens_of(last)
-        n_before = self._n_before_content(last, beginning.tokens)
-        tokens = beginning.tokens[:n_before] + self.model.tokenize(text)
-        same = common_prefix(beginning.tokens, tokens)
-        beginning.tokens, beginning.k = tokens, [*beginning.k[:same], *[0] * (len(tokens) - same)]
-        beginning.parts = [part for part in beginning.parts if part.first_token <= same]
-        beginning.chosen = [*(at for at in beginning.chosen if at < same), *range(same, len(tokens))]
-        return self._answer(self.branch[:-1], self.settings.params, beginning)
+        tokens = self.answer_tokens(last)
+        texts = self.model.token_texts(tokens)
+        start = max("".join(texts).rfind(last.content), 0) if last.reasoning else 0
+        n_reasoning = sum(end <= start for end in accumulate(map(len, texts)))
+        return self._going_on(tokens[:n_reasoning] + self.model.tokenize(text))
 
-    def _n_before_content(self, answer: StoredMessage, tokens: list[int]) -> int:
-        """Return how many tokens of an answer come before its content: those of its reasoning."""
-        ends = list(accumulate(map(len, self.model.token_texts(tokens))))
-        whole = "".join(self.model.token_texts(tokens))
-        start = max(whole.rfind(answer.content), 0) if answer.reasoning else 0
-        return sum(end <= start for end in ends)
+    def _going_on(self, tokens: list[int]) -> "AnswerStream":
+        """Return another answer to the last message, which begins with tokens: those of the last answer, and
+        from where they leave it the user's.
+        """
+        last = self.last_answer()
+        known = self.answer_tokens(last)
+        same = common_prefix(known, tokens)
+        if known is not last.tokens:  # nothing is known of them but what wrote them
+            last = StoredMessage("assistant", parts=last.parts[:1])
+        beginning = StoredMessage(
+            "assistant",
+            tokens=[*tokens],
+            k=[*last.k[: same + 1], *[0] * len(tokens)][: len(tokens)],
+            parts=[part for part in last.parts if part.first_token <= same],
+            chosen=[*(at for at in last.chosen if at < same), *range(same, len(tokens))],
+            borders=last.borders,
+        )
+        return self._answer(self.branch[:-1], self.settings.params, beginning)
 
     def undo(self) -> StoredMessage:
         """Take back the last message and its answer; return the message. `redo` brings both back."""
@@ -325,11 +314,6 @@ class Session:
         told = {turn[0].content: turn for turn in sorted(turns, key=len)}
         return [turn for turn in turns if turn[1:] or told[turn[0].content] is turn]
 
-    def measure(self, answer: StoredMessage) -> None:
-        """Learn from an answer how long reading a prompt takes."""
-        if answer.evaluated_tokens >= _MEASURED_TOKENS:
-            self._seconds_per_token = answer.first_token_s / answer.evaluated_tokens
-
     def last_answer(self) -> StoredMessage:
         """Return the last answer. Raises MinkError if there is none."""
         if not self.branch:
@@ -357,38 +341,12 @@ class Session:
         n_prompt = len(self.model.prompt_tokens(messages, reasons))
         return self.model.prompt_tokens([*messages, begun], reasons)[n_prompt:]
 
-    def _tokens_of(self, answer: StoredMessage) -> StoredMessage:
-        """Return a new answer that begins with the tokens of another, and has no text yet."""
-        tokens = self.answer_tokens(answer)
-        if tokens is answer.tokens:
-            k, parts = answer.k[: len(tokens)], answer.parts
-            return StoredMessage(
-                "assistant", tokens=tokens[:], k=k, parts=parts, chosen=answer.chosen, borders=answer.borders
-            )
-        return StoredMessage("assistant", tokens=tokens, k=[0] * len(tokens), parts=answer.parts[:1])
-
-    def add(self, branch: Branch) -> None:
-        """Store a branch that ends with a new message, or a new state of one."""
-        self._undone.clear()
-        self._keep(branch)
-
     def grow(self, branch: Branch, piece: Piece) -> None:
-        """Add a piece to the last message of a branch; it is stored at once if it is the first."""
+        """Add a piece to the last message of a branch, which is stored at the first, then twice a second."""
         branch[-1].add(piece.reasoning, piece.content)
-        if not branch[-1].id:
-            self.add(branch)
-        self.store_now_and_then(branch)
-
-    def store_now_and_then(self, branch: Branch) -> None:
-        """Twice a second, store what an answer has grown by, or that it is still waited for."""
-        if time.monotonic() - self._stored < _STORE_SECONDS:
-            return
-        self._stored = time.monotonic()
-        if branch[-1].id and not branch[-1].is_kept:
-            self.add(branch)
-        else:
-            with suppress(MinkError):
-                self.store.touch(branch[-1] if branch[-1].id else branch[-2])
+        if not branch[-1].id or time.monotonic() - self._stored >= _STORE_SECONDS:
+            self._stored = time.monotonic()
+            self._keep(branch)
 
     def go_to(self, branch: Branch) -> None:
         """Make a branch the current one."""
@@ -405,22 +363,13 @@ class Session:
             self.flush()
 
     def flush(self) -> str:
-        """Store what could not be stored before; return why that is not possible yet, or "" if it is done.
-
-        A conversation that was deleted meanwhile becomes a new one.
-        """
+        """Store what could not be stored before; return why that is not possible yet, or "" if it is done."""
         while self._unkept:
             branch = self._unkept[0]
             try:
                 model, system = self._author or self.settings["model"], self.settings["system"]
                 kept = self.settings.kept()
                 self.conversation = self.store.save(self.conversation, branch, model, system, kept)
-            except DeletedError:
-                self.conversation = None
-                self._undone.clear()
-                for message in [message for branch in self._unkept for message in branch]:
-                    message.id, message.is_kept = 0, False
-                continue
             except StoreError as error:
                 return str(error)
             self._head = branch[-1].id if branch else None
@@ -443,9 +392,16 @@ class Session:
             return None
         return cache_path(self.conversation)
 
+    @property
+    def _seconds_to_read(self) -> float:
+        """How long reading the conversation again would take, as its last long prompt did."""
+        read = [answer for answer in self.branch if answer.evaluated_tokens >= _MEASURED_TOKENS]
+        seconds = sum(answer.first_token_s / answer.evaluated_tokens for answer in read[-1:])
+        return self.model.n_cached * seconds
+
     def _save_cache(self) -> None:
         path = self._cache_path
-        if path and (path.exists() or self.model.n_cached * self._seconds_per_token > LEAST_SECONDS):
+        if path and (path.exists() or self._seconds_to_read > LEAST_SECONDS):
             try:
                 self.store.get(self.conversation or 0)
                 write_cache(self.model, path)
@@ -461,6 +417,7 @@ class Session:
             answer: What it begins with; see `AnswerStream`.
         """
         answer, self._author = answer or StoredMessage("assistant"), ""
+        self._undone.clear()
         try:
             messages = self.prompt(branch)
             reasons = self.settings["reasoning"]
@@ -473,6 +430,7 @@ class Session:
             raise
         n_taken = len(answer.tokens)
         prompt = reply.prompt[: reply.prompt_tokens - n_taken]
+        other = params.while_reasoning
         info = SamplingInfo(
             model=self.model.name,
             sampler=str(params.sampler),
@@ -484,7 +442,8 @@ class Session:
             reasoning=reasons,
             constraints=_given(params.constraints or Constraints()),
             prompt=prompt_digest(prompt),
-            **_of_reasoning(params),
+            reasoning_sampler=str(other.sampler) if params.has_phases else None,
+            reasoning_temperature=other.temperature if params.has_phases else None,
         )
         answer.parts = [*answer.parts, info]
         dropped, self._start = info.first_message - self._start, info.first_message
@@ -496,8 +455,7 @@ class AnswerStream:
 
     Args:
         session: Goes on with the branch in the end, if any text came.
-        branch: The messages before the answer, and the answer, which has the tokens that it takes over from
-            another one, and their text if it is on the screen already.
+        branch: The messages before the answer, and the answer, which has the tokens that it begins with.
 
     Attributes:
         message: The answer so far, as it is stored; tokens and figures come at the end.
@@ -514,22 +472,17 @@ class AnswerStream:
         self._began = time.perf_counter()
 
     def pieces(self, waiting: Callable[[int], None] = lambda _: None) -> Generator[Piece, None, None]:
-        """Yield the pieces of the answer that have a text, once; Ctrl-C ends it.
+        """Yield the pieces of the answer that have a text, once, with what it begins with; Ctrl-C ends it.
 
         Args:
             waiting: Called now and then while none comes, with the number of unread tokens of the prompt.
         """
         reply, message = self.reply, self.message
         engine = self._session.model.core.engine
-
-        def wait() -> None:
-            self._session.store_now_and_then(self._branch)
-            waiting(engine.unevaluated(reply.answer))
-
-        unseen = [] if message.content or message.reasoning else [reply.prefix]
+        unseen = [reply.prefix]
         try:
             with on_interrupt(reply.interrupt):
-                for piece in iter(reply).reading(wait):
+                for piece in iter(reply).reading(lambda: waiting(engine.unevaluated(reply.answer))):
                     message.first_token_s = message.first_token_s or time.perf_counter() - self._began
                     for part in (*unseen, piece):
                         if part.reasoning or part.content:
@@ -550,19 +503,8 @@ class AnswerStream:
             if reply.finish_reason == "repetition":
                 message.repeated = len("".join(self._session.model.token_texts(reply.tokens[ended[-1] :])))
         message.end(reply, time.perf_counter() - self._began)
-        self._session.measure(message)
         is_kept = self._has_text or message.finish_reason == "stop"
         self._session.go_to(self._branch if is_kept else self._session.branch)
-
-
-def _of_reasoning(params: SamplingParams) -> dict[str, Any]:
-    """Return what `SamplingInfo` says of reasoning that is sampled otherwise than the answer."""
-    other = params.while_reasoning
-    return (
-        {"reasoning_sampler": str(other.sampler), "reasoning_temperature": other.temperature}
-        if params.has_phases
-        else {}
-    )
 
 
 def _given(constraints: Constraints) -> dict[str, object]:

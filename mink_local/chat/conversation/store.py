@@ -3,26 +3,21 @@
 The messages of a conversation are a tree: another answer to the same message, or an edited message, is
 a sibling, and `head` is the last message of the current branch. So two programs never write the same
 message. An answer is stored when it begins, then twice a second, and at its end: a program that is killed
-loses the last second. `alive` tells an answer that is being written from one that was cut off.
+loses the last second.
 
 Messages know whether the store has them: what cannot be stored now is stored with what comes next.
 """
 
 import json
-import logging
-import os
-import shutil
 import sqlite3
 import time
-from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal
 
 from mink_local.chat.settings import in_words
 from mink_local.cli import command_line_text
@@ -32,14 +27,10 @@ from mink_local.files import private_file, replaced, user_folder
 if TYPE_CHECKING:
     from mink_local.generation.answer import Answer
 
-log = logging.getLogger("mink_local")
-
 Role = Literal["user", "assistant"]
 
 _TITLE = 200  # characters of a message that a list shows
 _PATIENCE_MS = 1000  # milliseconds for another program that has locked the file
-_FIRST, _LAST = 86_400.0, 253_402_128_000.0  # times that have a date, in 1970 and 9999
-_ALIVE_SECONDS = 3.0  # since its last sign of life; then a program that was writing an answer has ended
 _VERSION = 2
 _SCHEMA = f"""
 BEGIN IMMEDIATE;
@@ -61,8 +52,7 @@ CREATE TABLE IF NOT EXISTS message (
     thinking TEXT NOT NULL,  -- the reasoning
     how TEXT NOT NULL,  -- JSON: SamplingInfo
     outcome TEXT,       -- JSON: see StoredMessage.as_exported; NULL while it is being generated
-    created REAL NOT NULL,
-    alive REAL NOT NULL DEFAULT 0  -- when a program was writing it, or was about to answer it
+    created REAL NOT NULL
 );
 CREATE INDEX IF NOT EXISTS message_parent ON message (conversation, parent);
 PRAGMA user_version = {_VERSION};
@@ -73,7 +63,6 @@ coalesce((SELECT group_concat(text, '') FROM
     (SELECT text FROM piece WHERE piece.message = message.id AND thinking = {} ORDER BY id)), '')
 """
 _FROM_VERSION_1 = (  # in which each token of an answer was a row until the answer ended
-    "ALTER TABLE message ADD COLUMN alive REAL NOT NULL DEFAULT 0",
     f"UPDATE message SET content = content || {_PIECES.format(0)} WHERE id IN (SELECT message FROM piece)",
     f"UPDATE message SET thinking = thinking || {_PIECES.format(1)} WHERE id IN (SELECT message FROM piece)",
     "DROP TABLE piece",
@@ -99,12 +88,12 @@ _CONVERSATIONS = f"""
 SELECT id, name, model, system, settings, head, ({_UNANSWERED}) AS unanswered, updated,
     ({_BRANCH.format(head=f"coalesce(conversation.head, ({_UNANSWERED}))")}
      SELECT count(*) FROM message WHERE role = 'user' AND id IN (SELECT id FROM branch)) AS turns,
-    coalesce((SELECT beginning(CAST(content AS BLOB), CAST(outcome AS BLOB)) FROM message
-              WHERE conversation = conversation.id AND parent IS NULL ORDER BY id DESC LIMIT 1), '') AS title
+    coalesce((SELECT substr(content, 1 + coalesce(json_extract(outcome, '$.attached'), 0), {_TITLE})
+              FROM message WHERE conversation = conversation.id AND parent IS NULL
+              ORDER BY id DESC LIMIT 1), '') AS title
 FROM conversation
 """
-_TOUCH = "UPDATE message SET alive = ? WHERE id = ?"
-_CONTAINS = "instr(casefold(CAST({} AS BLOB)), ?)"
+_CONTAINS = "instr(casefold({}), ?)"
 _NEWEST = "ORDER BY updated DESC, id DESC"
 
 
@@ -135,11 +124,11 @@ class SamplingInfo:
     reasoning_temperature: float | None = None
 
     @property
-    def while_reasoning(self) -> "SamplingInfo | None":
-        """The settings of the reasoning, if they are others."""
+    def of_reasoning(self) -> str:
+        """The sampler and the temperature of the reasoning in words, "" if they are those of the answer."""
         if self.reasoning_sampler is None or self.reasoning_temperature is None:
-            return None
-        return replace(self, sampler=self.reasoning_sampler, temperature=self.reasoning_temperature)
+            return ""
+        return in_words(self.reasoning_sampler, self.reasoning_temperature)
 
 
 @dataclass
@@ -191,13 +180,7 @@ class StoredMessage:
     @property
     def settings(self) -> str:
         """The sampler and the temperature of an answer in words, "" if they are unknown."""
-        return "".join(in_words(how, how.while_reasoning) for how in self.parts[-1:])
-
-    def sampling_of(self, at: int) -> SamplingInfo:
-        """Return how a token was sampled: the parts of a continued answer may differ, and its phases."""
-        part = [part for part in self.parts if part.first_token <= at][-1]
-        is_reasoning = bisect(self.borders, at) % 2 == 1
-        return (is_reasoning and part.while_reasoning) or part
+        return "".join(in_words(how.sampler, how.temperature, how.of_reasoning) for how in self.parts[-1:])
 
     @property
     def is_unfinished(self) -> bool:
@@ -301,7 +284,7 @@ class StoreError(MinkError):
     """The file of conversations cannot be read or written, perhaps only for now."""
 
 
-class DeletedError(MinkError):
+class DeletedError(StoreError):
     """Another program has deleted the conversation."""
 
     def __init__(self) -> None:
@@ -379,7 +362,6 @@ class ConversationStore:
         """
         model = command_line_text(model)
         end = branch[-1].created if branch else 0.0
-        is_growing = branch and branch[-1].finish_reason is None and not branch[-1].is_kept
         ids: list[int | None] = [None]  # the first message has no parent
         with self._transaction() as db:
             if conversation is None:
@@ -393,9 +375,6 @@ class ConversationStore:
                 ids.append(message.id if message.is_kept else self._keep(db, conversation, ids[-1], message))
             change = "UPDATE conversation SET head = ?, settings = ? WHERE id = ?"
             db.execute(change, (ids[-1], json.dumps(settings or {}), conversation))
-            db.execute("UPDATE message SET alive = 0 WHERE conversation = ? AND alive", (conversation,))
-            if is_growing:
-                db.execute(_TOUCH, (time.time(), ids[-1]))
         for message, parent, number in zip(branch, ids, ids[1:], strict=False):
             message.id, message.parent, message.is_kept = number or 0, parent, True
         return conversation
@@ -416,16 +395,6 @@ class ConversationStore:
             "VALUES (:conversation, :parent, :role, :content, :thinking, :how, :outcome, :created)"
         )
         return db.execute(insert, row).lastrowid or 0
-
-    def touch(self, message: StoredMessage) -> None:
-        """Tell other programs that this one is still writing an answer, or about to answer a message."""
-        with self._transaction() as db:
-            db.execute(_TOUCH, (time.time(), message.id))
-
-    def is_being_written(self, message: StoredMessage) -> bool:
-        """Return whether a running program is writing an answer, or is about to answer a message."""
-        alive = self._rows("SELECT alive FROM message WHERE id = ?", (message.id,))
-        return message.finish_reason is None and any(time.time() - row[0] < _ALIVE_SECONDS for row in alive)
 
     def rename(self, conversation: int, name: str) -> None:
         """Name a conversation. Raises MinkError if another one has the name."""
@@ -498,10 +467,10 @@ class ConversationStore:
         return list(map(_message, rows))
 
     def _conversations(self, where: str, *arguments: object, limit: int = -1) -> list[Conversation]:
-        """Return the most recent conversations, all without a `limit`; damaged ones are left out."""
+        """Return the most recent conversations, all without a `limit`."""
         wanted = f"SELECT id FROM conversation WHERE {_EXISTS} AND ({where}) {_NEWEST} LIMIT {limit}"
         rows = self._rows(f"{_CONVERSATIONS} WHERE id IN ({wanted}) {_NEWEST}", arguments)
-        return list(filter(None, map(_conversation, rows)))
+        return [Conversation(**{**dict(row), "settings": json.loads(row["settings"])}) for row in rows]
 
     def _rows(self, query: str, arguments: Sequence[object] = ()) -> list[sqlite3.Row]:
         with self._transaction() as db:
@@ -509,46 +478,22 @@ class ConversationStore:
 
 
 def _open(path: Path | None, patience: int) -> sqlite3.Connection:
-    """Open a file, a copy in memory of one that cannot be written, or a database in memory.
+    """Open a database in which a change begins a transaction, at once as the only writer.
 
     Args:
-        path: The file; None for memory.
+        path: The file, which SQLite only reads if it cannot be written; None for memory.
         patience: Milliseconds to wait for another program that has locked it.
     """
-    if path is None or not path.exists() or all(map(_is_writable, (path, path.resolve().parent))):
-        db = _connect(private_file(path) if path else ":memory:", patience)
-        with suppress(sqlite3.OperationalError):  # a program of version 1 has it open
-            db.execute("PRAGMA journal_mode = DELETE")
-        _bring_up_to_date(db, path)
-        return db
-    db = _connect(":memory:", patience)
-    with TemporaryDirectory() as folder:  # even to read, SQLite has to write beside a file
-        copy = Path(folder, path.name)
-        for end in ("", "-wal", "-journal"):
-            with suppress(FileNotFoundError):
-                shutil.copyfile(f"{path.resolve()}{end}", f"{copy}{end}")
-        with closing(sqlite3.connect(copy)) as readable:
-            readable.backup(db)
-    _bring_up_to_date(db, None)
-    db.execute("PRAGMA query_only = ON")
-    return db
-
-
-def _is_writable(path: Path) -> bool:
-    return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
-
-
-def _connect(path: Path | str, patience: int) -> sqlite3.Connection:
-    """Open a database in which a change begins a transaction, at once as the only writer."""
-    db = sqlite3.connect(
-        path, timeout=patience / 1000, isolation_level="IMMEDIATE", uri=isinstance(path, str)
-    )
+    if path and not path.exists():
+        private_file(path)
+    db = sqlite3.connect(path or ":memory:", timeout=patience / 1000, isolation_level="IMMEDIATE")
     db.row_factory = sqlite3.Row
     db.execute("PRAGMA foreign_keys = ON")
     db.execute("PRAGMA secure_delete = ON")
-    db.text_factory = _text
-    db.create_function("casefold", 1, lambda data: _text(data).casefold(), deterministic=True)
-    db.create_function("beginning", 2, _beginning, deterministic=True)
+    with suppress(sqlite3.OperationalError):  # a program of version 1 has it open, or it is only read
+        db.execute("PRAGMA journal_mode = DELETE")
+    db.create_function("casefold", 1, lambda text: text and text.casefold(), deterministic=True)
+    _bring_up_to_date(db, path)
     return db
 
 
@@ -572,74 +517,26 @@ def _bring_up_to_date(db: sqlite3.Connection, path: Path | None) -> None:
                     db.execute(change)
 
 
-def _text(data: bytes | None) -> str:
-    """Return a text of the database, also one that is damaged."""
-    return (data or b"").decode(errors="replace")
-
-
-def _object(text: str | None) -> dict[str, Any]:
-    """Return a JSON object of the database; an empty one if there is none, or it is damaged."""
-    try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _beginning(content: bytes, outcome: bytes | None) -> str:
-    """Return the first characters of a message, after its files."""
-    attached = _object(_text(outcome)).get("attached", 0)
-    return _text(content)[attached if isinstance(attached, int) else 0 :][:_TITLE]
-
-
-# What the values of fields are instances of, where the type itself cannot tell.
-_ORIGINS: dict[Any, Any] = {float: float | int, Literal: str, list: list, dict: dict}
-
-
-def _fitting(kind: type, stored: Mapping[str, object]) -> dict[str, Any]:
-    """Return the values that are fields of a dataclass, by name and by type.
-
-    A damaged row, or one of another version, may have others.
-    """
-    types = {
-        name: _ORIGINS.get(get_origin(hint) or hint, hint) for name, hint in get_type_hints(kind).items()
-    }
-    return {name: value for name, value in stored.items() if name in types and isinstance(value, types[name])}
-
-
-def _conversation(row: sqlite3.Row) -> Conversation | None:
-    """Return a conversation from its row; None, and a warning, if the row is damaged."""
-    settings = {key: text for key, text in _object(row["settings"]).items() if isinstance(text, str | None)}
-    try:
-        return Conversation(**_fitting(Conversation, {**dict(row), "settings": settings}))
-    except TypeError:
-        log.warning("conversation %s is damaged and left out", row["id"])
-        return None
-
-
 def _message(row: sqlite3.Row) -> StoredMessage:
-    """Return a message from its row.
-
-    Of an answer whose row is damaged only the text is known, as if the program had been killed.
-    """
-    texts = [str(row["content"]), str(row["thinking"])]
-    outcome = _object(row["outcome"])
-    later = outcome.pop("continued", [])
-    infos = filter(None, [_object(row["how"]), *(later if isinstance(later, list) else ())])
-    role = "user" if row["role"] == "user" else "assistant"
-    known = {**outcome, **dict(row), "role": role, "content": texts[0], "reasoning": texts[1]}
-    message = StoredMessage(**_fitting(StoredMessage, known))
-    with suppress(TypeError, AttributeError):
-        # 0.1.0 stored under another name whether the model was to reason.
-        known_infos = ({"reasoning": info.get("thinking"), **info} for info in infos)
-        message.parts = [SamplingInfo(**_fitting(SamplingInfo, info)) for info in known_infos]
-    message.is_kept = True
+    """Return a message from its row, as `StoredMessage.as_exported` has it."""
+    outcome = json.loads(row["outcome"] or "{}")
+    infos = filter(None, [json.loads(row["how"]), *outcome.pop("continued", [])])
+    values = {**outcome, **dict(row), "reasoning": row["thinking"]}
+    message = StoredMessage(**_known(StoredMessage, values), is_kept=True)
+    # 0.1.0 stored under another name whether the model was to reason.
+    known = (_known(SamplingInfo, {"reasoning": info.get("thinking"), **info}) for info in infos)
+    message.parts = [SamplingInfo(**info) for info in known]
     return message
 
 
+def _known(kind: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are fields of a dataclass: another version may have stored others."""
+    return {each.name: stored[each.name] for each in fields(kind) if each.name in stored}
+
+
 def time_of(seconds: float) -> datetime:
-    """Return a stored time as the local one; the nearest that there is, if it is damaged."""
-    return datetime.fromtimestamp(min(max(seconds, _FIRST), _LAST))
+    """Return a stored time as the local one."""
+    return datetime.fromtimestamp(seconds)
 
 
 def _around(wanted: str, text: str) -> str:

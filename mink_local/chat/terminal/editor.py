@@ -1,7 +1,6 @@
 """The input line, of prompt_toolkit: history, search, completion, several lines, an editor."""
 
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Collection, Iterable
@@ -24,7 +23,6 @@ from prompt_toolkit.layout.processors import TabsProcessor
 from prompt_toolkit.output import Output, create_output
 from prompt_toolkit.output.plain_text import PlainTextOutput
 from prompt_toolkit.styles import Style
-from rich.cells import cell_len
 
 from mink_local.chat.terminal.input import MORE, PROMPT, QuietTerminal, block, is_open
 from mink_local.chat.terminal.screen import Screen
@@ -105,7 +103,7 @@ class InputLine:
         """Have Tab complete lines."""
         self._session.completer = completer
 
-    def read(self, default: str = "", prompt: str = PROMPT) -> str:
+    def read(self, default: str = "") -> str:
         """Return a line as it was typed; after the prompt, it begins with `default`.
 
         Raises:
@@ -117,7 +115,7 @@ class InputLine:
         # Without colours a suggestion would look like something that was typed.
         self._session.auto_suggest = None if self.screen.is_plain else AutoSuggestFromHistory()
         with self._terminal.reading():
-            text = command_line_text(self._session.prompt(prompt, default=default))
+            text = command_line_text(self._session.prompt(PROMPT, default=default))
         self._repeat_ctrl_c()
         return text
 
@@ -155,11 +153,10 @@ class InputLine:
         store_typeahead(self._session.input, keys)
         return any(press.key != Keys.CPRResponse for press in keys)  # which the terminal has sent itself
 
-    def can_begin_with(self, text: str) -> bool:
-        """Return whether a line can begin with a text that leaves half of the window to what is above."""
-        window = shutil.get_terminal_size()
-        rows = sum(1 + cell_len(MORE + line) // window.columns for line in text.split("\n"))
-        return rows <= window.lines // 2 and not self.screen.is_dumb
+    @property
+    def can_edit(self) -> bool:
+        """Whether a line can begin with a text: whether it is shown how that is edited."""
+        return not self.screen.is_dumb
 
     def forget(self, messages: Collection[str]) -> None:
         """Remove messages from the history, if one is kept."""

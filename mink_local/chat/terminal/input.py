@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
 PROMPT, MORE = "> ", "  "
-NOT_KEPT = "> (not kept) "  # the prompt while messages cannot be stored
 _CONTINUED: int | None = getattr(signal, "SIGCONT", None)  # after Ctrl-Z; Windows has none
 # Waits for a line, or for the end of the chat without one; then the mode of the terminal may still be that of
 # `_silence` (noflsh) or of an input line (-isig), which no shell has, and some shells keep.
@@ -29,8 +28,7 @@ _QUOTES = '"""'
 
 def is_open(text: str) -> bool:
     """Return whether a text begins a block, with a line of three double quotes, and does not end it."""
-    first, *others = text.strip().split("\n")
-    return first.strip() == _QUOTES and not (others and others[-1].strip() == _QUOTES)
+    return text.strip().partition("\n")[0].strip() == _QUOTES and block(text) is None
 
 
 def block(text: str) -> str | None:

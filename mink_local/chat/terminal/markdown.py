@@ -11,19 +11,18 @@ from markdown_it.token import Token
 from rich.cells import cell_len, chop_cells
 from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 from rich.control import Control
-from rich.markdown import Heading, ListItem, Markdown, MarkdownElement, Paragraph, TableDataElement
+from rich.markdown import Heading, ListItem, Markdown, MarkdownElement, TableDataElement
 from rich.segment import ControlType, Segment, SegmentLines
 from rich.syntax import Syntax
 from rich.text import Text
 
-from mink_local.chat.terminal import MOST_COLUMNS, broken_paths, wrapped_rows
+from mink_local.chat.terminal import MOST_COLUMNS, wrapped_rows
 from mink_local.chat.terminal.input import QuietTerminal
 from mink_local.cli import printable
 
 _FENCE = re.compile(r"\s*(?P<fence>`{3,}|~{3,})\s*(?P<language>[\w+#.-]*)[^`]*$")
 _NEXT_BLOCK = re.compile(r" ?(#{1,6} |[-*+] |\d{1,9}[.)] )|\s*(```|~~~)")  # after any line
 _WIDE_ALONE = re.compile("[\U0001f1e6-\U0001f1ff\U0001f3fb-\U0001f3ff]")  # half a flag, or a skin tone
-_REWRAPPED = 4  # rows of a line at most: of a long one, all would be wrapped at each token
 _BLANKS = re.compile(r"\s+")
 _TEXT = re.compile(r"[^\s!-/:-@\[-`{-~]")  # what is no markup
 _NEXT_PARAGRAPH = re.compile(r" ?\S")  # after a blank line; indented text belongs to the list item above
@@ -60,13 +59,6 @@ class _Heading(Heading):
     LEVEL_ALIGN: ClassVar[dict[str, JustifyMethod]] = {}
 
 
-class _Paragraph(Paragraph):
-    """A paragraph that breaks a long address between its names."""
-
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        yield broken_paths(self.text, options.max_width)
-
-
 class _Cell(TableDataElement):
     """A cell that breaks a word for which its column has no room; rich would cut it off."""
 
@@ -96,7 +88,6 @@ class _AnswerMarkdown(Markdown):
     elements: ClassVar[dict[str, type[MarkdownElement]]] = {
         **Markdown.elements,
         "heading_open": _Heading,
-        "paragraph_open": _Paragraph,
         "list_item_open": _Item,
         "th_open": _Cell,
         "td_open": _Cell,
@@ -176,14 +167,18 @@ class MarkdownWriter:
         self._style = style
         self._lines: list[str] = []  # whole lines of the present block
         self._line = ""  # the last line, which is not whole
-        self._rows_above: list[str] = []  # of these lines, on the screen
-        self._last_rows = [""]  # of the last line, from `_last_start` on
-        self._last_start = 0
-        self._width_at_first_row = self._width_at_last_row = console.width  # of the window
+        self._rows = [""]  # of these, on the screen
+        self._row_start = 0  # of the last row in the last line
+        self._window = self._window_now  # at the last row
+        self._is_known = True  # no row of the block may be another one on the screen
         self._fence = ""  # that ends the code block or the formula that is open
         self._indent = 0  # of the code, which belongs to a list
         self._language = ""  # of the code; "" for a formula
-        self._stops_at_first_row = 0  # how often the program had been stopped at the first row
+
+    @property
+    def _window_now(self) -> tuple[int, int]:
+        """The window's width, and how often the program was stopped: the shell may have written since."""
+        return self._console.width, QuietTerminal.n_stops
 
     def feed(self, text: str) -> None:
         """Show a piece of the text, with CR LF in one piece."""
@@ -214,8 +209,8 @@ class MarkdownWriter:
     def _end_line(self) -> None:
         if self._streams:
             self._console.print()
-            self._rows_above += self._last_rows
-        line, self._line, self._last_rows, self._last_start = self._line, "", [""], 0
+            self._rows.append("")
+        line, self._line, self._row_start = self._line, "", 0
         if self._fence and _is_end(line, self._fence, self._language):
             self._finish_block(line, "dim" if self._language else self._style)
             self._fence, self._indent = "", 0
@@ -226,43 +221,40 @@ class MarkdownWriter:
             self._indent = len(line) - len(line.lstrip())
             return
         self._lines.append(line)
-        if self._fence and len(self._rows_above) > self._console.height // 2:
+        if self._fence and len(self._rows) > self._console.height // 2 + 1:
             self._finish_block()
 
     def _show(self, text: str) -> None:
         """Show what the last line has grown by; a word that a row has no room for begins the next one."""
         if not self._streams:
             return
-        width = self._console.width
-        if self._rows_above == [] and self._last_rows == [""]:
-            self._width_at_first_row, self._stops_at_first_row = width, QuietTerminal.n_stops
+        window, width = self._window_now, self._console.width
+        if self._rows == [""]:
+            self._is_known = True
         # Where the row ends is not known any more, or not the same on all terminals.
-        elif width != self._width_at_last_row or _most_cells(self._last_rows[-1]) > width:
+        elif window != self._window or _most_cells(self._rows[-1]) > width:
+            self._is_known = False
             word, *rest = _BLANKS.split(text, maxsplit=1)
             self._print(word)
             if not rest:
                 return
             self._print("\n")
-            self._rows_above += self._last_rows
-            self._last_rows, self._last_start = [""], len(self._line) - len(rest[0])
-        self._width_at_last_row = width
-        line = self._line[self._last_start :]
+            self._rows.append("")
+            self._row_start = len(self._line) - len(rest[0])
+        self._window = window
+        line, shown = self._line[self._row_start :], self._rows.pop()
         if self._fence:
             rows = chop_cells(line, width)
         else:
             rows = [row.plain for row in wrapped_rows(Text(line), min(width, MOST_COLUMNS))]
-        at = len(self._last_rows) - 1
-        shown, row = self._last_rows[at], rows[at] if rows else ""
-        if not row.startswith(shown):  # its last word begins the next row
+        rows = rows or [""]
+        if not rows[0].startswith(shown):  # its last word begins the next row
             self._console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
             shown = ""  # an emoji may have another width than the one that rich counts
-        self._print("\n".join([row.removeprefix(shown), *rows[at + 1 :]]))
-        self._last_rows = rows or [""]
-        if len(self._last_rows) > _REWRAPPED and (last := rows[-1].rstrip()):
-            # Nothing changes the rows before it.
-            self._rows_above += self._last_rows[:-1]
-            self._last_rows = self._last_rows[-1:]
-            self._last_start = self._line.rindex(last)
+        self._print("\n".join(rows).removeprefix(shown))
+        self._rows += rows
+        if len(rows) > 1:  # nothing changes those before the last one
+            self._row_start = self._line.rindex(rows[-1])
 
     def _print(self, text: str, style: str | None = None, end: str = "") -> None:
         self._console.print(Text(text, self._style if style is None else style), end=end, soft_wrap=True)
@@ -272,16 +264,13 @@ class MarkdownWriter:
 
         It is not replaced if the terminal may show other rows than were counted.
         """
-        lines, rows, width = self._lines, [*self._rows_above, *self._last_rows], self._width_at_first_row
-        is_known = (
-            width == self._width_at_last_row == self._console.width
-            and self._stops_at_first_row == QuietTerminal.n_stops
-            and max(map(_most_cells, rows)) <= width
-        )
-        self._lines, self._rows_above = [], []
+        lines, rows, width = self._lines, self._rows, self._console.width
+        is_same = self._window == self._window_now
+        is_known = self._is_known and is_same and max(map(_most_cells, rows)) <= width
+        self._lines, self._rows, self._is_known = [], rows[-1:], is_same
         if len(rows) > self._console.height or (rows != [""] and not is_known):
             return
-        self._last_rows = [""]
+        self._rows, self._row_start = [""], 0
         if rows != [""]:
             up = [(ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)] * (len(rows) - 1)
             self._console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2), *up))
@@ -309,9 +298,7 @@ class MarkdownWriter:
         if text.strip() and (not shown.strip() or Counter(wanted) - Counter(shown)):
             self._console.print(Text(text, self._style), width=options.max_width)
             return
-        while rows and not any(segment.text.strip() for segment in rows[0]):
-            rows.pop(0)
-        while rows and not any(segment.text.strip() for segment in rows[-1]):
-            rows.pop()
+        full = [at for at, row in enumerate(rows) if any(segment.text.strip() for segment in row)]
+        rows = rows[full[0] : full[-1] + 1] if full else []
         self._console.print(SegmentLines([_without_end(row) for row in rows], new_lines=True), end="")
         self._console.print("\n" * (len(text) - len(text.rstrip("\n")) + (not rows)), end="")

@@ -1,10 +1,9 @@
 """An answer while it is generated: prompt progress, the reasoning, the text, the figures; and its colours."""
 
-import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from operator import itemgetter
 from statistics import median_low
 
@@ -13,11 +12,10 @@ from rich.text import Text
 from mink_local.chat.conversation.export import answer_as_json
 from mink_local.chat.conversation.session import AnswerStream
 from mink_local.chat.conversation.store import StoredMessage
-from mink_local.chat.settings import Settings, in_words
+from mink_local.chat.settings import Settings
 from mink_local.chat.terminal.screen import COLOURLESS, Screen, Theme, joined_line_ends
 from mink_local.cli import INTERRUPTED, counted
 from mink_local.generation.model import Model
-from mink_local.llama.devices import n_cores
 
 _LEVELS = {1: "1", 2: "2–3", 4: "4–10", 11: "11–50", 51: "51+"}  # the least k of each, and its name
 
@@ -57,53 +55,42 @@ def show_answer(screen: Screen, answer: AnswerStream, on_reasoning: str = "") ->
         if unread:
             screen.progress(f"prompt: {total - unread} of {counted(total, 'token')}")
 
-    continued = answer.message.content
+    texts = (
+        (is_reasoning, text)
+        for piece in answer.pieces(show_prompt)
+        for is_reasoning, text in ((True, piece.reasoning), (False, piece.content))
+        if text
+    )
     try:
-        texts = (
-            (is_reasoning, text)
-            for piece in answer.pieces(show_prompt)
-            for is_reasoning, text in ((True, piece.reasoning), (False, piece.content))
-            if text
-        )
         for is_reasoning, run in groupby(texts, itemgetter(0)):
             screen.progress()
             parts = joined_line_ends(text for _, text in run)
-            began = time.perf_counter()
-            if is_reasoning and not (screen.shows_reasoning and screen.is_terminal):
-                _count_words(screen, parts, on_reasoning)
-                continue
-            writer = screen.writer("dim italic" if is_reasoning else "")
-            if is_reasoning:
-                how = answer.message.parts[-1].while_reasoning
-                screen.note(f"reasoning: {in_words(how)} …" if how else "reasoning …")
+            if not is_reasoning:
+                screen.text(parts)
+            elif screen.shows_reasoning and screen.is_terminal:
+                _show_reasoning(screen, parts, answer.message.parts[-1].of_reasoning)
             else:
-                writer.feed(continued)
-                continued = ""
-            try:
-                for text in parts:
-                    writer.feed(text)
-            finally:
-                writer.end()
-                if is_reasoning:
-                    screen.note(f"reasoned for {_seconds_since(began)}")
-                    screen.show("")
-        if continued:  # and the model had nothing to add
-            screen.text(continued)
+                _count_words(screen, parts, on_reasoning)
     finally:
         screen.progress()
 
 
+def _show_reasoning(screen: Screen, reasoning: Iterable[str], how: str) -> None:
+    """Show reasoning between its label and its seconds."""
+    began = time.perf_counter()
+    screen.note(f"reasoning: {how} …" if how else "reasoning …")
+    screen.text(reasoning, "dim italic")
+    screen.note(f"reasoned for {time.perf_counter() - began:.0f} s")
+    screen.show("")
+
+
 def _count_words(screen: Screen, reasoning: Iterable[str], hint: str) -> None:
     """Show how many words reasoning has, which is not written to a file or a pipe."""
-    text, began = "", time.perf_counter()
-    for part in reasoning:
-        text += part
-        screen.progress(f"reasoning: {counted(len(text.split()), 'word')}")
-    screen.note(f"reasoning: {counted(len(text.split()), 'word')} in {_seconds_since(began)}{hint}")
-
-
-def _seconds_since(began: float) -> str:
-    return f"{time.perf_counter() - began:.0f} s"
+    n_words, began = "", time.perf_counter()
+    for text in accumulate(reasoning):
+        n_words = counted(len(text.split()), "word")
+        screen.progress(f"reasoning: {n_words}")
+    screen.note(f"reasoning: {n_words} in {time.perf_counter() - began:.0f} s{hint}")
 
 
 def note_end(
@@ -148,19 +135,10 @@ def status(answer: StoredMessage, n_ctx: int) -> str:
     """Return the figures of an answer."""
     parts = [counted(answer.n_new, "token")]
     if answer.n_new > 1:
-        parts.append(f"{speed(answer):.1f} tokens/s")
+        seconds = max(answer.seconds - answer.first_token_s, 1e-9)
+        parts.append(f"{(answer.n_new - 1) / seconds:.1f} tokens/s")
     parts.append(f"context {answer.prompt_tokens + answer.n_new}/{n_ctx}")
     return " · ".join(parts)
-
-
-def speed(answer: StoredMessage) -> float:
-    """Return the tokens per second after the first one."""
-    return (answer.n_new - 1) / max(answer.seconds - answer.first_token_s, 1e-9)
-
-
-def is_busy() -> bool:
-    """Return whether other programs wait for the processor's cores."""
-    return hasattr(os, "getloadavg") and os.getloadavg()[0] > 1.5 * n_cores()
 
 
 def about_model(model: Model) -> str:

@@ -6,8 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import zip_longest
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -16,7 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 from rich.theme import Theme as RichTheme
 
-from mink_local.chat.terminal import MOST_COLUMNS, broken_paths, wrapped_rows
+from mink_local.chat.terminal import MOST_COLUMNS, wrapped_rows
 from mink_local.cli import no_blanks_at_line_ends, printable
 from mink_local.errors import MinkError
 
@@ -110,13 +109,10 @@ def beginnings(texts: Sequence[str], width: int) -> list[str]:
     """Return texts, each from where it parts from the others if `width` columns would not show that."""
     lines, shown = [" ".join(text.split()) for text in texts], []
     for line in lines:
-        same = max((_n_common(line, other) for other in lines if other != line), default=0)
+        common = [os.path.commonprefix([line, other]) for other in lines if other != line]  # noqa: RUF071
+        same = max(map(len, common), default=0)
         shown.append(line if same < width * 2 // 3 else f"…{line[same - width // 3 :]}")
     return shown
-
-
-def _n_common(text: str, other: str) -> int:
-    return next(i for i, (one, two) in enumerate(zip_longest(text, other)) if one != two)
 
 
 def joined_line_ends(texts: Iterable[str]) -> Iterator[str]:
@@ -139,22 +135,13 @@ class _GatedConsole(Console):
             yield Segment(text if control else printable(text), style, control)
 
 
-class TextWriter(Protocol):
-    """Shows one text piece by piece."""
-
-    def feed(self, text: str) -> None: ...
-
-    def end(self) -> None:
-        """Show the rest; the cursor is at the beginning of a line afterwards."""
-
-
 class Screen:
     """Shows text, tables and notes, with Markdown and colours unless it `is_plain`.
 
     Args:
         plain: Show text as it is, also on a terminal that has colours.
         shows_reasoning: Show the reasoning of a model; if not, only count its words.
-        theme: Styles for the terminal's background.
+        theme: The name of styles for the terminal's background; see `theme_named`.
 
     Attributes:
         is_terminal: Whether standard output is a terminal.
@@ -162,12 +149,12 @@ class Screen:
         is_plain: Whether text is shown as it is.
     """
 
-    def __init__(self, plain: bool = False, shows_reasoning: bool = True, theme: Theme = DARK) -> None:
+    def __init__(self, plain: bool = False, shows_reasoning: bool = True, theme: str = "auto") -> None:
         self.is_terminal = sys.stdout.isatty()
         self.is_dumb = not self.is_terminal or os.environ.get("TERM") in ("dumb", "unknown")
         self.is_plain = plain or self.is_dumb or bool(os.environ.get("NO_COLOR"))
         self.shows_reasoning = shows_reasoning
-        self.theme = COLOURLESS if self.is_plain else theme
+        self.theme = COLOURLESS if self.is_plain else theme_named(theme)
         options: dict[str, Any] = {
             "color_system": None if self.is_plain else "auto",
             "no_color": self.theme is COLOURLESS,
@@ -187,10 +174,7 @@ class Screen:
         """Print texts and tables."""
         self.progress()
         with no_blanks_at_line_ends(self.console):
-            texts = (
-                broken_paths(Text(one), self.width) if isinstance(one, str) else one for one in renderables
-            )
-            self.console.print(*texts, sep="\n", width=self.width)
+            self.console.print(*renderables, sep="\n", width=self.width)
 
     def table(self, rows: Iterable[Sequence[str | Text]], *titles: str) -> None:
         """Print a table of any texts."""
@@ -201,11 +185,33 @@ class Screen:
             table.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in row))
         self.show(table)
 
-    def text(self, text: str) -> None:
-        """Show a whole text as an answer is shown."""
-        writer = self.writer(streams=False)
-        writer.feed(text)
-        writer.end()
+    def text(self, text: str | Iterable[str], style: str = "") -> None:
+        """Show a text, or its pieces while they come, in a rich style.
+
+        The cursor is at the beginning of a line afterwards.
+        """
+        pieces: Iterable[str] = [text] if isinstance(text, str) else text
+        if self.is_plain:
+            self._write_plain(pieces)
+            return
+        from mink_local.chat.terminal.markdown import MarkdownWriter
+
+        writer = MarkdownWriter(self.console, style, not isinstance(text, str), self.theme.code)
+        try:
+            for piece in pieces:
+                writer.feed(piece)
+        finally:
+            writer.end()
+
+    def _write_plain(self, pieces: Iterable[str]) -> None:
+        """Write the pieces of a text as they are, with a newline at the end."""
+        last = ""
+        try:
+            for last in filter(None, pieces):
+                self.write(last)
+        finally:
+            if self.is_terminal or not (last or "\n").endswith("\n"):
+                self.write("\n")
 
     def write(self, text: str) -> None:
         """Write a text to standard output as it is, or `printable` to a terminal."""
@@ -248,27 +254,3 @@ class Screen:
         sys.stderr.write("\r" + text + blanks + ("" if text else "\r"))
         sys.stderr.flush()
         self._progress = text
-
-    def writer(self, style: str = "", streams: bool = True) -> TextWriter:
-        """Return a writer for one text, in a rich style; it shows text at once if it `streams`."""
-        if self.is_plain:
-            return _PlainWriter(self)
-        from mink_local.chat.terminal.markdown import MarkdownWriter
-
-        return MarkdownWriter(self.console, style, streams, self.theme.code)
-
-
-class _PlainWriter:
-    """Shows a text as it is, with a newline at the end."""
-
-    def __init__(self, screen: Screen) -> None:
-        self._last = ""
-        self._screen = screen
-
-    def feed(self, text: str) -> None:
-        self._screen.write(text)
-        self._last = text or self._last
-
-    def end(self) -> None:
-        if self._screen.is_terminal or (self._last and not self._last.endswith("\n")):
-            self.feed("\n")
