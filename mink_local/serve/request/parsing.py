@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from msgspec import inspect
 
 from mink_local.sandbox import in_a_line
 from mink_local.serve.bodies import ApiError, Json
@@ -47,8 +46,6 @@ _ESCAPE = re.compile(  # in JSON: a whole character, half of one, or another
     rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..)|\\.", re.DOTALL
 )
 _MOST_IGNORED = 32  # fields that are listed
-
-_info = cache(inspect.type_info)
 
 
 @dataclass(frozen=True)
@@ -96,12 +93,11 @@ def parse(body: bytes, kind: type[RequestT]) -> Parsed[RequestT]:
             raise ApiError(400, message, param=name, code="unsupported_parameter")
     places, ignored = _rename(fields, kind)
     kind.normalise(fields)
-    full_kind = with_sampler_fields(kind)
     try:
-        request = _converted(fields, full_kind)
+        request = _converted(fields, with_sampler_fields(kind))
     except ApiError as error:
         raise renamed(error, places) from None
-    return Parsed(request, places, {*ignored, *_unknown(fields, _info(full_kind))})
+    return Parsed(request, places, {*ignored, *_unknown(fields, request)})
 
 
 def _decoded(body: bytes) -> Json:
@@ -159,30 +155,19 @@ def _complaint(error: str) -> tuple[str, str]:
     return in_a_line(text), place.rpartition("`$")[2].strip(".`").replace("[...]", "")
 
 
-def _unknown(value: Any, kind: inspect.Type, path: str = "") -> Iterator[str]:
-    """Yield the paths of fields that a type does not have and that ask for something, without indices."""
-    if isinstance(kind, inspect.UnionType):
-        for one in kind.types:
-            if _is_of(value, one):
-                yield from _unknown(value, one, path)
-    elif isinstance(kind, inspect.ListType) and isinstance(value, list):
-        for item in value:
-            if isinstance(item, dict | list):  # a prompt may have a million token ids
-                yield from _unknown(item, kind.item_type, path)
-    elif isinstance(kind, inspect.StructType) and isinstance(value, dict):
-        known = {field.encode_name: field.type for field in kind.fields}
-        for name, inner in value.items():
+def _unknown(given: Any, read: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths, without indices, of what was given, asks for something, and has no field."""
+    if isinstance(given, list) and isinstance(read, list):
+        for one, its in zip(given, read, strict=True):
+            if isinstance(one, dict):  # a prompt may have a million token ids
+                yield from _unknown(one, its, path)
+    elif isinstance(given, dict) and isinstance(read, msgspec.Struct):
+        known = {*read.__struct_fields__, read.__struct_config__.tag_field}
+        for name, inner in given.items():
             if name in known:
-                yield from _unknown(inner, known[name], f"{path}{name}.")
-            elif name != kind.tag_field and _asks(name, inner) and not (path and name in _LABELS):
+                yield from _unknown(inner, getattr(read, name, None), f"{path}{name}.")
+            elif _asks(name, inner) and not (path and name in _LABELS):
                 yield f"{path}{name[:64]}"
-
-
-def _is_of(value: Any, kind: inspect.Type) -> bool:
-    """Return whether a value is of one of the types of a union."""
-    if isinstance(kind, inspect.StructType):
-        return isinstance(value, dict) and kind.tag in (None, value.get(kind.tag_field))
-    return isinstance(kind, inspect.ListType)
 
 
 def _asks(name: str, value: Any) -> bool:
