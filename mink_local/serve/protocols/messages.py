@@ -282,7 +282,7 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
                 for tool in self.own_tools
             ],
             reasoning_budget=budget,
-            messages=[message for message, _ in self._messages()],
+            messages=[*self._messages()],
             tool_choice=choice and choice.for_chat,
             parallel_tool_calls=None if choice is None else not choice.disable_parallel_tool_use,
             chat_template_kwargs=switch | (self.chat_template_kwargs or {}),
@@ -292,20 +292,20 @@ class MessagesRequest(SamplingFields, frozen=True, kw_only=True):
     @property
     def places(self) -> dict[str, str]:
         tools = (f"tools[{i}]" for i, tool in enumerate(self.tools or ()) if tool.is_own)
-        places = places_of((path for _, path in self._messages()), tools, "input_schema")
+        places = places_of(tools, "input_schema")
         return super().places | places | {"response_format": "output_config.format"}
 
-    def _messages(self) -> Iterator[tuple[ChatMessage, str]]:
-        """Yield the messages of the chat request, each with its place here; results come first."""
+    def _messages(self) -> Iterator[ChatMessage]:
+        """Yield the messages of the chat request; of each, results come first."""
         if self.system:
-            yield ChatMessage(role="system", content=joined(self.system)), "system"
-        for i, message in enumerate(self.messages):
+            yield ChatMessage(role="system", content=joined(self.system))
+        for message in self.messages:
             content = message.content
             blocks = [TextBlock(text=content)] if isinstance(content, str) else content
-            made = [block.message for block in blocks if isinstance(block, ToolResult)]
-            if message.role == "assistant" or len(made) < len(blocks) or not made:
-                made.append(_message(message.role, blocks))
-            yield from ((one, f"messages[{i}]") for one in made)
+            results = [block.message for block in blocks if isinstance(block, ToolResult)]
+            yield from results
+            if message.role == "assistant" or len(results) < len(blocks) or not results:
+                yield _message(message.role, blocks)
 
 
 def _message(role: Literal["user", "assistant", "system"], blocks: Sequence[Block]) -> ChatMessage:

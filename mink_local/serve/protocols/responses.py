@@ -215,7 +215,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
                 )
                 for name, _, tool, _ in self.named_tools()
             ],
-            messages=[message for message, _ in self._messages()],
+            messages=[*self._messages()],
             tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls,
             reasoning=self.reasoning,
@@ -226,7 +226,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     @property
     def places(self) -> dict[str, str]:
         tools = (path for *_, path in self.named_tools())
-        places = places_of((path for _, path in self._messages()), tools, "parameters")
+        places = places_of(tools, "parameters")
         return super().places | places | {"messages": "input", "response_format": "text.format"}
 
     @property
@@ -243,8 +243,8 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
             for j, function in enumerate(tool.tools or ()):
                 yield f"{tool.name}.{function.name}", tool.name, function, f"tools[{i}].tools[{j}]"
 
-    def _messages(self) -> Iterator[tuple[ChatMessage, str]]:
-        """Yield the messages of the chat request, each with its place here.
+    def _messages(self) -> Iterator[ChatMessage]:
+        """Yield the messages of the chat request.
 
         Reasoning, a message and calls of the assistant's belong to one message. What the system says first is
         one message: Codex sends several, and many templates take one.
@@ -255,12 +255,8 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
         first = [*takewhile(lambda item: getattr(item, "role", "") in ("system", "developer"), items)]
         texts = [joined(item.content) for item in first if isinstance(item, MessageItem)]
         if system := [*filter(None, [self.instructions, *texts])]:
-            place = "input" if texts else "instructions"
-            yield ChatMessage(role="system", content="\n\n".join(system)), place
-        at = len(first)
-        for turn in _turns(items[at:]):
-            at += len(turn)
-            yield _message(turn), f"input[{at - 1}]"
+            yield ChatMessage(role="system", content="\n\n".join(system))
+        yield from map(_message, _turns(items[len(first) :]))
 
 
 def _turns(items: Iterable[Item]) -> Iterator[list[Item]]:

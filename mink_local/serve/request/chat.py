@@ -233,8 +233,8 @@ class ChatRequest(ChoicesRequest, frozen=True, kw_only=True):
                 raise ApiError(400, f"{path} must be object, for tool {function.name!r}", param=path)
 
     @property
-    def sources(self) -> dict[str, str]:
-        return ({"grammar": "tools"} if self.tools else {}) | super().sources
+    def places(self) -> dict[str, str]:
+        return ({"grammar": "tools"} if self.tools else {}) | super().places
 
     @property
     def has_strict_tools(self) -> bool:
@@ -302,8 +302,8 @@ class CompletionRequest(ChoicesRequest, frozen=True, kw_only=True):
         return len(self.prompts()) * super().n_answers
 
     @property
-    def sources(self) -> dict[str, str]:
-        return super().sources | ({"n": "prompt"} if len(self.prompts()) > 1 else {})
+    def places(self) -> dict[str, str]:
+        return super().places | ({"n": "prompt"} if len(self.prompts()) > 1 else {})
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts: texts or lists of token ids."""
@@ -341,9 +341,9 @@ def chat_message(
     )
 
 
-def places_of(messages: Iterable[str], tools: Iterable[str], parameters: str) -> dict[str, str]:
-    """Return where the messages and tools of a chat request are, given their paths and a schema's name."""
-    places = {f"messages[{i}]": path for i, path in enumerate(messages)}
+def places_of(tools: Iterable[str], parameters: str) -> dict[str, str]:
+    """Return where the tools of a chat request are, given their paths and a schema's name."""
+    places = {}
     for i, path in enumerate(tools):
         places[f"tools[{i}].function.parameters"] = f"{path}.{parameters}"
         places[f"tools[{i}].function"] = path

@@ -85,18 +85,13 @@ class Fields(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self
 
     @property
-    def sources(self) -> dict[str, str]:
-        """Where the client gave what several fields can ask for."""
-        return {}
-
-    @property
     def left_out(self) -> Iterable[str]:
         """The parts of the request that are read and have no effect all the same."""
         return ()
 
     @property
     def places(self) -> dict[str, str]:
-        """Where the client gave the fields and options that have other names in the engine's request."""
+        """Where the client gave what errors call by the names of the engine's request."""
         kwargs = "chat_template_kwargs"
         return {
             "prefix": "prefix_tokens",
@@ -307,9 +302,8 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
                     yield "json_schema" if option == "json" else option, value, prefix + option
 
     @property
-    def sources(self) -> dict[str, str]:
-        """Where the client gave options of the engine, to name them in errors."""
-        return {option: place for option, _, place in self.constraints()}
+    def places(self) -> dict[str, str]:
+        return super().places | {option: place for option, _, place in self.constraints()}
 
     @property
     def sampler_options(self) -> dict[str, float]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -64,12 +64,10 @@ class Parsed(Generic[RequestT]):
 
     def about_field(self, error: ApiError) -> ApiError:
         """Return an error about the engine's request as one about the client's."""
-        sources: Mapping[str, str] = {}
+        maps = [self.request.places, self.places]
         with suppress(ApiError):
-            sources = self.request.normal().sources
-        for places in (sources, self.request.places, self.places):
-            error = renamed(error, places)
-        return error
+            maps.insert(0, self.request.normal().places)
+        return reduce(renamed, maps, error)
 
     @property
     def listed(self) -> list[str]:
@@ -176,16 +174,11 @@ def _asks(name: str, value: Any) -> bool:
 
 
 def renamed(error: ApiError, places: Mapping[str, str]) -> ApiError:
-    """Return an error whose field has the client's name.
-
-    Args:
-        places: The client's names by this server's; of what is inside a message, they name the message.
-    """
+    """Return an error whose field has the client's name, given the client's names by this server's."""
     param = error.param or ""
     for ours, theirs in places.items():
         if param == ours or param.startswith((f"{ours}.", f"{ours}[")):
-            inside = "" if ours.startswith("messages") else param[len(ours) :]
-            return error.about(theirs + inside)
+            return error.about(theirs + param[len(ours) :])
     return error
 
 
