@@ -25,7 +25,6 @@ from mink_local.serve import request_log
 from mink_local.serve.bodies import ApiError, Timings, TokenUsage
 from mink_local.serve.clients import Client
 from mink_local.serve.history import ResponseHead
-from mink_local.serve.metrics import Metrics
 from mink_local.serve.request.chat import ChatRequest, CompletionRequest
 from mink_local.serve.request.parsing import Parsed
 from mink_local.serve.request.sampling import engine_requests, sampling_params
@@ -188,93 +187,6 @@ class NamedMessagesBuilder(ResponseBuilder):
         self.send({"type": kind, **fields}, kind)
 
 
-class Clock:
-    """Times the tokens of one response, for its `timings` and the server's metrics.
-
-    Args:
-        metrics: The server's numbers.
-        model: The model id that was asked for.
-        client: Who asked.
-    """
-
-    def __init__(self, metrics: Metrics, model: str, client: Client) -> None:
-        self._metrics = metrics
-        self._model = model
-        self._who = (model, client.name)
-        # For each token, looking these up would take longer than counting.
-        self._tokens = metrics.generated_tokens.labels(*self._who)
-        self._token_seconds = metrics.token_seconds.labels(model)
-        self._started = self._end = time.perf_counter()
-        self._slot: float | None = None  # when the first answer got it
-        self._first: float | None = None  # when the first token came
-        self._last: dict[Answer, float] = {}  # when each answer's last token came, or its slot
-        self._prompts: list[object] = []  # those that were counted
-
-    def note(self, answer: Answer, piece: Piece) -> None:
-        """Count a piece's token."""
-        self._end = now = time.perf_counter()
-        if piece.token is None:
-            return
-        self._tokens.inc()
-        if answer in self._last:
-            self._token_seconds.observe(now - self._last[answer])
-        else:
-            self.count_prompt(answer)
-            self._metrics.first_token_seconds.labels(self._model).observe(now - self._started)
-        if self._first is None:
-            self._first = now
-        self._last[answer] = now
-
-    def count_prompt(self, answer: Answer, n_unread: int = 0) -> None:
-        """Count the prompt of an answer that has, or had, a slot: once for all answers to it.
-
-        Args:
-            n_unread: Number of its tokens that were not evaluated: the client has left.
-        """
-        if answer in self._last or not answer.began:
-            return
-        self._last[answer] = answer.began
-        self._metrics.queue_seconds.labels(self._model).observe(answer.began - self._started)
-        self._slot = min(self._slot or answer.began, answer.began)
-        if not any(prompt is answer.request.prompt for prompt in self._prompts):
-            self._prompts.append(answer.request.prompt)
-            n_cached = answer.prompt_tokens - answer.evaluated_tokens
-            self._metrics.prompt_tokens.labels(*self._who).inc(answer.prompt_tokens - n_unread)
-            self._metrics.cached_tokens.labels(*self._who).inc(n_cached)
-
-    def count_cancelled(self) -> None:
-        """Count a request whose client has left."""
-        self._metrics.cancelled.labels(*self._who).inc()
-
-    @property
-    def waits(self) -> dict[str, float]:
-        """Seconds from the request to its first slot, and to its first token, if it has one."""
-        times = {"queue_seconds": self._slot, "first_token_seconds": self._first}
-        return {name: round(time - self._started, 3) for name, time in times.items() if time is not None}
-
-    def timings(self, usage: TokenUsage) -> Timings:
-        """Return tokens and milliseconds with llama-server's names, without the time in the queue."""
-        first = self._first or self._end
-        prompt_ms, predicted_ms = 1000 * (first - (self._slot or first)), 1000 * (self._end - first)
-        n_cached = usage.prompt_tokens_details["cached_tokens"]
-        n_evaluated = usage.prompt_tokens - n_cached
-        n_intervals = usage.completion_tokens - len(self._last)  # between the tokens of an answer
-        return Timings(
-            cache_n=n_cached,
-            prompt_n=n_evaluated,
-            prompt_ms=round(prompt_ms, 3),
-            prompt_per_second=_rate(n_evaluated, prompt_ms),
-            predicted_n=usage.completion_tokens,
-            predicted_ms=round(predicted_ms, 3),
-            predicted_per_second=_rate(n_intervals, predicted_ms),
-        )
-
-
-def _rate(n: int, milliseconds: float) -> float:
-    """Return a number per second; 0 if there is nothing to measure."""
-    return round(1000 * n / milliseconds, 2) if n > 0 and milliseconds > 0 else 0.0
-
-
 async def respond(
     service: Service,
     client: Client,
@@ -307,14 +219,13 @@ async def respond(
         params,
         client.name,
     )
-    clock = Clock(service.metrics, preset.model_id, client)
     requests = partial(engine_requests, service.model, request, params)
-    events = await service.begin(client, request.n_answers, requests)
+    events = await service.begin(client, request.n_answers, requests, preset.model_id, request.n or 1)
     is_strict = isinstance(request, ChatRequest) and request.has_strict_tools
     if is_strict and not events.answers[0].has_call_grammar:
         parsed.ignored.add("tools.function.strict" if given is request else "tools.strict")
     builder = make_builder(service.model, given, head, events.answers)
-    exchange = _Exchange(service, events, builder, clock, request.n or 1)
+    exchange = _Exchange(service, events, builder)
     if given.stream:
         stream = _MessageStream(exchange.stream(), headers=_STREAM_HEADERS, media_type="text/event-stream")
         stream.close = exchange.close
@@ -331,22 +242,20 @@ class _Exchange:
         service: Generates it.
         events: Of its answers.
         builder: Builds it.
-        clock: Times its tokens.
-        n: Number of answers to each prompt.
     """
 
     service: Service
     events: EventStream
     builder: ResponseBuilder
-    clock: Clock
-    n: int
 
     async def whole(self) -> Any:
         """Return the body of a response that is not streamed. Raises ApiError if an answer fails."""
+        events = self.events
         try:
-            async for event in self.events:
+            async for event in events:
                 await self._add(event)
-            return await self.service.off_loop(self.events.client, self.builder.whole, *self._numbers())
+            whole = partial(self.builder.whole, events.clock.usage, events.clock.timings)
+            return await self.service.off_loop(events.client, whole)
         finally:
             self.close()
 
@@ -372,61 +281,22 @@ class _Exchange:
                     yield taken
                     sent = now()
         except StopAsyncIteration:
-            builder.end(*self._numbers())
+            builder.end(self.events.clock.usage, self.events.clock.timings)
         except ApiError as error:
             request_log.note(error=str(error))
             builder.fail(error)
         yield builder.take()
 
     def close(self) -> None:
-        """End the answers that are not finished; keep, count and log what was generated."""
-        finish(self.service, self.events, self.clock, self.n)
+        """End the answers that are not finished, and keep what was generated."""
+        self.service.close(self.events)
         self.service.history.add(self.builder.head, self.events.answers)
 
     async def _add(self, event: Event) -> None:
-        self.clock.note(*event)
         if self.builder.is_long:
             await self.service.off_loop(self.events.client, self.builder.add, *event)
         else:
             self.builder.add(*event)
-
-    def _numbers(self) -> tuple[TokenUsage, Timings]:
-        usage = _usage(self.events.answers, self.n)
-        return usage, self.clock.timings(usage)
-
-
-def finish(service: Service, events: EventStream, clock: Clock, n: int = 1) -> None:
-    """End answers, n to each prompt, if they are not finished, and note for the log what was generated."""
-    answers, has_failed = events.answers, events.has_failed
-    n_unread = {answer: service.model.core.engine.unevaluated(answer) for answer in answers}
-    service.cancel(events)
-    for answer in answers:
-        clock.count_prompt(answer, n_unread[answer])
-    reasons = {answer.finish_reason or ("error" if has_failed else "left") for answer in answers}
-    if "left" in reasons:
-        clock.count_cancelled()
-    request_log.note(
-        prompt_tokens=_usage(answers, n).prompt_tokens,
-        evaluated_tokens=sum(max(0, one.evaluated_tokens - n_unread[one]) for one in answers),
-        completion_tokens=sum(answer.n_tokens for answer in answers),
-        finish_reason=",".join(sorted(reasons)),
-        **clock.waits,
-    )
-
-
-def _usage(answers: Sequence[Answer], n: int) -> TokenUsage:
-    """Return the numbers of tokens of answers, n to each prompt, which counts once."""
-    n_prompt = sum(answer.prompt_tokens for answer in answers[::n])
-    evaluated = [answer.evaluated_tokens for answer in answers]
-    n_evaluated = sum(max(evaluated[i : i + n]) for i in range(0, len(answers), n))
-    n_generated = sum(answer.n_tokens for answer in answers)
-    return TokenUsage(
-        prompt_tokens=n_prompt,
-        completion_tokens=n_generated,
-        total_tokens=n_prompt + n_generated,
-        prompt_tokens_details={"cached_tokens": n_prompt - n_evaluated},
-        completion_tokens_details={"reasoning_tokens": sum(answer.n_reasoning for answer in answers)},
-    )
 
 
 class _MessageStream(StreamingResponse):

@@ -1,4 +1,4 @@
-"""The model behind all endpoints: admission, the events of answers, metrics."""
+"""The model behind all endpoints: admission, the events of answers, what they take."""
 
 import asyncio
 import hashlib
@@ -11,20 +11,20 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from mink_local.errors import MinkError
-from mink_local.generation.answer import Answer
+from mink_local.generation.answer import Answer, Piece
 from mink_local.generation.engine.decoding import Decoding
 from mink_local.generation.engine.thread import Event
 from mink_local.generation.model import Model
 from mink_local.generation.request import Prompt, Request, is_token_ids
 from mink_local.llama.guide import tokenizer_of
 from mink_local.llama.library import binding
-from mink_local.serve.bodies import ApiError, api_errors
+from mink_local.serve.bodies import ApiError, Timings, TokenUsage, api_errors
 from mink_local.serve.clients import Client, FairThreads
 from mink_local.serve.history import SIZE, History
 from mink_local.serve.keys import Keys
 from mink_local.serve.metrics import Metrics
 from mink_local.serve.request.presets import Presets
-from mink_local.serve.request_log import log
+from mink_local.serve.request_log import log, note
 from mink_local.version import __version__
 
 T = TypeVar("T")
@@ -35,6 +35,127 @@ _WATCH_SECONDS = 0.5  # between two looks at the engine
 _END_SECONDS = 10.0  # for the running batch to end when the server stops
 
 
+class Clock:
+    """Times and counts the tokens of one response, for the response itself, the log and the metrics.
+
+    Args:
+        metrics: The server's numbers.
+        model: The model id that was asked for.
+        client: Who asked.
+        answers: The answers, n to each prompt, which counts once.
+        started: When the request came, as `time.perf_counter`.
+    """
+
+    def __init__(
+        self, metrics: Metrics, model: str, client: Client, answers: Sequence[Answer], n: int, started: float
+    ) -> None:
+        self._metrics = metrics
+        self._model = model
+        self._who = (model, client.name)
+        # For each token, looking these up would take longer than counting.
+        self._tokens = metrics.generated_tokens.labels(*self._who)
+        self._token_seconds = metrics.token_seconds.labels(model)
+        self._answers = answers
+        self._n = n
+        self._started = self._end = started
+        self._slot: float | None = None  # when the first answer got it
+        self._first: float | None = None  # when the first token came
+        self._last: dict[Answer, float] = {}  # when each answer's last token came, or its slot
+        self._counted: set[int] = set()  # prompts, by their numbers
+
+    def note(self, answer: Answer, piece: Piece) -> None:
+        """Count a piece's token."""
+        self._end = now = time.perf_counter()
+        if piece.token is None:
+            return
+        self._tokens.inc()
+        if answer in self._last:
+            self._token_seconds.observe(now - self._last[answer])
+        else:
+            self._count_prompt(answer)
+            self._metrics.first_token_seconds.labels(self._model).observe(now - self._started)
+        if self._first is None:
+            self._first = now
+        self._last[answer] = now
+
+    def _count_prompt(self, answer: Answer, n_unread: int = 0) -> None:
+        """Count the prompt of an answer that has, or had, a slot.
+
+        Args:
+            n_unread: Number of its tokens that were not evaluated: the client has left.
+        """
+        if answer in self._last or not answer.began:
+            return
+        self._last[answer] = answer.began
+        self._metrics.queue_seconds.labels(self._model).observe(answer.began - self._started)
+        self._slot = min(self._slot or answer.began, answer.began)
+        if (prompt := self._answers.index(answer) // self._n) not in self._counted:
+            self._counted.add(prompt)
+            n_cached = answer.prompt_tokens - answer.evaluated_tokens
+            self._metrics.prompt_tokens.labels(*self._who).inc(answer.prompt_tokens - n_unread)
+            self._metrics.cached_tokens.labels(*self._who).inc(n_cached)
+
+    def report(self, n_unread: Mapping[Answer, int], *, has_failed: bool) -> Mapping[str, object]:
+        """Count what was not counted as it came, and return the fields of the log's line.
+
+        Args:
+            n_unread: Numbers of the prompts' tokens that were not evaluated.
+            has_failed: Whether answers that have not ended did so for an error, not for a client that left.
+        """
+        for answer in self._answers:
+            self._count_prompt(answer, n_unread[answer])
+        reasons = {answer.finish_reason or ("error" if has_failed else "left") for answer in self._answers}
+        if "left" in reasons:
+            self._metrics.cancelled.labels(*self._who).inc()
+        waits = {"queue_seconds": self._slot, "first_token_seconds": self._first}
+        return {
+            "prompt_tokens": self.usage.prompt_tokens,
+            "evaluated_tokens": sum(max(0, one.evaluated_tokens - n_unread[one]) for one in self._answers),
+            "completion_tokens": self.usage.completion_tokens,
+            "finish_reason": ",".join(sorted(reasons)),
+            **{name: round(time - self._started, 3) for name, time in waits.items() if time is not None},
+        }
+
+    @property
+    def usage(self) -> TokenUsage:
+        """The numbers of tokens."""
+        answers, n = self._answers, self._n
+        n_prompt = sum(answer.prompt_tokens for answer in answers[::n])
+        evaluated = [answer.evaluated_tokens for answer in answers]
+        n_evaluated = sum(max(evaluated[i : i + n]) for i in range(0, len(answers), n))
+        n_generated = sum(answer.n_tokens for answer in answers)
+        return TokenUsage(
+            prompt_tokens=n_prompt,
+            completion_tokens=n_generated,
+            total_tokens=n_prompt + n_generated,
+            prompt_tokens_details={"cached_tokens": n_prompt - n_evaluated},
+            completion_tokens_details={"reasoning_tokens": sum(answer.n_reasoning for answer in answers)},
+        )
+
+    @property
+    def timings(self) -> Timings:
+        """Tokens and milliseconds with llama-server's names, without the time in the queue."""
+        usage, first = self.usage, self._first or self._end
+        prompt_ms, predicted_ms = 1000 * (first - (self._slot or first)), 1000 * (self._end - first)
+        n_cached = usage.prompt_tokens_details["cached_tokens"]
+        n_evaluated = usage.prompt_tokens - n_cached
+        n_intervals = usage.completion_tokens - len(self._last)  # between the tokens of an answer
+        return Timings(
+            cache_n=n_cached,
+            prompt_n=n_evaluated,
+            prompt_ms=round(prompt_ms, 3),
+            prompt_per_second=_rate(n_evaluated, prompt_ms),
+            predicted_n=usage.completion_tokens,
+            predicted_ms=round(predicted_ms, 3),
+            predicted_per_second=_rate(n_intervals, predicted_ms),
+        )
+
+
+def _rate(n: int, milliseconds: float) -> float:
+    """Return a number per second; 0 if there is nothing to measure."""
+    return round(1000 * n / milliseconds, 2) if n > 0 and milliseconds > 0 else 0.0
+
+
 class EventStream:
     """The events of one client's answers: an asynchronous iterator that ends with the last answer.
 
@@ -43,14 +164,16 @@ class EventStream:
     Args:
         answers: The answers, which grow in the model's thread.
         client: Who asked for them.
+        clock: Times and counts the tokens as they are read.
 
     Attributes:
         has_failed: Whether it has raised.
     """
 
-    def __init__(self, answers: Sequence[Answer], client: Client) -> None:
+    def __init__(self, answers: Sequence[Answer], client: Client, clock: Clock) -> None:
         self.answers = answers
         self.client = client
+        self.clock = clock
         self.has_failed = False
         self._open = len(answers)
         self._arrived: asyncio.Queue[Event | ApiError] = asyncio.Queue()
@@ -67,6 +190,7 @@ class EventStream:
             self.has_failed = True
             raise event
         answer, piece = event
+        self.clock.note(answer, piece)
         self._open -= piece.finish_reason is not None
         if piece.finish_reason == "error":
             self.has_failed = True
@@ -278,24 +402,36 @@ class Service:
             headers={"retry-after": str(seconds)},
         )
 
-    async def begin(self, client: Client, n: int, make: Callable[[], Sequence[Request]]) -> EventStream:
-        """Prepare n requests off the event loop, and have them answered.
+    async def begin(
+        self,
+        client: Client,
+        n: int,
+        make: Callable[[], Sequence[Request]],
+        model: str = "",
+        n_of_prompt: int = 1,
+    ) -> EventStream:
+        """Prepare n requests off the event loop, and have them answered; whoever reads them calls `close`.
 
         Args:
             client: Who asks for them.
             n: Number of requests.
             make: Returns the requests; called in a thread, unless the queue is full.
+            model: The model id that was asked for.
+            n_of_prompt: Number of requests that have the same prompt, one after another.
 
         Raises:
             ApiError: This model cannot answer a request; see also `admitted`.
         """
+        started = time.perf_counter()
         with self.admitted(client, n):
             with api_errors():
                 requests = await self.off_loop(client, make)
             decodings = [await self.off_loop(client, self._prepare, request, client) for request in requests]
         if self._over is not None:
             raise self._over
-        stream = EventStream([decoding.answer for decoding in decodings], client)
+        answers = [decoding.answer for decoding in decodings]
+        clock = Clock(self.metrics, model, client, answers, n_of_prompt, started)
+        stream = EventStream(answers, client, clock)
         try:
             self.model.core.thread.generate(decodings, stream.put)
         except MinkError as error:  # `_watch_engine` is about to notice
@@ -303,11 +439,14 @@ class Service:
         self._streams.add(stream)
         return stream
 
-    def cancel(self, stream: EventStream) -> None:
-        """End those of a stream's answers that have not ended; others go on."""
+    def close(self, stream: EventStream) -> None:
+        """End those of a stream's answers that have not ended; count and log what was generated."""
+        engine = self.model.core.engine
+        n_unread = {answer: engine.unevaluated(answer) for answer in stream.answers}
         self._streams.discard(stream)
         self._seconds += [answer.seconds for answer in stream.answers if answer.seconds]
         self.model.core.thread.cancel([answer for answer in stream.answers if answer.finish_reason is None])
+        note(**stream.clock.report(n_unread, has_failed=stream.has_failed))
 
     async def off_loop(self, client: Client, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function in a thread in the client's turn, so that others are served meanwhile."""

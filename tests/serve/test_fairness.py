@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,6 @@ from mink_local import MinK, Request, SamplingParams, load_model
 from mink_local.serve.bodies import ApiError
 from mink_local.serve.clients import Client, FairThreads
 from mink_local.serve.endpoints.candidates import CandidatesRequest, find_candidates
-from mink_local.serve.exchange import Clock, finish
 from mink_local.serve.keys import Keys
 from mink_local.serve.metrics import Metrics
 from mink_local.serve.request.parsing import parse
@@ -97,7 +97,7 @@ def requests(*prompts: str, max_tokens: int = 40) -> list[Request]:
 
 
 async def begin(service: Service, client: Client, *prompts: str) -> EventStream:
-    return await service.begin(client, len(prompts), lambda: requests(*prompts))
+    return await service.begin(client, len(prompts), lambda: requests(*prompts), "tiny")
 
 
 async def read(stream: EventStream) -> None:
@@ -131,7 +131,7 @@ async def test_a_full_queue_has_a_place_for_who_has_nothing_here(tiny_path: Path
             await begin(service, Client("mallory"), "m")
         await asyncio.gather(*map(read, (alice, bob, eve)))
         for stream in (alice, bob, eve):
-            service.cancel(stream)
+            service.close(stream)
         await read(await begin(service, ALICE, *"abcd"))
 
 
@@ -143,14 +143,14 @@ async def test_retry_after_is_the_mean_of_the_last_answers(
         await read(ended)
         for answer in ended.answers:
             monkeypatch.setattr(answer, "seconds", 30.0)
-        service.cancel(ended)
+        service.close(ended)
         running = await begin(service, ALICE, "a", "b")
         for answer in running.answers:
             monkeypatch.setattr(answer, "began", 0.0)
         with pytest.raises(ApiError, match="30 s") as refused:
             await begin(service, ALICE, "c", "d")
         assert refused.value.headers["retry-after"] == "30"
-        service.cancel(running)
+        service.close(running)
 
 
 async def test_other_work_counts_like_answers(tiny_path: Path) -> None:
@@ -178,10 +178,18 @@ async def test_candidates_belong_to_who_asks_for_them(tiny_path: Path) -> None:
         assert numbers("mink_generated_tokens_total", who) == 1
 
 
-def test_prompts_without_a_token_are_counted_and_logged(tiny_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/v1/completions", {"prompt": "One, two, three, four."}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+    ],
+)
+def test_prompts_without_a_token_are_counted_once_and_logged(
+    tiny_path: Path, path: str, prompt: dict[str, Any]
+) -> None:
     with running_server("--model", str(tiny_path), "--no-presets") as server:
-        asked = {"prompt": "One, two, three, four.", "n": 3, "max_tokens": 0}
-        response = server.post("/v1/completions", **asked)
+        response = server.post(path, **prompt, n=3, max_tokens=0)
         n_prompt = response.json()["usage"]["prompt_tokens"]
         assert server.metric("prompt_tokens_total") == n_prompt
         request_id = response.headers["x-request-id"]
@@ -193,11 +201,12 @@ def test_prompts_without_a_token_are_counted_and_logged(tiny_path: Path) -> None
 
 async def test_prompts_of_clients_that_left_are_counted(tiny_path: Path) -> None:
     async with started(tiny_path) as service:
-        clock = Clock(service.metrics, "tiny", ALICE)
         waiting = await begin(service, ALICE, *"abc")
-        await read(await begin(service, ALICE, "d"))
+        ended = await begin(service, ALICE, "d")
+        await read(ended)
         assert all(answer.began for answer in waiting.answers)
-        finish(service, waiting, clock)
+        service.close(waiting)
         numbers = service.metrics.registry.get_sample_value
         who = {"model": "tiny", "client": "alice"}
-        assert numbers("mink_prompt_tokens_total", who) == sum(one.prompt_tokens for one in waiting.answers)
+        prompts = [one.prompt_tokens for one in (*waiting.answers, *ended.answers)]
+        assert numbers("mink_prompt_tokens_total", who) == sum(prompts)

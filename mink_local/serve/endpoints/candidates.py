@@ -16,7 +16,6 @@ from mink_local.llama.weights import Weights
 from mink_local.samplers import Greedy, Sampler, parse
 from mink_local.serve.bodies import ApiError, Output, api_errors
 from mink_local.serve.clients import Client
-from mink_local.serve.exchange import Clock, finish
 from mink_local.serve.request.chat import ChatMessage, ChatRequest, FunctionTool, NamedToolChoice
 from mink_local.serve.request.fields import (
     MAX_TOOLS,
@@ -148,7 +147,7 @@ async def find_candidates(
 ) -> StepCandidates:
     """Return the candidates of an answer's next token, and samplers' cuts."""
     asked = parsed.request
-    clock = Clock(service.metrics, service.presets.find(asked.model).model_id, client)
+    model_id = service.presets.find(asked.model).model_id
     with api_errors("samplers"):
         samplers = [parse(text, "temperature-last") for text in asked.samplers or ()]
     rows: list[NDArray[np.float32]] = []
@@ -162,12 +161,12 @@ async def find_candidates(
         # Not with the grammar of a forced call: the logits are the model's own.
         return [replace(request, params=params, watch=rows.append)]
 
-    events = await service.begin(client, 1, make_requests)
+    events = await service.begin(client, 1, make_requests, model_id)
     try:
-        async for event in events:
-            clock.note(*event)
+        async for _ in events:
+            pass
     finally:
-        finish(service, events, clock)
+        service.close(events)
     with api_errors():
         return await service.off_loop(
             client,
