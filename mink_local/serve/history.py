@@ -1,8 +1,9 @@
 """The last answers, kept in memory: the playground shows why they say what they say."""
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from mink_local.generation.answer import Answer
 from mink_local.generation.request import SamplingParams
@@ -34,41 +35,19 @@ class ResponseHead:
     client: str
 
 
-@dataclass(frozen=True)
-class AnswerRecord:
-    """What the playground shows of an answer.
-
-    Attributes:
-        prompt: Token ids.
-        tokens: Token ids.
-        k: Number of candidates for each of `tokens`.
-        finish_reason: `left` if the client did not wait for the end.
-    """
-
-    prompt: "array[int]"
-    tokens: "array[int]"
-    k: "array[int]"
-    sampler: str
-    temperature: float
-    finish_reason: str
-
-    @classmethod
-    def of(cls, answer: Answer) -> "AnswerRecord":
-        """Return what is kept of an answer: numbers, without its log-probabilities."""
-        params, reason = answer.request.params, answer.finish_reason
-        return cls(
-            prompt=array("i", answer.prompt),
-            tokens=array("i", answer.tokens),
-            k=array("i", answer.k),
-            sampler=str(params.effective_sampler),
-            temperature=params.temperature,
-            finish_reason="left" if reason in (None, "interrupted") else str(reason),
-        )
-
-    @property
-    def n_bytes(self) -> int:
-        """What its numbers occupy."""
-        return sum(one.itemsize * len(one) for one in (self.prompt, self.tokens, self.k))
+def recorded(answer: Answer) -> bytes:
+    """Return what the playground shows of an answer, in MessagePack; of its texts, the token ids."""
+    params, reason = answer.request.params, answer.finish_reason
+    return msgspec.msgpack.encode(
+        {
+            "prompt": answer.prompt,
+            "tokens": answer.tokens,
+            "k": answer.k,
+            "sampler": str(params.effective_sampler),
+            "temperature": params.temperature,
+            "finish_reason": "left" if reason in (None, "interrupted") else reason,
+        }
+    )
 
 
 class History:
@@ -76,27 +55,29 @@ class History:
 
     Args:
         size: Number of requests to keep.
-        most_bytes: What their numbers may occupy; the oldest requests are dropped.
+        most_bytes: What their answers may occupy; the oldest requests are dropped.
     """
 
     def __init__(self, size: int = SIZE, most_bytes: int = MOST_BYTES) -> None:
         self._size = size
         self._most_bytes = most_bytes
         self._n_bytes = 0
-        self._records: dict[str, tuple[ResponseHead, Sequence[AnswerRecord]]] = {}
+        self._records: dict[str, tuple[ResponseHead, Sequence[bytes]]] = {}
 
     def add(self, head: ResponseHead, answers: Sequence[Answer]) -> None:
         """Keep a request, and drop the oldest if there are too many."""
         if self._size:
-            kept = [*map(AnswerRecord.of, answers[:_ANSWERS])]
+            kept = [*map(recorded, answers[:_ANSWERS])]
             self._records[head.request_id] = head, kept
-            self._n_bytes += sum(record.n_bytes for record in kept)
+            self._n_bytes += sum(map(len, kept))
         while len(self._records) > self._size or self._n_bytes > self._most_bytes:
             _, dropped = self._records.pop(next(iter(self._records)))
-            self._n_bytes -= sum(record.n_bytes for record in dropped)
+            self._n_bytes -= sum(map(len, dropped))
 
-    def find(self, request_id: str, client: str) -> tuple[ResponseHead, Sequence[AnswerRecord]]:
-        """Return a request by the end of its id: `req_1f0c` and `chatcmpl-1f0c` are the same.
+    def find(self, request_id: str, client: str) -> tuple[ResponseHead, Sequence[bytes]]:
+        """Return a request by the end of its id, with its `recorded` answers.
+
+        `req_1f0c` and `chatcmpl-1f0c` are the same.
 
         Args:
             request_id: The id.

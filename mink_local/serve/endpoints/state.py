@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
@@ -15,7 +16,6 @@ from mink_local.generation.model import Model
 from mink_local.samplers import default_samplers
 from mink_local.serve.bodies import Output
 from mink_local.serve.clients import Client
-from mink_local.serve.history import AnswerRecord
 from mink_local.serve.metrics import Metrics
 from mink_local.serve.service import Service
 
@@ -188,17 +188,15 @@ async def recorded_request(service: Service, client: Client, request_id: str) ->
     return RecordedRequest(model=head.model, created=head.created, client=head.client, answers=answers)
 
 
-def _recorded(model: Model, record: AnswerRecord) -> RecordedAnswer:
-    weights, tokens = model.weights, record.tokens.tolist()
-    prompt = b"".join(weights.piece(token) or weights.token_text(token).encode() for token in record.prompt)
-    steps = zip(tokens, model.token_texts(tokens), record.k, strict=False)
+def _recorded(model: Model, record: bytes) -> RecordedAnswer:
+    weights, fields = model.weights, msgspec.msgpack.decode(record)
+    prompt = [weights.piece(token) or weights.token_text(token).encode() for token in fields["prompt"]]
+    tokens = fields.pop("tokens")
+    steps = zip(tokens, model.token_texts(tokens), fields.pop("k"), strict=False)
     return RecordedAnswer(
-        prompt=record.prompt.tolist(),
-        prompt_text=prompt.decode("utf-8", "replace"),
-        sampler=record.sampler,
-        temperature=record.temperature,
+        prompt_text=b"".join(prompt).decode("utf-8", "replace"),
         tokens=[RecordedToken(id=token, text=text, k=k) for token, text, k in steps],
-        finish_reason=record.finish_reason,
+        **fields,
     )
 
 
