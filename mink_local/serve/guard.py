@@ -33,7 +33,6 @@ from mink_local.serve.keys import Keys
 T = TypeVar("T")
 
 MAX_BODY = 4 << 20  # bytes
-MAX_DISCARDED = 64 << 20  # bytes read of a body that is too large: who is still sending reads no 413
 BODY_SECONDS = 30.0
 CLIENT_LEFT = 499  # nginx's status for a response that its client did not wait for
 
@@ -261,17 +260,13 @@ async def read_body(http: HttpRequest) -> bytes:
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for part in http.stream():
+                parts.append(part)
                 size += len(part)
-                if size <= MAX_BODY:
-                    parts.append(part)
-                elif size > MAX_DISCARDED:
-                    break
+                if size > MAX_BODY:  # whose rest a connection discards
+                    raise ApiError(413, f"the body is longer than {MAX_BODY} bytes")
     except TimeoutError:
         message = f"the body did not arrive in {BODY_SECONDS:g} s"
         raise ApiError(408, message, headers={"Connection": "close"}) from None
-    if size > MAX_BODY:
-        message = f"the body is longer than {MAX_BODY} bytes"
-        raise ApiError(413, message, headers={"Connection": "close"})
     return b"".join(parts)
 
 

