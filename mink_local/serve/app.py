@@ -7,7 +7,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from mink_local.serve import request_log
 from mink_local.serve.bodies import ApiError
@@ -17,7 +16,6 @@ from mink_local.serve.guard import EXCEPTION_HANDLERS, read_body, while_connecte
 from mink_local.serve.metrics import Metrics
 from mink_local.serve.request.parsing import parse
 from mink_local.serve.request.sampling import unread
-from mink_local.serve.service import Service
 from mink_local.serve.table import ENDPOINTS, Endpoint
 
 
@@ -26,6 +24,8 @@ def _route(path: str, endpoint: Endpoint) -> Route:
 
     async def respond(http: HttpRequest) -> Response:
         service, client = http.app.state.service, http.state.client
+        if service is None:
+            return _while_loading(http)
         if endpoint.request is None:
             return _as_response(await endpoint.handler(service, client, **http.path_params))
         body = await read_body(http)
@@ -67,32 +67,25 @@ def route_of(path: str) -> str:
     return next((route.path_format for route in _ROUTES if route.path_regex.match(path)), "other")
 
 
-class App:
-    """The application of a service, which is there when the model is loaded; until then it refuses requests.
+def make_app(metrics: Metrics) -> Starlette:
+    """Return the application, which refuses requests until its `state.service` is there.
 
     Args:
         metrics: The server's numbers, which it tells meanwhile too.
     """
+    app = Starlette(routes=_ROUTES, exception_handlers=EXCEPTION_HANDLERS)
+    app.state.service, app.state.metrics = None, metrics
+    return app
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self._routes = Starlette(routes=_ROUTES, exception_handlers=EXCEPTION_HANDLERS)
-        self._routes.state.service = None
 
-    def serve(self, service: Service) -> None:
-        """Take requests from now on."""
-        self._routes.state.service = service
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._routes.state.service is not None:
-            await self._routes(scope, receive, send)
-        elif scope["path"] == "/metrics":
-            await as_text(self._metrics)(scope, receive, send)
-        else:
-            raise ApiError(
-                503,
-                "the model is being loaded: try again soon",
-                kind="unavailable_error",
-                code="loading",
-                headers={"retry-after": "2"},
-            )
+def _while_loading(http: HttpRequest) -> Response:
+    """Return the response to a request while the model is being loaded. Raises ApiError."""
+    if http.url.path == "/metrics":
+        return as_text(http.app.state.metrics)
+    raise ApiError(
+        503,
+        "the model is being loaded: try again soon",
+        kind="unavailable_error",
+        code="loading",
+        headers={"retry-after": "2"},
+    )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from starlette.datastructures import State
 
 from mink_local.errors import MinkError
 from mink_local.generation.engine.kept import KeptCaches
@@ -26,7 +27,7 @@ from mink_local.models.placement import PlacementOptions
 from mink_local.models.recommended import recommended_by
 from mink_local.samplers import Sampler
 from mink_local.serve import request_log
-from mink_local.serve.app import App, route_of
+from mink_local.serve.app import make_app, route_of
 from mink_local.serve.connections import UVICORN, raise_file_limit
 from mink_local.serve.guard import Guard, allowed_hosts
 from mink_local.serve.history import SIZE
@@ -107,7 +108,7 @@ def serve(bound: socket.socket, options: Options) -> None:
     raise_file_limit()
     request_log.set_up(options.log_format)
     metrics = Metrics()
-    app = App(metrics)
+    app = make_app(metrics)
     guard = Guard(
         app,
         hosts=allowed_hosts(options.host, options.allowed_host),
@@ -116,7 +117,7 @@ def serve(bound: socket.socket, options: Options) -> None:
         on_response=lambda path, status: metrics.responses.labels(route_of(path), status).inc(),
     )
     request_log.say(f"loading {options.model}")
-    server = _Server(guard, options, lambda: _load(options, metrics), app.serve)
+    server = _Server(guard, options, lambda: _load(options, metrics), app.state)
     server.run(sockets=[bound])
     if server.error is not None:
         raise server.error
@@ -185,7 +186,7 @@ class _Server(uvicorn.Server):
         guard: The application.
         options: The program's.
         load: Loads the service; called in a thread, while requests are refused.
-        ready: Called with the service.
+        state: The application's, which gets the service.
 
     Attributes:
         service: The service, when it is loaded.
@@ -193,7 +194,7 @@ class _Server(uvicorn.Server):
     """
 
     def __init__(
-        self, guard: Guard, options: Options, load: Callable[[], Service], ready: Callable[[Service], None]
+        self, guard: Guard, options: Options, load: Callable[[], Service], state: State
     ) -> None:
         # The seconds are for clients to read the end of their answers.
         super().__init__(uvicorn.Config(guard, **UVICORN, timeout_graceful_shutdown=5))
@@ -201,7 +202,7 @@ class _Server(uvicorn.Server):
         self.error: BaseException | None = None
         self._options = options
         self._load = load
-        self._be_ready = ready
+        self._state = state
         self._drained_at = math.inf
         self._signals = ExitStack()
 
@@ -217,8 +218,7 @@ class _Server(uvicorn.Server):
         except BaseException as error:
             self.error, self.should_exit = error, True
             return
-        self.service = service
-        self._be_ready(service)
+        self.service = self._state.service = service
         self._drop_caches()
         self._signals.enter_context(on_interrupt(self.stop, terminate=True))
         request_log.say("ready: press Ctrl-C to stop the server", **_ready(service, bound, self._options))

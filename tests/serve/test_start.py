@@ -14,7 +14,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from mink_local.serve.app import App
+from mink_local.serve.app import make_app
 from mink_local.serve.cli import cli
 from mink_local.serve.guard import Guard, allowed_hosts
 from mink_local.serve.keys import Keys
@@ -102,7 +102,7 @@ def test_a_response_does_not_wait_for_an_acknowledgement() -> None:
 
 
 def test_requests_are_refused_while_the_model_loads() -> None:
-    app = Guard(App(Metrics()), hosts=allowed_hosts("127.0.0.1"), keys=Keys(["secret"]))
+    app = Guard(make_app(Metrics()), hosts=allowed_hosts("127.0.0.1"), keys=Keys(["secret"]))
     with serving(app) as port:
         url = f"http://127.0.0.1:{port}"
         loading = httpx.get(f"{url}/ready")
