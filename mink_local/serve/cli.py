@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
     from mink_local.samplers import Sampler
 
 PROGRAM = "mink-serve"
+_OF_MODEL = (  # parameters of `load_model`
+    "n_ctx", "n_parallel", "kv_type", "checkpoint_memory", "chat_template", "template_kwargs", "call_style",
+    "reasoning_marks", "placement", "verbose",
+)  # fmt: skip
 
 EPILOG = """\b
 Examples:
@@ -94,8 +99,8 @@ Exit status: 0 success, 1 failure, 2 wrong usage or unknown model.
 )
 @click.option("--no-presets", is_flag=True, help="Offer no model ids but the model's and those of --preset.")
 @click.option("--any-model", is_flag=True, help="Accept unknown model ids.")
-@ctx_option
-@parallel_option.replace(type=WholeNumber(1, 256), default=4)
+@ctx_option.replace("n_ctx")
+@parallel_option.replace("n_parallel", type=WholeNumber(1, 256), default=4)
 @max_tokens_option
 @click.option(
     "--queue",
@@ -195,7 +200,7 @@ Exit status: 0 success, 1 failure, 2 wrong usage or unknown model.
     show_default=True,
     help="Log format; one line per request on standard error.",
 )
-@click.option("--log-llama", is_flag=True, help="Show llama.cpp's messages too.")
+@click.option("--log-llama", "verbose", is_flag=True, help="Show llama.cpp's messages too.")
 @click.version_option(__version__, prog_name=PROGRAM)
 def cli(
     api_key_file: Path | None,
@@ -223,6 +228,7 @@ def cli(
             'the server needs more packages: type  python -m pip install "mink-local[serve]"'
         )
     from mink_local.generation.engine.kept import own_folder
+    from mink_local.generation.loading import load_model
     from mink_local.models.catalog import resolve
     from mink_local.models.recommended import recommended_by
     from mink_local.serve import request_log
@@ -231,6 +237,7 @@ def cli(
     from mink_local.serve.process import Options, listen, serve
     from mink_local.serve.request.presets import BUILT_IN, Preset
 
+    load = partial(load_model, model, **{name: options.pop(name) for name in _OF_MODEL})
     presets = {} if no_presets else dict(BUILT_IN)
     for text in preset:
         named = re.fullmatch(r"([\w.-]+)=(.*)", text)
@@ -263,12 +270,12 @@ def cli(
         api_keys = Keys(keys, api_key_file)
         host = host.strip("[]")
         check_start(host, has_keys=bool(api_keys))
+        chosen = Options(
+            model=model, load=load, host=host, keys=api_keys, default=default, presets=presets, **options
+        )
         # Before the model is loaded: a port in use is reported at once.
         with listen(host, port) as socket:
-            serve(
-                socket,
-                Options(model=model, host=host, keys=api_keys, default=default, presets=presets, **options),
-            )
+            serve(socket, chosen)
     except MinkError as error:
         if options["log_format"] != "json":
             raise

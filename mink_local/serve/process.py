@@ -12,18 +12,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from starlette.datastructures import State
 
 from mink_local.errors import MinkError
 from mink_local.generation.engine.kept import KeptCaches
-from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
 from mink_local.interrupts import interrupt_ends_program, on_interrupt
 from mink_local.models.catalog import read_catalog
-from mink_local.models.placement import PlacementOptions
 from mink_local.models.recommended import recommended_by
 from mink_local.samplers import Sampler
 from mink_local.serve import request_log
@@ -41,28 +38,25 @@ N_OUTPUTS = 64  # logits rows of a batch: with `echo` and `logprobs` a prompt ne
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of `mink-serve`, by their names there."""
+    """The options of `mink-serve`, by their names there.
+
+    Attributes:
+        load: Loads the model.
+    """
 
     model: str
+    load: Callable[[], Model]
     alias: str | None
     host: str
     default: Preset
     presets: Mapping[str, Preset]
     any_model: bool
-    ctx: int | None
-    parallel: int
     max_tokens: int | None
     queue: int
     key_slots: int | None
-    kv_type: str
-    checkpoint_memory: float | None
     cache: Path | None
     cache_size: float
     cache_days: float
-    chat_template: str | None
-    template_kwargs: Mapping[str, Any] | None
-    call_style: str | Mapping[str, Any] | None
-    reasoning_marks: Sequence[str] | None
     keys: Keys
     allowed_host: Sequence[str]
     allowed_origin: Sequence[str]
@@ -70,8 +64,6 @@ class Options:
     watchdog: float
     no_history: bool
     log_format: str
-    log_llama: bool
-    placement: PlacementOptions
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -128,19 +120,7 @@ def serve(bound: socket.socket, options: Options) -> None:
 
 def _load(options: Options, metrics: Metrics) -> Service:
     """Load the model, and return its service."""
-    loaded = load_model(
-        options.model,
-        n_ctx=options.ctx,
-        n_parallel=options.parallel,
-        kv_type=options.kv_type,
-        checkpoint_memory=options.checkpoint_memory,
-        chat_template=options.chat_template,
-        template_kwargs=options.template_kwargs,
-        call_style=options.call_style,
-        reasoning_marks=options.reasoning_marks,
-        verbose=options.log_llama,
-        placement=options.placement,
-    )
+    loaded = options.load()
     loaded.reserve(loaded.n_ctx, loaded.n_parallel, max(N_OUTPUTS, loaded.n_parallel))
     for sampler in filter(None, (options.default.sampler, options.default.reasoning_sampler)):
         _warm_up(loaded, sampler)
@@ -193,9 +173,7 @@ class _Server(uvicorn.Server):
         error: Why it could not be loaded.
     """
 
-    def __init__(
-        self, guard: Guard, options: Options, load: Callable[[], Service], state: State
-    ) -> None:
+    def __init__(self, guard: Guard, options: Options, load: Callable[[], Service], state: State) -> None:
         # The seconds are for clients to read the end of their answers.
         super().__init__(uvicorn.Config(guard, **UVICORN, timeout_graceful_shutdown=5))
         self.service: Service | None = None
