@@ -24,7 +24,7 @@ class Keys:
         path: A file of more, one a line; `#` begins a comment.
 
     Attributes:
-        is_asked: Whether to look at the file again even if it has not changed.
+        changed: When the file that was read had been changed; None to have it read again.
 
     Raises:
         click.UsageError: The file cannot be read, or a key cannot be used.
@@ -34,8 +34,7 @@ class Keys:
         self._given = given
         self._path = path
         self._names: dict[bytes, str] = {}
-        self.is_asked = False
-        self._changed = self._file_time()
+        self.changed: int | None = self._file_time()
         self.reload()
         if path is not None and os.name == "posix" and path.stat().st_mode & _OTHERS_READ:
             log.warning("all users of this machine can read the API keys in %s: chmod 600", path)
@@ -88,13 +87,12 @@ class Keys:
         return self._names.get(_digest(key))
 
     def look(self) -> bool:
-        """Read the file again if it has changed or this is asked for; return whether that was done.
+        """Read the file again if it has changed; return whether that was done. Called now and then.
 
-        A file that cannot be used changes nothing. Called now and then.
+        A file that cannot be used changes nothing.
         """
-        before, self._changed = self._changed, self._file_time()
-        is_asked, self.is_asked = self.is_asked, False
-        if not is_asked and self._changed == before:
+        before, self.changed = self.changed, self._file_time()
+        if self.changed == before:
             return False
         try:
             self.reload()

@@ -230,7 +230,7 @@ class _Server(uvicorn.Server):
         # llama.cpp seconds to allocate.
         with interrupt_ends_program(), self._signals:
             if sys.platform != "win32":
-                signal.signal(signal.SIGHUP, lambda *_: setattr(self._options.keys, "is_asked", True))
+                signal.signal(signal.SIGHUP, lambda *_: setattr(self._options.keys, "changed", None))
             yield
 
     def stop(self) -> None:

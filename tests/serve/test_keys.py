@@ -62,7 +62,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
         assert not keys.look()
         assert keys.name_of(key)
         assert keys.name_of("k1") is None
-    keys.is_asked = True
+    keys.changed = None
     assert keys.look()
 
 
