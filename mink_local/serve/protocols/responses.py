@@ -263,15 +263,12 @@ def _turns(items: Iterable[Item]) -> Iterator[list[Item]]:
     """Yield the items that are one message together: several of the assistant's, with one text at most."""
     turn: list[Item] = []
     for item in items:
-        is_assistants = _is_assistants(item)
+        goes_on = turn and _is_assistants(turn[-1]) and _is_assistants(item)
         is_second = isinstance(item, MessageItem) and any(isinstance(one, MessageItem) for one in turn)
-        if turn and (is_second or not is_assistants):
+        if turn and (is_second or not goes_on):
             yield turn
             turn = []
-        if is_assistants:
-            turn.append(item)
-        else:
-            yield [item]
+        turn.append(item)
     if turn:
         yield turn
 
