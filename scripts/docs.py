@@ -192,7 +192,7 @@ def server_api() -> Iterator[str]:
     yield "# mink-serve: requests and responses\n\n| endpoint | request | response | |\n|---|---|---|---|"
     for path, endpoint in ENDPOINTS.items():
         types = [type_link(endpoint.request), type_link(endpoint.response)]
-        yield f"| {' | '.join([f'`{endpoint.method} {path}`', *types, endpoint.summary])} |"
+        yield f"| {' | '.join([f'`{endpoint.method} {path}`', *types, summary_of(endpoint)])} |"
     for path, endpoint in ENDPOINTS.items():
         if endpoint.chunk is not None:
             yield f"\nA stream of `{path}` consists of {type_link(endpoint.chunk)}s."
@@ -248,7 +248,7 @@ def _operation(path: str, endpoint: Endpoint) -> Json:
     content = {name: _content(kind) for name, kind in kinds.items() if kind is not None}
     error = {"description": "An error.", "content": {"application/json": _content(ErrorBody)}}
     responses = {"200": {"description": "The result.", "content": content}, "default": error}
-    operation: Json = {"summary": endpoint.summary, "responses": responses}
+    operation: Json = {"summary": summary_of(endpoint), "responses": responses}
     if endpoint.request is not None:
         body = {"application/json": _content(endpoint.request)}
         operation["requestBody"] = {"required": True, "content": body}
@@ -256,6 +256,11 @@ def _operation(path: str, endpoint: Endpoint) -> Json:
         common = {"in": "path", "required": True, "schema": {"type": "string"}}
         operation["parameters"] = [{"name": name, **common} for name in names]
     return operation
+
+
+def summary_of(endpoint: Endpoint) -> str:
+    """Return what an endpoint does."""
+    return str(endpoint.handler.__doc__).partition("\n")[0]
 
 
 def _content(kind: type) -> Json:

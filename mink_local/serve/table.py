@@ -50,7 +50,7 @@ from mink_local.serve.request.fields import Fields
 
 @dataclass(frozen=True)
 class Endpoint:
-    """What answers the requests to a path; the first line of its docstring is the summary.
+    """What answers the requests to a path; the first line of its docstring says so in the documents.
 
     Args:
         handler: Returns the response, or the value that becomes its JSON, for the service, the client, and
@@ -69,11 +69,6 @@ class Endpoint:
     def method(self) -> str:
         """The HTTP method."""
         return "GET" if self.request is None else "POST"
-
-    @property
-    def summary(self) -> str:
-        """What it does."""
-        return str(self.handler.__doc__).partition("\n")[0]
 
 
 ENDPOINTS = {
