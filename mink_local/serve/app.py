@@ -30,7 +30,7 @@ def _route(path: str, endpoint: Endpoint) -> Route:
             return _as_response(await endpoint.handler(service, client, **http.path_params))
         body = await read_body(http)
         if len(body) > READ_SIZE:
-            parsed = await service.off_loop(client, parse, body, endpoint.request)
+            parsed = await service.threads.run(client, parse, body, endpoint.request)
         else:
             parsed = parse(body, endpoint.request)
         try:

@@ -255,7 +255,7 @@ class _Exchange:
             async for event in events:
                 await self._add(event)
             whole = partial(self.builder.whole, events.clock.usage, events.clock.timings)
-            return await self.service.off_loop(events.client, whole)
+            return await self.service.threads.run(events.client, whole)
         finally:
             self.close()
 
@@ -294,7 +294,7 @@ class _Exchange:
 
     async def _add(self, event: Event) -> None:
         if self.builder.is_long:
-            await self.service.off_loop(self.events.client, self.builder.add, *event)
+            await self.service.threads.run(self.events.client, self.builder.add, *event)
         else:
             self.builder.add(*event)
 

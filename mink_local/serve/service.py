@@ -249,6 +249,7 @@ class Service:
         max_tokens: Maximum length of an answer, or None.
         fingerprint: The same for the same model and versions.
         is_draining: Whether new requests are refused.
+        threads: For what would hold up the event loop.
     """
 
     def __init__(
@@ -281,7 +282,7 @@ class Service:
         self._keys = keys or Keys()
         self._preparing: Counter[str] = Counter()  # answers and other work, by client
         self._seconds: deque[float] = deque(maxlen=_LAST_ANSWERS)  # that the last answers took
-        self._threads = FairThreads()
+        self.threads = FairThreads()
         engine = model.core.engine
         engine.most_of_client = key_slots
         metrics.describe(
@@ -314,7 +315,7 @@ class Service:
         await asyncio.to_thread(self._keep_caches)
         ended = await asyncio.to_thread(self.model.core.thread.end, "the server is stopping", _END_SECONDS)
         # A request in preparation uses the model's vocabulary.
-        await self._threads.close()
+        await self.threads.close()
         if ended:
             self.model.close()
 
@@ -425,8 +426,10 @@ class Service:
         started = time.perf_counter()
         with self.admitted(client, n):
             with api_errors():
-                requests = await self.off_loop(client, make)
-            decodings = [await self.off_loop(client, self._prepare, request, client) for request in requests]
+                requests = await self.threads.run(client, make)
+            decodings = [
+                await self.threads.run(client, self._prepare, request, client) for request in requests
+            ]
         if self._over is not None:
             raise self._over
         answers = [decoding.answer for decoding in decodings]
@@ -448,14 +451,10 @@ class Service:
         self.model.core.thread.cancel([answer for answer in stream.answers if answer.finish_reason is None])
         note(**stream.clock.report(n_unread, has_failed=stream.has_failed))
 
-    async def off_loop(self, client: Client, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function in a thread in the client's turn, so that others are served meanwhile."""
-        return await self._threads.run(client, function, *arguments)
-
     async def work(self, client: Client, function: Callable[..., T], *arguments: Any) -> T:
         """Do other work than answers in a thread. Raises ApiError if there is no room for it."""
         with self.admitted(client):
-            return await self.off_loop(client, function, *arguments)
+            return await self.threads.run(client, function, *arguments)
 
     def tokens(self, request: Request) -> list[int]:
         """Return the token ids of a request's prompt. Raises ApiError if the model refuses it."""

@@ -79,7 +79,7 @@ async def started(path: Path) -> AsyncIterator[Service]:
 async def test_a_conversation_that_the_template_refuses(tiny: Callable[..., Path]) -> None:
     request = Request([{"role": "user", "content": "Hello"}])
     async with started(tiny(template="{{ raise_exception('no system prompt') }}")) as one:
-        for refused in (one.off_loop(ANN, one.tokens, request), one.begin(ANN, 1, lambda: [request])):
+        for refused in (one.threads.run(ANN, one.tokens, request), one.begin(ANN, 1, lambda: [request])):
             with pytest.raises(ApiError, match="no system prompt") as raised:
                 await refused
             assert raised.value.status == 400

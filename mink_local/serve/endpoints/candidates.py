@@ -168,7 +168,7 @@ async def find_candidates(
     finally:
         service.close(events)
     with api_errors():
-        return await service.off_loop(
+        return await service.threads.run(
             client,
             lambda: step_candidates(
                 rows[0],
