@@ -130,11 +130,11 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope = _with_target(scope)
-        path, status, began = scope["path"], CLIENT_LEFT, time.perf_counter()
+        path, status, is_whole, began = scope["path"], CLIENT_LEFT, False, time.perf_counter()
         request_id = request_log.begin(Headers(scope=scope).get("x-request-id", ""), _address(scope))
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal status
+            nonlocal status, is_whole
             if message["type"] == "http.response.start":
                 status = message["status"]
                 sent = MutableHeaders(scope=message)
@@ -142,15 +142,17 @@ class Guard:
                 for name, value in _HEADERS.items():
                     sent.setdefault(name, value)
             await send(message)
+            is_whole = message["type"] == "http.response.body" and not message.get("more_body")
 
         self._n_requests += 1
         try:
             await self._admitted(scope, receive, send_with_headers)
         except Exception:  # Starlette has answered, unless it was in the middle of a response
             request_log.log.exception("%s %r failed", scope["method"], path)
+            status, is_whole = 500, True
         finally:
             self._n_requests -= 1
-            status = CLIENT_LEFT if request_log.has_left() else status
+            status = status if is_whole else CLIENT_LEFT
             request_log.write(scope["method"], path, status, time.perf_counter() - began)
             self._on_response(path, status)
 

@@ -88,11 +88,6 @@ def begin(client_id: str, address: str) -> str:
     return client_id if is_safe else f"req_{own}"
 
 
-def has_left() -> bool:
-    """Return whether the client of the current request left before its answer's end."""
-    return "left" in str(_fields.get({}).get("finish_reason", "")).split(",")
-
-
 def note(**fields: object) -> None:
     """Add fields to the line of the current request, if there is one."""
     _fields.get({}).update(fields)
