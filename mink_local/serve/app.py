@@ -57,7 +57,8 @@ def _as_response(result: Any) -> Response:
 _PATHS = {"/": Endpoint(playground), "/openapi.json": Endpoint(openapi)} | ENDPOINTS
 # Clients differ in what they call the base address.
 _PATHS |= {
-    path.removeprefix("/v1"): endpoint for path, endpoint in ENDPOINTS.items() if path.startswith("/v1")
+    path.removeprefix("/v1") if path.startswith("/v1") else f"/v1{path}": endpoint
+    for path, endpoint in ENDPOINTS.items()
 }
 _ROUTES = [_route(path, endpoint) for path, endpoint in _PATHS.items()]
 

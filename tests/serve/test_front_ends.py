@@ -101,6 +101,15 @@ def test_llama_servers_own_endpoint(server: RunningServer) -> None:
     assert "<|im_start|>" in found["chat_template"]
 
 
+def test_front_ends_connect_by_the_calls_of_each_server(server: RunningServer) -> None:
+    """SillyTavern's types: TabbyAPI lists models without an s, Aphrodite counts tokens below /v1."""
+    listed = httpx.get(f"{server.url}/v1/models").json()["data"]
+    assert httpx.get(f"{server.url}/v1/model/list").json()["data"] == listed
+    assert httpx.get(f"{server.url}/v1/model").json() == listed[0]
+    counts = [server.post(path, prompt="Hi there").json() for path in ("/tokenize", "/v1/tokenize")]
+    assert counts[0] == counts[1]
+
+
 def test_constraints_of_other_names_are_kept(server: RunningServer) -> None:
     response = server.post("/v1/completions", prompt="x", grammar_string='root ::= "ok"', max_tokens=5)
     assert response.json()["choices"][0]["text"] == "ok"

@@ -140,12 +140,17 @@ async def list_models(service: Service, _: Client) -> ModelList:
     return ModelList(data=[_entry(service, model_id) for model_id in service.presets.by_id])
 
 
+async def loaded_model(service: Service, _: Client) -> ModelEntry:
+    """Describe the model under its own name; this and the list without an s are TabbyAPI's."""
+    return _entry(service, None)
+
+
 async def retrieve_model(service: Service, _: Client, model_id: str) -> ModelEntry:
     """Describe a model id."""
     return _entry(service, model_id)
 
 
-def _entry(service: Service, model_id: str) -> ModelEntry:
+def _entry(service: Service, model_id: str | None) -> ModelEntry:
     model, preset = service.model, service.presets.find(model_id)
     meta = ModelMeta(
         n_ctx=model.n_ctx,
