@@ -246,7 +246,7 @@ def test_messages_are_given_to_the_template_in_its_form() -> None:
             {"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]},
             {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": "Hm."},
             {"role": "tool", "content": "sunny", "tool_call_id": "call_1", "name": "weather"},
-            {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}], "audio": None},
+            {"role": "assistant", "content": [{"type": "output_text", "text": "No."}], "audio": None},
         ]
     )
     assert [message.for_template() for message in request.messages] == [
@@ -477,11 +477,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "json_schema"),
     ({"json_schema": {}, "grammar": 'root ::= "a"'}, "grammar", "json_schema"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "text"),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "refusal"}]}]},
-        "messages[0].content[0].refusal",
-        "refusal",
-    ),
     ({"grammar": MANY * 7}, "grammar", "65536"),
     ({"tools": [WEATHER] * 2049}, "tools", "2048"),
     ({"tools": [WEATHER] * 2}, "tools[1].function.name", "weather"),

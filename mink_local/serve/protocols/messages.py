@@ -318,15 +318,6 @@ def _message(role: Literal["user", "assistant", "system"], blocks: Sequence[Bloc
     )
 
 
-class MessageUsage(Output, kw_only=True):
-    """Numbers of tokens; those of the prompt that were in the KV cache count apart."""
-
-    input_tokens: int
-    cache_read_input_tokens: int = 0
-    cache_creation_input_tokens: int = 0
-    output_tokens: int
-
-
 class MessageObject(Output, kw_only=True):
     """The answer of `POST /v1/messages`.
 
@@ -334,6 +325,7 @@ class MessageObject(Output, kw_only=True):
         content: Blocks: `thinking`, `text`, `tool_use`.
         stop_reason: `end_turn`, `max_tokens`, `stop_sequence` or `tool_use`.
         stop_sequence: The one that ended the answer.
+        usage: Numbers of tokens; those of the prompt that were in the KV cache count apart.
         k: Number of candidates that the sampler kept for each token.
         loops: Where the answer repeats itself, if it does.
     """
@@ -345,7 +337,7 @@ class MessageObject(Output, kw_only=True):
     content: list[Json]
     stop_reason: str | None
     stop_sequence: str | None
-    usage: MessageUsage
+    usage: dict[str, int]
     k: list[int]
     loops: list[Loop] | UnsetType = UNSET
 
@@ -361,8 +353,7 @@ class MessageBuilder(NamedMessagesBuilder):
     """An answer as blocks, each of which is started, filled and stopped in a stream."""
 
     def start(self) -> None:
-        usage = MessageUsage(input_tokens=self.answer.prompt_tokens, output_tokens=0)
-        self.send_named("message_start", message=self._message(usage))
+        self.send_named("message_start", message=self._message(self.answer.prompt_tokens))
         self.keep_alive()
 
     def keep_alive(self) -> None:
@@ -391,13 +382,7 @@ class MessageBuilder(NamedMessagesBuilder):
     def whole(self, usage: TokenUsage, timings: Timings) -> MessageObject:  # noqa: ARG002
         self.close(self.answer)
         n_cached = usage.prompt_tokens_details["cached_tokens"]
-        message = self._message(
-            MessageUsage(
-                input_tokens=usage.prompt_tokens - n_cached,
-                cache_read_input_tokens=n_cached,
-                output_tokens=usage.completion_tokens,
-            )
-        )
+        message = self._message(usage.prompt_tokens - n_cached, n_cached, usage.completion_tokens)
         message.stop_reason, message.k = "end_turn", self.answer.k
         message.loops = self.answer.loops or UNSET
         if self.finish_reason in ("length", "repetition"):
@@ -408,14 +393,19 @@ class MessageBuilder(NamedMessagesBuilder):
             message.stop_reason, message.stop_sequence = "stop_sequence", str(self.answer.stopped_by)
         return message
 
-    def _message(self, usage: MessageUsage) -> MessageObject:
+    def _message(self, n_read: int, n_cached: int = 0, n_generated: int = 0) -> MessageObject:
         return MessageObject(
             id=f"msg_{self.head.request_id}",
             model=self.head.model,
             content=[_block(part) for part in self.parts[self.answer]],
             stop_reason=None,
             stop_sequence=None,
-            usage=usage,
+            usage={
+                "input_tokens": n_read,
+                "cache_read_input_tokens": n_cached,
+                "cache_creation_input_tokens": 0,
+                "output_tokens": n_generated,
+            },
             k=[],
         )
 

@@ -289,16 +289,6 @@ def _message(turn: Sequence[Item]) -> ChatMessage:
     )
 
 
-class ResponseUsage(Output, kw_only=True):
-    """Numbers of tokens."""
-
-    input_tokens: int
-    input_tokens_details: dict[str, int]
-    output_tokens: int
-    output_tokens_details: dict[str, int]
-    total_tokens: int
-
-
 class ResponseObject(Output, kw_only=True):
     """The answer of `POST /v1/responses`.
 
@@ -308,6 +298,7 @@ class ResponseObject(Output, kw_only=True):
         temperature: The one that was used.
         top_p: That of the top-p that was used; 1 if none was.
         k: Number of candidates that the sampler kept for each token.
+        usage: Numbers of tokens.
         loops: Where the answer repeats itself, if it does.
     """
 
@@ -332,7 +323,7 @@ class ResponseObject(Output, kw_only=True):
     tools: list[Json]
     top_p: float
     truncation: Literal["disabled"] = "disabled"
-    usage: ResponseUsage | None = None
+    usage: Json | None = None
     metadata: dict[str, str]
     k: list[int]
     loops: list[Loop] | UnsetType = UNSET
@@ -412,13 +403,13 @@ class ItemsBuilder(NamedMessagesBuilder):
             response.incomplete_details = {"reason": reason}
         response.loops = self.answer.loops or UNSET
         response.completed_at = int(time.time())
-        response.usage = ResponseUsage(
-            input_tokens=usage.prompt_tokens,
-            input_tokens_details=usage.prompt_tokens_details | {"cache_write_tokens": 0},
-            output_tokens=usage.completion_tokens,
-            output_tokens_details=usage.completion_tokens_details,
-            total_tokens=usage.total_tokens,
-        )
+        response.usage = {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": usage.prompt_tokens_details | {"cache_write_tokens": 0},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": usage.completion_tokens_details,
+            "total_tokens": usage.total_tokens,
+        }
         return response
 
     def _response(self, status: Status) -> ResponseObject:

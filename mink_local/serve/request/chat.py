@@ -32,17 +32,10 @@ from mink_local.serve.request.parsing import with_sampler_fields
 
 
 class TextPart(Fields, frozen=True):
-    """A text in a message's content; a refusal is one too."""
+    """A text in a message's content."""
 
-    type: Literal["text", "refusal", "input_text", "output_text"]
-    text: str | None = None
-    refusal: str | None = None
-
-    def __post_init__(self) -> None:
-        name = "refusal" if self.type == "refusal" else "text"
-        if getattr(self, name) is None:
-            raise ValueError(f"{name} is missing")
-        msgspec.structs.force_setattr(self, "text", getattr(self, name))
+    type: Literal["text", "input_text", "output_text"]
+    text: str
 
 
 def joined(content: str | list[Any] | None) -> str:
