@@ -198,11 +198,10 @@ def check_host(headers: Headers, hosts: re.Pattern[str]) -> None:
     """Refuse hosts that are not allowed. Raises ApiError."""
     host = headers.get("host")  # absent in HTTP/1.0, which health checks speak and browsers do not
     if host is not None and not hosts.fullmatch(host):
-        name = host[:100].rpartition(":")[0] or host[:100]
         raise ApiError(
             421,
-            f"the host {host[:100]!r} is not allowed: start mink-serve with --allowed-host {name!r}, or use "
-            "127.0.0.1 on its own machine",
+            f"the host is not allowed: start mink-serve with --allowed-host {host[:100]!r}, or use 127.0.0.1 "
+            "on its own machine",
             code="host_not_allowed",
         )
 

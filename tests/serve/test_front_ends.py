@@ -132,6 +132,14 @@ def test_constraints_of_other_names_are_kept(server: RunningServer) -> None:
         read(CompletionRequest, prompt="x", custom_token_bans="one")
 
 
+def test_koboldcpps_names_are_read() -> None:
+    given = {"max_length": 8, "stop_sequence": ["\n"], "rep_pen": 1.1, "sampler_seed": 5, "typical": 0.9}
+    parsed = read(CompletionRequest, prompt="x", **given)
+    request = parsed.request
+    assert (request.max_tokens, request.stop, request.repeat_penalty) == (8, ["\n"], 1.1)
+    assert (request.seed, request.typical_p, parsed.ignored) == (5, 0.9, set())
+
+
 @pytest.mark.parametrize("breakers", ['["\\n", "abc"]', '"\\n", "abc"', ["\n", "abc"]])
 def test_breakers_may_be_json_in_a_text(breakers: Any) -> None:
     request = read(ChatRequest, messages=HI, dry_sequence_breakers=breakers).request

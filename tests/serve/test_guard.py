@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import re
 import socket
 import threading
 import time
@@ -123,6 +124,14 @@ def test_other_names_are_refused_on_every_path(port: int, path: str) -> None:
     response = send(port, request("GET", path, host="evil.example"))
     assert (response.status, response.error["code"]) == (421, "host_not_allowed")
     assert send(port, f"GET {path} HTTP/1.0\r\n\r\n".encode()).status == 200  # as health checks do
+
+
+@pytest.mark.parametrize("host", ["desk.lan", "desk.lan:8080", "[fe80::2]", "[fe80::2]:80", "10.1.2.3"])
+def test_the_remedy_for_a_name_that_is_not_allowed_works(port: int, host: str) -> None:
+    message = send(port, request("GET", "/", host=host)).error["message"]
+    named = re.search("--allowed-host '(.*?)'", message)
+    assert named is not None
+    assert allowed_hosts("127.0.0.1", [named[1]]).fullmatch(host)
 
 
 LOCAL = ["127.0.0.1", "127.0.0.1:8080", "localhost:1", "LOCALHOST", "[::1]", "[::1]:80"]

@@ -43,6 +43,18 @@ def test_a_refusal_says_why_in_one_line(server: RunningServer) -> None:
     assert " 404 " in line(server, refused)
 
 
+def test_what_strangers_choose_is_cut_and_their_address_named(server: RunningServer) -> None:
+    found = line(server, httpx.get(f"{server.url}/{'x' * 9000}"))
+    assert len(found) < 1000
+    assert "address=127.0.0.1" in found.split()
+
+
+def test_fields_without_effect_are_named_in_the_line(server: RunningServer) -> None:
+    response = server.post("/v1/completions", prompt="x", max_tokens=1, smoothing_factor=0.3, temprature=1)
+    assert response.headers["x-mink-ignored"] == "smoothing_factor,temprature"
+    assert "ignored=smoothing_factor,temprature" in line(server, response).split()
+
+
 def test_who_leaves_before_the_first_token_is_logged_without_its_time(server: RunningServer) -> None:
     asked, timeout = {"prompt": "word " * 400}, httpx.Timeout(60, read=0.1)
     with pytest.raises(httpx.ReadTimeout):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -245,6 +246,12 @@ async def test_a_request_that_is_being_prepared_when_the_drain_runs_out(tiny_pat
         with pytest.raises(ApiError) as raised:
             await task
     assert (raised.value.status, raised.value.code) == (503, "stopping")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the numbers are those of /proc")
+def test_the_process_is_measured() -> None:
+    numbers = {family.name for family in Metrics().registry.collect()}
+    assert {"process_resident_memory_bytes", "process_open_fds", "mink_ready"} <= numbers
 
 
 @pytest.mark.parametrize(
