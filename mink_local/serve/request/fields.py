@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Literal
@@ -31,6 +30,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=256)]
 ToolName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,256}$")]
 Schema = dict[str, Any]
 TemplateVariables = Annotated[dict[Name, Any], Meta(max_length=64)]
+TokenIdsText = Annotated[str, Meta(pattern=r"^\s*([0-9]+\s*(,\s*[0-9]+\s*)*)?$", max_length=65_536)]
 SchemaOrText = Schema | Annotated[str, Meta(max_length=65_536)]
 
 REFUSED = {
@@ -195,7 +195,8 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
         sampler: A sampler such as `min-k:tau=3`; it wins over the samplers' own fields.
         min_k: Use Min-k, with `min_k_tau` and `min_k_floor`.
         logit_bias: By token id or text, also as a list of pairs, as in llama-server; -100 and `false` ban a
-            token. `custom_token_bans`, token ids with commas between them, bans too.
+            token.
+        custom_token_bans: Ids of tokens to ban, with commas between them.
         frequency_penalty: As in OpenAI's API, of the answer's tokens; with `repeat_last_n`, the last ones.
         presence_penalty: The same.
         repeat_penalty: As in llama-server; `repetition_penalty` is the same.
@@ -250,6 +251,7 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    custom_token_bans: TokenIdsText | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repeat_penalty: float | None = None
@@ -268,21 +270,11 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
 
     @classmethod
     def normalise(cls, fields: dict[str, Any]) -> None:
-        breakers, bans = fields.get("dry_sequence_breakers"), fields.pop("custom_token_bans", None)
-        if isinstance(
-            breakers, str
-        ):  # SillyTavern's are JSON in a text; text-generation-webui's without brackets
+        breakers = fields.get("dry_sequence_breakers")
+        if isinstance(breakers, str):  # SillyTavern's are JSON; text-generation-webui's without brackets
+            text = breakers if breakers[:1] == "[" else f"[{breakers}]"
             with suppress(ValueError):
-                fields["dry_sequence_breakers"] = json.loads(
-                    breakers if breakers[:1] == "[" else f"[{breakers}]"
-                )
-        if bans:
-            name = "custom_token_bans"
-            if not isinstance(bans, str) or not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", bans):
-                raise ApiError(400, f"{name} must be token ids with commas between them", param=name)
-            given = fields.get("logit_bias") or []
-            pairs = given.items() if isinstance(given, dict) else given
-            fields["logit_bias"] = [*map(list, pairs), *([int(token), False] for token in bans.split(","))]
+                fields["dry_sequence_breakers"] = json.loads(text)
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
