@@ -74,7 +74,7 @@ def listen(host: str, port: int) -> socket.socket:
     """
     try:
         [family, *_, address], *_ = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         listener = socket.create_server(address, family=family, dualstack_ipv6=is_dual)

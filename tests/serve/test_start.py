@@ -75,6 +75,11 @@ def test_a_port_in_use_is_named() -> None:
     assert "--port" in str(result.exception)
 
 
+def test_an_empty_host_is_all_addresses() -> None:
+    with listen("", 0) as bound:
+        assert bound.getsockname()[0] in ("0.0.0.0", "::")
+
+
 yaml: Any = pytest.importorskip("yaml")
 READ = {
     "ini": RawConfigParser(strict=False).read_string,
