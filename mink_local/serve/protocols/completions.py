@@ -82,21 +82,18 @@ class ResponseToolCall(Output, kw_only=True):
     function: FunctionCall
 
 
-class MessageDelta(Output, kw_only=True):
-    """What a chunk adds to a message. Reasoning has two names because clients differ in the one they read."""
+class AnswerMessage(Output, kw_only=True):
+    """An answer, or what a chunk adds to one. Reasoning has two names as clients differ in the one they read.
+
+    Attributes:
+        content: Null if a whole answer only has tool calls.
+    """
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     tool_calls: list[ResponseToolCall] | UnsetType = UNSET
-
-
-class AssistantMessage(MessageDelta, kw_only=True):
-    """An answer; `content` is null if it only has tool calls."""
-
-    role: Literal["assistant"] = "assistant"
-    content: str | None
 
 
 class AnswerChoice(Output, kw_only=True):
@@ -120,14 +117,14 @@ class AnswerChoice(Output, kw_only=True):
 class ChatChoice(AnswerChoice, kw_only=True):
     """An answer to a conversation."""
 
-    message: AssistantMessage
+    message: AnswerMessage
     logprobs: ChatLogprobs | None = None
 
 
 class ChatChunkChoice(AnswerChoice, kw_only=True):
     """A piece of an answer to a conversation."""
 
-    delta: MessageDelta
+    delta: AnswerMessage
     logprobs: ChatLogprobs | None = None
 
 
@@ -326,11 +323,11 @@ class ChatBuilder(ChoicesBuilder):
             entries = [self._entry(*score) for score, _ in self.placed(answer, unsent, text, scores)]
             common["logprobs"] = ChatLogprobs(content=entries)
         if not self.request.stream:
-            message = AssistantMessage(content=None if answer.tool_calls else "")
+            message = AnswerMessage(role="assistant", content=None if answer.tool_calls else "")
             fill(message, [(part, part.text) for part in self.parts[answer]])
             return ChatChoice(message=message, **common)
-        delta = MessageDelta(role="assistant" if unsent.is_first else UNSET)
-        fill(delta, unsent.grown)
+        delta = AnswerMessage(role="assistant" if unsent.is_first else UNSET)
+        fill(delta, unsent.grown, is_chunk=True)
         return ChatChunkChoice(delta=delta, **common)
 
     def _entry(self, token: int, logprob: float | None, top: TopLogprobs) -> TokenLogprob:
@@ -419,7 +416,7 @@ def token_logprob(model: Model, token: int, logprob: float | None) -> TokenLogpr
     return TokenLogprob(token=data.decode("utf-8", "replace"), logprob=value, bytes=list(data))
 
 
-def fill(message: MessageDelta, grown: Sequence[tuple[Part, str]]) -> None:
+def fill(message: AnswerMessage, grown: Sequence[tuple[Part, str]], *, is_chunk: bool = False) -> None:
     """Set the fields of a message, or of what a chunk adds to one, that parts have grown by."""
     reasoning, content = (
         "".join(text for part, text in grown if part.kind == kind) for kind in ("reasoning", "text")
@@ -429,10 +426,9 @@ def fill(message: MessageDelta, grown: Sequence[tuple[Part, str]]) -> None:
     if content:
         message.content = content
     if calls := [part.call for part, _ in grown if part.call]:
-        has_index = not isinstance(message, AssistantMessage)
         message.tool_calls = [
             ResponseToolCall(
-                index=call.index if has_index else UNSET,
+                index=call.index if is_chunk else UNSET,
                 id=call.id,
                 type="function",
                 function=FunctionCall(name=call.name, arguments=call.arguments),
