@@ -108,6 +108,7 @@ def test_the_endpoint_tells_the_next_token_of_a_conversation(server: RunningServ
         ({"samplers": ["parrot"]}, "samplers", "parrot"),
         ({"samplers": ["min-k"] * 9}, "samplers", "8"),
         ({"temperatures": [0]}, "temperatures", "0"),
+        ({"temperatures": [1, "inf"]}, "temperatures[1]", "308"),
         ({"temperatures": [1.0] * 33}, "temperatures", "32"),
         ({"top": 201}, "top", "200"),
         ({"sampled": 10**6}, "sampled", "1000000"),

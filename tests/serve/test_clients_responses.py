@@ -455,8 +455,9 @@ def test_the_models_are_listed(claude: Any) -> None:
     assert claude.models.retrieve(MODEL).id == MODEL
 
 
-def test_tokens_are_counted(claude: Any) -> None:
+def test_tokens_are_counted(claude: Any, server: RunningServer) -> None:
     messages = [{"role": "user", "content": "Hi"}]
+    assert server.post("/v1/messages/count_tokens", messages=messages).json().keys() == {"input_tokens"}
     count = claude.messages.count_tokens(model=MODEL, messages=messages, system="Be brief.").input_tokens
     used = claude.messages.create(model=MODEL, messages=messages, system="Be brief.", max_tokens=1).usage
     assert count == used.input_tokens + used.cache_read_input_tokens

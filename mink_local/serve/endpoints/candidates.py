@@ -1,5 +1,6 @@
 """The candidates of an answer's next token, and what samplers keep of them."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
@@ -32,6 +33,8 @@ from mink_local.serve.service import Service
 
 _CURVE_POINTS = 256  # of the candidates' logits, over the whole vocabulary
 
+Temperature = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
+
 
 class CandidatesRequest(Fields, frozen=True, kw_only=True):
     """Body of `POST /candidates`: a conversation, and what to return about the next token of its answer.
@@ -62,9 +65,7 @@ class CandidatesRequest(Fields, frozen=True, kw_only=True):
     reasoning: ReasoningOptions | None = None
     chat_template_kwargs: TemplateVariables | None = None
     samplers: Annotated[list[Name], Meta(max_length=8)] | None = None
-    temperatures: Annotated[list[Annotated[float, Meta(gt=0)]], Meta(min_length=1, max_length=32)] | None = (
-        None
-    )
+    temperatures: Annotated[list[Temperature], Meta(min_length=1, max_length=32)] | None = None
     top: Annotated[int, Meta(ge=0, le=200)] = 50
     sampled: TokenId | None = None
 
