@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mink_local.serve import connections
+from mink_local.serve import connections, guard
 from mink_local.serve.bodies import ApiError
 from mink_local.serve.connections import raise_file_limit
 from mink_local.serve.guard import EXCEPTION_HANDLERS, Guard, allowed_hosts, read_body
@@ -127,11 +127,16 @@ def test_more_of_an_unread_body_does_not_keep_a_connection_open(
             trickle(client)
 
 
-def test_a_connection_goes_on_after_a_body_that_nobody_read(port: int) -> None:
+def test_a_connection_goes_on_after_a_body_that_nobody_read(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "MAX_BODY", 1000)
     with connect(port) as client:
         for status in (401, 404, 415) * 3:
             client.sendall(unread(status, content_length="300000") + b"x" * 300_000)
             assert receive(client).status == status
+        client.sendall(request("POST", "/length", b"x" * 300_000, x_api_key="k"))
+        assert receive(client).status == 413
         client.sendall(request("POST", "/length", b"abc", x_api_key="k"))
         assert receive(client).body == b"3"
 
