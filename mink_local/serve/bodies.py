@@ -6,11 +6,13 @@ The OpenAPI document and docs/mink-serve-api.md are generated from these types.
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
 from mink_local.errors import MinkError
+from mink_local.generation.request import SamplingParams
 from mink_local.sandbox import ChildStartError
 
 Json = dict[str, Any]
@@ -127,6 +129,27 @@ def api_errors(field: str | None = None, *, default: str | None = None) -> Itera
     except (ValueError, MinkError) as error:
         message = f"{field}: {error}" if field else str(error)
         raise ApiError(400, message, param=field or getattr(error, "place", default)) from None
+
+
+@dataclass(frozen=True)
+class ResponseHead:
+    """What is known of a response before there are answers.
+
+    Attributes:
+        request_id: Identifies the request.
+        created: In seconds since 1970.
+        model: The model id that was asked for.
+        fingerprint: Identifies the model and the versions.
+        params: How the answers are sampled.
+        client: The name of the key that was used; "" without keys.
+    """
+
+    request_id: str
+    created: int
+    model: str
+    fingerprint: str
+    params: SamplingParams
+    client: str
 
 
 class TokenUsage(Output, kw_only=True):

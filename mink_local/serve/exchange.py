@@ -22,9 +22,8 @@ from mink_local.generation.engine.thread import Event
 from mink_local.generation.format.tool_calls import ToolCallDelta
 from mink_local.generation.model import Model
 from mink_local.serve import request_log
-from mink_local.serve.bodies import ApiError, Timings, TokenUsage
+from mink_local.serve.bodies import ApiError, ResponseHead, Timings, TokenUsage
 from mink_local.serve.clients import Client
-from mink_local.serve.history import ResponseHead
 from mink_local.serve.request.chat import ChatRequest, CompletionRequest
 from mink_local.serve.request.parsing import Parsed
 from mink_local.serve.request.sampling import engine_requests, sampling_params

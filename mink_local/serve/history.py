@@ -1,38 +1,15 @@
 """The last answers, kept in memory: the playground shows why they say what they say."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
 from mink_local.generation.answer import Answer
-from mink_local.generation.request import SamplingParams
-from mink_local.serve.bodies import ApiError
+from mink_local.serve.bodies import ApiError, ResponseHead
 
 SIZE = 100  # requests
 MOST_BYTES = 64 << 20
 _ANSWERS = 4  # of a request: the playground's columns
-
-
-@dataclass(frozen=True)
-class ResponseHead:
-    """What is known of a response before there are answers.
-
-    Attributes:
-        request_id: Identifies the request.
-        created: In seconds since 1970.
-        model: The model id that was asked for.
-        fingerprint: Identifies the model and the versions.
-        params: How the answers are sampled.
-        client: The name of the key that was used; "" without keys.
-    """
-
-    request_id: str
-    created: int
-    model: str
-    fingerprint: str
-    params: SamplingParams
-    client: str
 
 
 def recorded(answer: Answer) -> bytes:

@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from mink_local import Request, SamplingParams, load_model
-from mink_local.serve.bodies import ApiError
-from mink_local.serve.history import History, ResponseHead, recorded
+from mink_local.serve.bodies import ApiError, ResponseHead
+from mink_local.serve.history import History, recorded
 from tests.support.server import RunningServer, running_server
 
 MESSAGES = [{"role": "user", "content": "Name a colour."}]
