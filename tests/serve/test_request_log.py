@@ -69,6 +69,18 @@ def test_who_leaves_before_the_first_token_is_logged_without_its_time(server: Ru
     assert record["answers"][0]["finish_reason"] == "left"
 
 
+def test_who_leaves_a_stream_is_logged_as_one_who_left(server: RunningServer) -> None:
+    asked = {"prompt": "x", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    headers = {"X-Request-Id": "left-a-stream"}
+    with httpx.stream(
+        "POST", f"{server.url}/v1/completions", json=asked, headers=headers, timeout=60
+    ) as answer:
+        next(answer.iter_raw())
+    until(lambda: any("client_id=left-a-stream" in said for said in server.said))
+    [found] = [said for said in server.said if "client_id=left-a-stream" in said]
+    assert {"499", "finish_reason=left"} <= {*found.split()}
+
+
 def test_a_clients_id_is_kept_if_it_is_safe_to_log(server: RunningServer) -> None:
     """It names the request in the log and the response, and nothing else: another client may choose it."""
 
