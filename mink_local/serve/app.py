@@ -60,6 +60,14 @@ _PATHS |= {
     path.removeprefix("/v1") if path.startswith("/v1") else f"/v1{path}": endpoint
     for path, endpoint in ENDPOINTS.items()
 }
+# By which front ends list models and count tokens: TabbyAPI's, text-generation-webui's and koboldcpp's.
+_OTHER_NAMES = {
+    "/v1/model/list": "/v1/models",
+    "/v1/token/encode": "/tokenize",
+    "/v1/internal/encode": "/tokenize",
+    "/api/extra/tokencount": "/tokenize",
+}
+_PATHS |= {name: ENDPOINTS[path] for name, path in _OTHER_NAMES.items()}
 _ROUTES = [_route(path, endpoint) for path, endpoint in _PATHS.items()]
 
 

@@ -88,7 +88,6 @@ ENDPOINTS = {
     "/detokenize": Endpoint(detokenize, DetokenizedText, DetokenizeRequest),
     "/v1/models": Endpoint(list_models, ModelList),
     "/v1/models/{model_id}": Endpoint(retrieve_model, ModelEntry),
-    "/v1/model/list": Endpoint(list_models, ModelList),
     "/v1/model": Endpoint(loaded_model, ModelEntry),
     "/tokenizer_info": Endpoint(tokenizer_info, TokenizerInfo),
     "/health": Endpoint(health, Health),

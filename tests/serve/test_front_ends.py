@@ -102,12 +102,18 @@ def test_llama_servers_own_endpoint(server: RunningServer) -> None:
 
 
 def test_front_ends_connect_by_the_calls_of_each_server(server: RunningServer) -> None:
-    """SillyTavern's types: TabbyAPI lists models without an s, Aphrodite counts tokens below /v1."""
+    """SillyTavern's types: TabbyAPI lists models without an s, and each counts tokens at its own path."""
     listed = httpx.get(f"{server.url}/v1/models").json()["data"]
     assert httpx.get(f"{server.url}/v1/model/list").json()["data"] == listed
     assert httpx.get(f"{server.url}/v1/model").json() == listed[0]
-    counts = [server.post(path, prompt="Hi there").json() for path in ("/tokenize", "/v1/tokenize")]
-    assert counts[0] == counts[1]
+    counted = server.post("/tokenize", content="Hi there").json()
+    for path, field in (
+        ("/v1/tokenize", "prompt"),
+        ("/api/extra/tokencount", "prompt"),
+        ("/v1/token/encode", "text"),
+        ("/v1/internal/encode", "text"),
+    ):
+        assert server.post(path, **{field: "Hi there"}).json() == counted
 
 
 def test_constraints_of_other_names_are_kept(server: RunningServer) -> None:
@@ -119,7 +125,9 @@ def test_constraints_of_other_names_are_kept(server: RunningServer) -> None:
     for more in ({}, {"logit_bias": {"5": 1}}, {"logit_bias": [[5, 1]]}):
         other = server.post("/v1/completions", **asked, **more, custom_token_bans=f" {token}, 3").json()
         assert other["choices"][0]["tokens"] != [token]
-    for wrong in ("one", "1,", 5, [5]):
+    asked_so = server.post("/v1/completions", **asked, custom_token_bans=[token, 3]).json()  # as Aphrodite
+    assert asked_so["choices"][0]["tokens"] != [token]
+    for wrong in ("one", "1,", 5, [-5]):
         with pytest.raises(ApiError, match="custom_token_bans"):
             read(CompletionRequest, prompt="x", custom_token_bans=wrong)
     for wrong in (5, [1], "x"):

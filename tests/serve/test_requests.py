@@ -77,7 +77,7 @@ UNKNOWN: list[tuple[type[Fields], dict[str, Any], set[str]]] = [
         set(),
     ),
     (ChatRequest, {"temprature": 0.1, "options": {"temperature": 1}}, {"temprature", "options"}),
-    (ChatRequest, {"do_sample": False, "max_new_tokens": 1}, {"do_sample", "max_new_tokens"}),
+    (ChatRequest, {"do_sample": False, "temperature_last": False}, {"do_sample", "temperature_last"}),
     (ChatRequest, {"reasoning": {"effort": "low", "summry": 1}}, {"reasoning.summry"}),
     (ChatRequest, {"stream_options": {"include_obfuscation": True}}, {"stream_options.include_obfuscation"}),
     (
@@ -193,6 +193,7 @@ def test_forms_that_cannot_be_kept_are_refused(fields: dict[str, Any]) -> None:
 TYPES: tuple[Any, ...] = ({}, {"a": 1}, [], [1], "", "x", True, 1.5)
 TAKEN: dict[str, tuple[Any, ...]] = {
     "stop": ([], "", "x"),
+    "content": ("", "x"),
     "repeat_penalty": (1.5,),
     "add_special": (True,),
     "grammar": ("", "x"),

@@ -141,7 +141,7 @@ async def list_models(service: Service, _: Client) -> ModelList:
 
 
 async def loaded_model(service: Service, _: Client) -> ModelEntry:
-    """Describe the model under its own name; this and the list without an s are TabbyAPI's."""
+    """Describe the model under its own name, as TabbyAPI does."""
     return _entry(service, None)
 
 

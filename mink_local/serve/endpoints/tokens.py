@@ -28,13 +28,17 @@ class TokenizeRequest(Fields, frozen=True):
     """Body of `POST /tokenize`, with llama-server's names or vLLM's.
 
     Attributes:
-        content: The text; with this name no token is added at the beginning by default, as in llama-server.
+        content: The text; with this name no token is added at the beginning by default, as in llama-server;
+            `text` is the same.
         prompt: The text; with this name one is, as in vLLM.
         add_special: Whether to add the token that begins texts; `add_special_tokens` is the same.
         parse_special: Whether control tokens in the text are read as such.
     """
 
-    names: ClassVar = {"add_special": ("add_special", "add_special_tokens")}
+    names: ClassVar = {
+        "content": ("content", "text"),
+        "add_special": ("add_special", "add_special_tokens"),
+    }
 
     content: LongText | None = None
     prompt: LongText | None = None

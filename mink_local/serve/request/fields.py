@@ -177,12 +177,14 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
         stream: Whether to send the answer as server-sent events.
         seed: A whole number, of which the remainder by 2^32 - 1 counts, or -1 for a random one. The same seed
             gives the same answer as long as no other requests run meanwhile.
-        stop: Strings that end the answer and are not part of it; `stop_sequences` is the same.
+        stop: Strings that end the answer and are not part of it; `stop_sequences` is the same, and so is
+            `stopping_strings`.
         stop_token_ids: Tokens that end the answer and are not part of it.
         ignore_eos: Generate until `max_tokens`, past the tokens that end an answer.
         max_tokens: Maximum length of the answer in tokens, with its reasoning; -1 is the rest of the context.
-            `max_completion_tokens` and `max_output_tokens` are the same and win over it; so is `n_predict`.
-        min_tokens: Minimum length of the answer in tokens.
+            `max_completion_tokens` and `max_output_tokens` are the same and win over it; so are `n_predict`,
+            `num_predict`, `max_new_tokens` and `max_length`.
+        min_tokens: Minimum length of the answer in tokens; `min_length` is the same.
         reasoning_budget: Maximum length of the reasoning in tokens, then its end is forced; 0: no reasoning;
             -1: no limit. `thinking_budget_tokens` is the same.
         reasoning_message: The sentence with which reasoning is made to end; by default, one that tells the
@@ -196,7 +198,7 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
         min_k: Use Min-k, with `min_k_tau` and `min_k_floor`.
         logit_bias: By token id or text, also as a list of pairs, as in llama-server; -100 and `false` ban a
             token.
-        custom_token_bans: Ids of tokens to ban, with commas between them.
+        custom_token_bans: Ids of tokens to ban, also as a text with commas between them.
         frequency_penalty: As in OpenAI's API, of the answer's tokens; with `repeat_last_n`, the last ones.
         presence_penalty: The same.
         repeat_penalty: As in llama-server; `repetition_penalty` is the same.
@@ -212,9 +214,13 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
     """
 
     names = {
-        "max_tokens": ("max_completion_tokens", "max_output_tokens", "max_tokens", "n_predict", "max_length"),
+        "max_tokens": (
+            "max_completion_tokens", "max_output_tokens", "max_tokens", "n_predict", "num_predict",
+            "max_new_tokens", "max_length",
+        ),
+        "min_tokens": ("min_tokens", "min_length"),
         "seed": ("seed", "sampler_seed"),
-        "stop": ("stop_sequences", "stop", "stop_sequence"),
+        "stop": ("stop_sequences", "stop", "stop_sequence", "stopping_strings"),
         "repeat_penalty": ("repeat_penalty", "repetition_penalty", "rep_pen"),
         "reasoning_budget": ("reasoning_budget", "thinking_budget_tokens"),
         "reasoning_message": ("reasoning_message", "reasoning_budget_message"),
@@ -251,7 +257,7 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
         ]
         | None
     ) = None
-    custom_token_bans: TokenIdsText | None = None
+    custom_token_bans: TokenIdsText | TokenIds | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repeat_penalty: float | None = None

@@ -264,7 +264,8 @@ def _constraint(request: SamplingFields) -> dict[str, Any]:
 
 def _bias(request: SamplingFields, model: Model) -> dict[int, float]:
     """Return the logit bias by token id, within ±100; -100 and `false` ban a token."""
-    biases = dict.fromkeys(map(int, _ID.findall(request.custom_token_bans or "")), -math.inf)
+    bans = request.custom_token_bans or ()
+    biases = dict.fromkeys(map(int, _ID.findall(bans) if isinstance(bans, str) else bans), -math.inf)
     given = request.logit_bias or {}
     is_mapping = isinstance(given, Mapping)
     for token, value in given.items() if isinstance(given, Mapping) else given:
