@@ -215,8 +215,13 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
 
     names = {
         "max_tokens": (
-            "max_completion_tokens", "max_output_tokens", "max_tokens", "n_predict", "num_predict",
-            "max_new_tokens", "max_length",
+            "max_completion_tokens",
+            "max_output_tokens",
+            "max_tokens",
+            "n_predict",
+            "num_predict",
+            "max_new_tokens",
+            "max_length",
         ),
         "min_tokens": ("min_tokens", "min_length"),
         "seed": ("seed", "sampler_seed"),
