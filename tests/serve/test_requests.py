@@ -649,7 +649,7 @@ def test_the_first_id_is_the_models_and_each_preset_has_one() -> None:
     assert presets.find("m:creative") == Preset(MinK(floor=1.4), 5.0, "m:creative")
     assert list(presets.by_id) == ["m", *(f"m:{name}" for name in BUILT_IN)]
     assert presets.find("m:min-k-t5") == FIXED
-    assert presets.find("m") == presets.find(None) == SERVER
+    assert presets.find("m") == presets.find(None) == presets.find("") == SERVER
 
 
 def test_an_unknown_id_is_not_found_unless_any_is_accepted() -> None:

@@ -173,7 +173,7 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
     """The fields that all requests for answers have in common.
 
     Attributes:
-        model: A model id; by default the model without a preset.
+        model: A model id; by default, and if it is empty, the model without a preset.
         stream: Whether to send the answer as server-sent events.
         seed: A whole number, of which the remainder by 2^32 - 1 counts, or -1 for a random one. The same seed
             gives the same answer as long as no other requests run meanwhile.
@@ -236,7 +236,7 @@ class SamplingFields(Fields, frozen=True, kw_only=True):
     }
     refused = REFUSED
 
-    model: Name | None = None
+    model: Annotated[str, Meta(max_length=256)] | None = None
     stream: bool | None = None
     seed: int | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=512)] | None = None

@@ -24,14 +24,13 @@ NOT_GIVEN: tuple[Any, ...] = (None, "", [], {})
 _OFF_AT_0 = (
     "background", "ban_eos_token", "diversity_penalty", "early_stopping", "epsilon_cutoff", "eta_cutoff",
     "include_stop_str_in_output", "max_tokens_second", "min_keep", "no_repeat_ngram_size", "penalty_alpha",
-    "rep_pen_range", "rep_pen_slope", "repetition_decay", "repetition_penalty_range", "sampler_order",
-    "sampler_priority", "skew", "smoothing_factor", "speculative_ngram", "store", "use_beam_search",
-    "vllm_xargs",
+    "rep_pen_range", "repetition_decay", "repetition_penalty_range", "sampler_order", "sampler_priority",
+    "skew", "smoothing_factor", "speculative_ngram", "store", "use_beam_search", "vllm_xargs",
 )  # fmt: skip
 _OFF_AT_1 = (
     "add_bos_token", "best_of", "cache_prompt", "do_sample", "encoder_repetition_penalty", "guidance_scale",
-    "include_reasoning", "length_penalty", "n", "num_beams", "skip_special_tokens", "smoothing_curve",
-    "spaces_between_special_tokens", "temperature_last", "tfs", "tfs_z", "trim_stop",
+    "include_reasoning", "length_penalty", "n", "num_beams", "rep_pen_slope", "skip_special_tokens",
+    "smoothing_curve", "spaces_between_special_tokens", "temperature_last", "tfs", "tfs_z", "trim_stop",
 )  # fmt: skip
 NEUTRAL = dict.fromkeys(_OFF_AT_0, 0) | dict.fromkeys(_OFF_AT_1, 1) | {"truncation": "disabled"}
 """Fields of other servers that ask for nothing with these values."""

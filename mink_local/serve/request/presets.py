@@ -116,12 +116,12 @@ class Presets:
         self._any_model = any_model
 
     def find(self, model_id: str | None) -> Preset:
-        """Return the preset of a model id; None is the model's own name.
+        """Return the preset of a model id; None and "" are the model's own name.
 
         Raises:
             ApiError: No model has the id.
         """
-        if model_id is None or (self._any_model and model_id not in self.by_id):
+        if not model_id or (self._any_model and model_id not in self.by_id):
             return self.default
         if model_id not in self.by_id:
             message = f"there is no model {model_id[:100]!r}: this server has {', '.join(self.by_id)}"
