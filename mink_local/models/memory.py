@@ -64,7 +64,7 @@ class MemoryNeed:
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes available to a model: system memory, and GPU memory less 1 GiB per GPU.
+    """Bytes available to a model: system memory, and the memory of all GPUs less 1 GiB each.
 
     If `unified`, the GPU uses system memory: what it takes of `vram` it takes of `ram`.
     """
@@ -72,6 +72,7 @@ class Budget:
     ram: int
     vram: int = 0
     unified: bool = False
+    n_gpus: int = 1
 
     @property
     def checkpoint_memory(self) -> int:
@@ -81,6 +82,10 @@ class Budget:
     def usage(self, need: MemoryNeed) -> Usage:
         """Return how much of `ram` a model needs."""
         return need.cpu + need.gpu if self.unified else need.cpu
+
+    def holds(self, gpu: Usage) -> bool:
+        """Return whether the GPUs hold what a model needs of them: llama.cpp gives each a compute buffer."""
+        return gpu.total + (self.n_gpus - 1) * gpu.compute <= self.vram
 
 
 def gpus() -> "list[Gpu]":
@@ -118,7 +123,7 @@ def memory_budget(with_gpus: bool = True, shares: Sequence[float] = ()) -> Budge
     if devices and shares:
         vram = min(int(n * sum(shares) / share) for n, share in zip(free, shares, strict=False) if share)
         devices = list(compress(devices, shares))
-    return Budget(ram, vram, any(gpu.shares_ram for gpu in devices))
+    return Budget(ram, vram, any(gpu.shares_ram for gpu in devices), max(1, len(devices)))
 
 
 @dataclass(frozen=True)
@@ -341,7 +346,7 @@ def choose_placement(
     def with_context(wanted: int) -> Placement:
         context = max(1, min(wanted, metadata.n_ctx_train or wanted))
         needs = [(way, footprint.need(context, n_parallel, *way)) for way in ways]
-        way, need = next((found for found in needs if found[1].gpu.total <= budget.vram), needs[-1])
+        way, need = next((found for found in needs if budget.holds(found[1].gpu)), needs[-1])
         warning = _warning(budget.usage(need).total, budget.ram)
         return Placement(context, *way, need, warning, mixed, footprint.kv_per_token, footprint.checkpoint)
 

@@ -124,6 +124,14 @@ def test_as_many_layers_as_the_gpu_holds(vram: int, layers: int) -> None:
     assert choose_placement(model(), Budget(ROOMY, vram), n_ctx=4096).n_gpu_layers == layers
 
 
+@pytest.mark.parametrize("n_gpus", [1, 2, 4])
+def test_each_gpu_has_a_compute_buffer(n_gpus: int) -> None:
+    whole = 10 * MB + 4 * ONE_LAYER + n_gpus * COMPUTE
+    for vram, layers in ((whole, 5), (whole - 1, 4)):
+        budget = Budget(ROOMY, vram, n_gpus=n_gpus)
+        assert choose_placement(model(), budget, n_ctx=4096).n_gpu_layers == layers
+
+
 @pytest.mark.parametrize(("given", "layers"), [(-1, 5), (0, 0), (3, 3), (99, 5)])
 def test_layers_that_are_given(given: int, layers: int) -> None:
     assert choose_placement(model(), Budget(ROOMY, 0), n_gpu_layers=given).n_gpu_layers == layers
@@ -183,12 +191,12 @@ def machine(monkeypatch: pytest.MonkeyPatch, ram: int, *gpus: Gpu) -> Budget:
 
 def test_a_gigabyte_of_each_gpu_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = Gpu("a", 3 * GIB, 8 * GIB), Gpu("b", GIB // 2, 8 * GIB), Gpu("c", 5 * GIB, 8 * GIB)
-    assert machine(monkeypatch, 16 * GIB, *gpus) == Budget(16 * GIB, 6 * GIB)
+    assert machine(monkeypatch, 16 * GIB, *gpus) == Budget(16 * GIB, 6 * GIB, n_gpus=3)
     # With proportions, the GPU that is full first ends what fits.
     assert memory_budget(shares=(0, 0, 1)) == Budget(16 * GIB, 4 * GIB)
-    assert memory_budget(shares=(1, 0, 1)) == Budget(16 * GIB, 4 * GIB)
-    assert memory_budget(shares=(3, 0, 6)) == Budget(16 * GIB, 6 * GIB)
-    assert memory_budget(shares=(1, 1)) == Budget(16 * GIB)
+    assert memory_budget(shares=(1, 0, 1)) == Budget(16 * GIB, 4 * GIB, n_gpus=2)
+    assert memory_budget(shares=(3, 0, 6)) == Budget(16 * GIB, 6 * GIB, n_gpus=2)
+    assert memory_budget(shares=(1, 1)) == Budget(16 * GIB, n_gpus=2)
     assert machine(monkeypatch, 16 * GIB) == memory_budget(shares=(1,)) == Budget(16 * GIB)
 
 
