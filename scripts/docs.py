@@ -23,7 +23,7 @@ from mink_local.chat.cli import cli as chat
 from mink_local.chat.loop import COMMANDS
 from mink_local.evals.cli import cli as evals
 from mink_local.generation.answer import Loop
-from mink_local.models.cli import cli as models
+from mink_local.manage.cli import cli as models
 from mink_local.samplers import SAMPLERS
 from mink_local.serve.bodies import ErrorBody, Json, Output
 from mink_local.serve.cli import cli as serve

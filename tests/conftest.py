@@ -6,12 +6,14 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import numpy as np
 import pytest
+from huggingface_hub import constants
 from hypothesis import settings
 from numpy.typing import NDArray
 from platformdirs import user_data_path
@@ -20,12 +22,13 @@ from mink_local import load_model
 from mink_local.generation.model import Model
 from mink_local.llama.devices import gpu_missing
 from mink_local.llama.rpc import use_servers
+from mink_local.manage.cli import main as mink_models
 from mink_local.models.catalog import EMBEDDED, choose_model, resolve
 from mink_local.samplers.compile import CACHE
 from tests.support.logits import NAMES as LOGITS
 from tests.support.logits import real_logits
 from tests.support.methods import JIT
-from tests.support.python import Finished
+from tests.support.python import Finished, Mink
 from tests.support.rpc import RpcServer
 from tests.support.tiny import write_model
 
@@ -133,6 +136,22 @@ def user_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(f"XDG_{kind.upper()}_HOME", str(tmp_path / kind))
     monkeypatch.setenv("WIN_PD_OVERRIDE_LOCAL_APPDATA", str(tmp_path / "data"))
     return tmp_path
+
+
+@pytest.fixture
+def home(user_folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home with empty stores, cache and configuration; the Hub's cache is its folder `hub`."""
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(user_folders))
+    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(user_folders / "hub"))
+    return user_folders
+
+
+@pytest.fixture
+def mink(home: Path, run_main: Callable[..., Finished]) -> Mink:  # noqa: ARG001
+    """`mink(*arguments)` runs `mink-models`."""
+    return partial(run_main, mink_models)
 
 
 @pytest.fixture

@@ -274,7 +274,7 @@ def test_log_lines_have_no_control_characters() -> None:
 # Any command line of any program ends in an exit status and one sentence, never in a traceback
 
 
-MODULES = ["chat.cli", "evals.cli", "models.cli", "serve.cli", "bench.cli"]
+MODULES = ["chat.cli", "evals.cli", "manage.cli", "serve.cli", "bench.cli"]
 SECONDS = 5  # until Ctrl-C ends what is still running
 HOSTILE = [
     "", " ", "-", "--", "-1", "0", "1", "2", "7", "-0.0", "0.5", "1e-300", "1e999", "-inf", "inf", "nan",

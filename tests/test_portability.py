@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 PROGRAMS = {
     "mink-chat": "mink_local.chat",
     "mink-eval": "mink_local.evals.cli",
-    "mink-models": "mink_local.models.cli",
+    "mink-models": "mink_local.manage.cli",
 }
 DRIVER = """
 import importlib, json, sys

@@ -13,7 +13,7 @@ from mink_local.files import size_in_words
 from mink_local.models import catalog, stores, trust
 from mink_local.models.catalog import EMBEDDED
 from mink_local.models.gguf import read_metadata
-from mink_local.models.info import find_offer, take
+from mink_local.models.offer import find_offer, take
 
 _ANSWERS = {"y": True, "yes": True, "n": False, "no": False}
 

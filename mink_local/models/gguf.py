@@ -9,6 +9,7 @@ import math
 import mmap
 import re
 import struct
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -134,6 +135,13 @@ class Metadata:
         """Raise ModelError if no text can be generated with the file."""
         if self.kind:
             raise ModelError(f"{self.path.name} is {self.kind}: load a model that generates text")
+
+    def tensors_by_type(self) -> list[dict[str, Any]]:
+        """Return the number of tensors, parameters and bytes per type, largest first."""
+        totals: dict[str, Counter[str]] = defaultdict(Counter)
+        for tensor in self.tensors:
+            totals[tensor.type].update(tensors=1, parameters=tensor.n_parameters, bytes=tensor.n_bytes)
+        return sorted(({"type": name, **row} for name, row in totals.items()), key=lambda row: -row["bytes"])
 
     def text(self, key: str) -> str | None:
         """Return the string under a key, or None if there is none."""

@@ -7,7 +7,7 @@ import pytest
 from platformdirs import user_config_path
 
 from mink_local.models.catalog import EMBEDDED, chosen_model
-from mink_local.models.info import LADDER
+from mink_local.models.offer import LADDER
 from tests.chat.conftest import MinkChat
 from tests.support.hub import REPOSITORY, Hub, serve
 from tests.support.terminal import Terminal

@@ -33,7 +33,7 @@ PROGRAMS = {
     "mink_local.chat:main": [*MODEL, "Hi"],
     "mink_local.serve.cli:main": [*MODEL, "--port", "0"],
     "mink_local.bench.cli:main": ["sampler"],
-    "mink_local.models.cli:main": ["info", "smollm2-135m"],
+    "mink_local.manage.cli:main": ["info", "smollm2-135m"],
     "mink_local.evals.cli:main": ["quants", "smollm2-135m", "--kv-type", "f16", "--kv-type", "q8_0"],
     "mink_local.models.trust:": [],
     "mink_local.native:": [],
@@ -108,7 +108,7 @@ def test_a_library_that_cannot_be_loaded_is_named(
     child.refused(1, "LLAMA_CPP_LIB_PATH", binding.__version__)
 
 
-@pytest.mark.parametrize("arguments", [["mink_local.chat", "--list"], ["mink_local.models.cli", "list"]])
+@pytest.mark.parametrize("arguments", [["mink_local.chat", "--list"], ["mink_local.manage.cli", "list"]])
 @pytest.mark.usefixtures("own_files")
 def test_conversations_and_models_are_listed_without_a_library(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -145,4 +145,4 @@ def test_a_separate_package_has_no_rpc_for_others(tmp_path: Path, monkeypatch: p
     folder = tmp_path / "llama_cpp_py_sync"
     folder.symlink_to(Path(C._lib._name).parent)
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(folder))
-    run_python("-m", "mink_local.models.cli", "rpc-server").refused(1, folder.name)
+    run_python("-m", "mink_local.manage.cli", "rpc-server").refused(1, folder.name)

@@ -17,9 +17,8 @@ from filelock import FileLock
 from huggingface_hub import constants
 
 from mink_local.models import catalog
-from tests.models.conftest import Mink
 from tests.support.hub import COMMIT, REPOSITORY, Hub, serve
-from tests.support.python import Finished, run_python
+from tests.support.python import Finished, Mink, run_python
 from tests.support.records import disk_of
 
 BIG = b"GGUF" + os.urandom(299_996)
@@ -278,14 +277,14 @@ def test_a_malformed_variable(name: str, value: str, commands: tuple[str, ...], 
     """In a process of its own, since huggingface_hub reads them when it is imported."""
     for command in commands:
         arguments = [command, NAME] if command == "pull" else [command]
-        program = f"import sys; sys.argv[1:] = {arguments}; from mink_local.models.cli import main; main()"
+        program = f"import sys; sys.argv[1:] = {arguments}; from mink_local.manage.cli import main; main()"
         environment = {**os.environ, "HF_HOME": str(home), name: value}
         refused(run_python("-c", program, env=environment), "HF_")
 
 
 def test_an_empty_variable_is_as_if_unset(home: Path) -> None:
     empty = dict.fromkeys(("HF_ENDPOINT", "HF_HUB_CACHE", "HF_HUB_DOWNLOAD_TIMEOUT"), "")
-    program = "import sys; sys.argv[1:] = ['list']; from mink_local.models.cli import main; main()"
+    program = "import sys; sys.argv[1:] = ['list']; from mink_local.manage.cli import main; main()"
     run_python("-c", program, env={**os.environ, "HF_HOME": str(home), **empty}).succeeded()
 
 

@@ -15,7 +15,7 @@ from mink_local.llama.devices import Gpu
 from mink_local.llama.weights import Weights
 from mink_local.models import memory
 from mink_local.models.gguf import Array, Metadata, Tensor, read_metadata
-from mink_local.models.info import typical_metadata, where_it_fits
+from mink_local.models.offer import typical_metadata, where_it_fits
 from mink_local.models.memory import (
     Budget,
     Footprint,

@@ -16,7 +16,7 @@ from mink_local.errors import ModelError
 from mink_local.evals.cli import main as evaluate
 from mink_local.llama.constraints import Constraints
 from mink_local.llama.library import C
-from mink_local.models.cli import main as models
+from mink_local.manage.cli import main as models
 from mink_local.models.gguf import Array, Metadata
 from mink_local.models.recommended import _RANGES, recommended, recommended_by, require_recommended
 from mink_local.samplers import Mirostat, Xtc, parse

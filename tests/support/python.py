@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
@@ -23,6 +24,10 @@ class Finished(NamedTuple):
         for text in named:
             assert str(text) in self.stderr
         return self
+
+
+Mink = Callable[..., Finished]
+"""`mink(*arguments)` runs `mink-models`: a fixture's type."""
 
 
 def run_python(*arguments: object, **options: Any) -> Finished:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-COMMAND = [sys.executable, "-c", "from mink_local.models.cli import main; main()", "rpc-server"]
+COMMAND = [sys.executable, "-c", "from mink_local.manage.cli import main; main()", "rpc-server"]
 
 
 def free_port() -> int:

@@ -37,7 +37,6 @@ from mink_local.llama.weights import Weights
 from mink_local.models import trust
 from mink_local.models.catalog import ModelFile
 from mink_local.models.gguf import Metadata, read_metadata
-from mink_local.models.info import tensors_by_type
 
 BASE = "base"  # the folder with the base's distributions
 _OTHER_SPLIT = 48  # logits rows per batch for the base against itself; all others use N_OUTPUTS
@@ -293,7 +292,7 @@ def file_facts(metadata: Metadata) -> dict[str, Any]:
     """Return a file's size, bits per weight, and the name of its type, such as "Q4_K_M"."""
     number = metadata.values.get("general.file_type")
     names = (name for name in dir(C) if name.startswith(_FILE_TYPE) and getattr(C, name) == number)
-    types = tensors_by_type(metadata)
+    types = metadata.tensors_by_type()
     n_parameters, n_bytes = (sum(row[key] for row in types) for key in ("parameters", "bytes"))
     return {
         "bytes": metadata.n_bytes,

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -59,8 +59,9 @@ def cli() -> None:
 @json_option
 def list_(here: bool, as_json: bool) -> None:
     """List models here and to pull, and which fit in memory."""
-    from mink_local.models.info import model_list, print_models
+    from mink_local.manage.table import print_models
     from mink_local.models.memory import memory_budget
+    from mink_local.models.offer import model_list
 
     budget = memory_budget()
     rows = [row for row in model_list(budget) if row["path"] or not here]
@@ -81,7 +82,7 @@ def info(
     model: str, ctx: int | None, parallel: int, gpu_layers: int | Literal["auto"], kv_type: str, as_json: bool
 ) -> None:
     """Show a model's metadata and memory use without loading it."""
-    from mink_local.models.info import in_words, model_info
+    from mink_local.manage.info import conventions_in, in_words, model_info
     from mink_local.models.memory import choose_placement, memory_budget
 
     metadata = read_metadata(catalog.resolve(model).path)
@@ -89,18 +90,9 @@ def info(
     placement = choose_placement(
         metadata, budget, n_ctx=ctx, n_gpu_layers=gpu_layers, n_parallel=parallel, kv_type=kv_type
     )
-    facts, lines = model_info(metadata, placement, parallel, kv_type), list[tuple[str, str]]()
-    if source := metadata.text("tokenizer.chat_template"):
-        # A program may ask what is above this room.
-        from mink_local.generation.format.conventions import conventions_of
-        from mink_local.generation.format.rendering import Renderer
-
-        renderer = Renderer(source, bos_token="", eos_token="")
-        with closing(renderer):
-            found = conventions_of(renderer, source)
-        facts |= {"reasoning": found.reasons, "conventions": found.as_dict()}
-        lines = [("reasoning", found.reasoning_in_words), ("calls", found.calls_in_words)]
-    click.echo(json.dumps(facts, indent=2, ensure_ascii=False) if as_json else in_words(facts, lines))
+    conventions = conventions_in(metadata)
+    facts = model_info(metadata, placement, parallel, kv_type, conventions)
+    click.echo(json.dumps(facts, indent=2, ensure_ascii=False) if as_json else in_words(facts, conventions))
 
 
 @cli.command()

@@ -5,22 +5,19 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import click
 import gguf
-import psutil
 import pytest
-from huggingface_hub import constants
 
 from mink_local import cli
 from mink_local.llama.devices import Gpu
-from mink_local.models import catalog, info, memory
+from mink_local.manage import table
+from mink_local.models import catalog, memory
 from mink_local.models.memory import Budget
 from mink_local.models.options import complete_model
-from tests.models.conftest import Mink
-from tests.support.python import Finished
+from tests.support.python import Finished, Mink
 from tests.support.tiny import Shape, write_gguf
 
 GB = 10**9
@@ -56,7 +53,7 @@ def rows(mink: Mink, *options: str) -> dict[str, dict[str, Any]]:
 def test_list(mink: Mink, home: Path, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU with 8 GB to spare, a machine with 20: what is here by its header, what is not by its size."""
     monkeypatch.setattr(memory, "memory_budget", lambda: Budget(20 * GB, 8 * GB))
-    monkeypatch.setattr(info, "gpus", lambda: [Gpu("Parrot 3000", 10 * GB, 12 * GB)])
+    monkeypatch.setattr(table, "gpus", lambda: [Gpu("Parrot 3000", 10 * GB, 12 * GB)])
     whole = tiny().read_bytes()
     snapshot = cached(home, whole, "m-Q8_0.gguf", "m-Q4_K_M.gguf")
     (snapshot / "m-Q2_K.gguf").write_bytes(whole[:5000])
@@ -358,62 +355,3 @@ def test_a_file_name_that_is_not_utf_8(mink: Mink, tiny: Callable[..., Path]) ->
     assert catalog.resolve("parrot").path == path
     for command in ("path", "info"):
         assert mink(command, path).status == 0
-
-
-# The model that the first chat offers
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str | None]:
-    """`machine(total, free, vram)`, in GB: the name of the model that is offered there."""
-
-    def offered(total: float, free: float | None = None, vram: float = 0) -> str | None:
-        memory = SimpleNamespace(total=round(total * GB))
-        budget = Budget(round((free or total) * GB), round(vram * GB))
-        monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-        monkeypatch.setattr(info, "memory_budget", lambda: budget)
-        row = info.find_offer()
-        return row["name"] if row else None
-
-    return offered
-
-
-@pytest.mark.parametrize(
-    ("memory", "name"),
-    [
-        ((2.5,), None),
-        ((2.6,), "qwen3-0.6b:Q8_0"),
-        ((4.5,), "qwen3-1.7b:Q4_K_M"),
-        ((8,), "qwen3-1.7b:Q4_K_M"),
-        ((8, 1.5), "qwen3-0.6b:Q8_0"),  # other programs have the rest
-        ((16,), "qwen3-4b-instruct:Q4_K_M"),
-        ((64,), "qwen3-4b-instruct:Q4_K_M"),
-        ((16, 10, 8), "qwen3-8b:Q4_K_M"),  # a GPU
-    ],
-)
-@pytest.mark.usefixtures("home")
-def test_an_offer_by_memory(
-    machine: Callable[..., str | None], memory: tuple[float, ...], name: str | None
-) -> None:
-    assert machine(*memory) == name
-
-
-def test_a_model_that_is_here_comes_first(
-    machine: Callable[..., str | None], home: Path, tiny_path: Path, tiny: Callable[..., Path]
-) -> None:
-    store = home / ".lmstudio/models/me"
-    for name, path in {"parrot": tiny_path, "no-chat": tiny("other.gguf", template=None)}.items():
-        (store / name).mkdir(parents=True)
-        (store / name / "m.gguf").symlink_to(path)
-    assert machine(16) == "lmstudio:me/parrot:m.gguf"
-    assert machine(0.01, 16) == "lmstudio:me/parrot:m.gguf"  # none suits, one fits
-    (store / "parrot/m.gguf").unlink()
-    assert machine(16) == "qwen3-4b-instruct:Q4_K_M"
-
-
-@pytest.mark.usefixtures("home")
-def test_nothing_to_download_is_offered_offline(
-    machine: Callable[..., str | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert machine(16) is None

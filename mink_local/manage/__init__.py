@@ -1,0 +1,1 @@
+"""mink-models: list, inspect and download models."""
