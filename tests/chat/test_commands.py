@@ -84,8 +84,8 @@ def test_settings_change(typist: Begin, lines: list[str], key: str, shown: str) 
         ("/frob", ["/help lists"]),
         ("/list zzz", ["'zzz'"]),
         ("/file {folder}", ["folder", "/*"]),
-        ("/file {pipe}", ["pipe"]),
-        ("/set grammar {pipe}", ["pipe"]),
+        pytest.param("/file {pipe}", ["pipe"], marks=pytest.mark.posix),
+        pytest.param("/set grammar {pipe}", ["pipe"], marks=pytest.mark.posix),
         ("/show parrot", ["'parrot'"]),
         ("/parrot", ["/parrot", "/help"]),
         ("/regn", ["/regn", "/regen?"]),
@@ -128,7 +128,8 @@ def test_a_bad_command_names_what_is_wrong(
     """In one sentence; conversation, settings and model are as before."""
     (tmp_path / "bytes").write_bytes(b"caf\xe9")
     (tmp_path / "long").write_text("word " * 2000)
-    os.mkfifo(tmp_path / "pipe")
+    if "pipe" in line:
+        os.mkfifo(tmp_path / "pipe")
     typed = typist("-n", "1")
     typed.say("Hello")
     session, before = typed.chat.session, typed.chat.session.branch

@@ -100,7 +100,7 @@ def test_the_question_takes_a_path(hub: Hub, opened: Callable[..., Terminal], ti
     """Of a file that can be loaded, also as a shell would write it; anything else is asked again."""
     model = tiny_path.parent / "my 7b.gguf"
     if not model.exists():
-        model.symlink_to(tiny_path)
+        model.hardlink_to(tiny_path)
     chat = opened("--ctx", "256", columns=200, waits=False)
     for answer, complaint in ((__file__, "GGUF"), ("/no/such.gguf", "no file"), ("maybe", "'maybe'")):
         chat.until_shown(r"\.gguf file: $|\.gguf file:$")
@@ -135,7 +135,7 @@ def test_a_model_of_another_program_is_offered_first(
 ) -> None:
     folder = tmp_path / ".lmstudio/models/me/parrot-GGUF"
     folder.mkdir(parents=True)
-    (folder / "parrot.gguf").symlink_to(tiny_path)
+    (folder / "parrot.gguf").hardlink_to(tiny_path)
     shown, status = start("y\r")
     assert "lmstudio:me/parrot-GGUF:parrot.gguf" in shown.replace("\n", "")
     assert (status, chosen_model()) == (0, "lmstudio:me/parrot-GGUF:parrot.gguf")

@@ -69,6 +69,7 @@ def refused(result: Finished, *values: object, status: int = 1) -> None:
     assert all(str(value) in result.stderr.splitlines()[-1] for value in values), result.stderr
 
 
+@pytest.mark.posix
 def test_a_file_is_fetched_checked_and_found(mink: Mink, hub: Hub, home: Path) -> None:
     """In the Hub's own layout: its library takes the file from the cache, without a network."""
     refused(mink("path", NAME), NAME, status=2)

@@ -110,7 +110,7 @@ def test_a_model_that_is_here_comes_first(
     store = home / ".lmstudio/models/me"
     for name, path in {"parrot": tiny_path, "no-chat": tiny("other.gguf", template=None)}.items():
         (store / name).mkdir(parents=True)
-        (store / name / "m.gguf").symlink_to(path)
+        (store / name / "m.gguf").hardlink_to(path)
     assert machine(16) == "lmstudio:me/parrot:m.gguf"
     assert machine(0.01, 16) == "lmstudio:me/parrot:m.gguf"  # none suits, one fits
     (store / "parrot/m.gguf").unlink()
