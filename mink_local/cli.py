@@ -311,17 +311,8 @@ class AutoOrInt(WholeNumber):
         return value if value == "auto" else super().convert(value, param, ctx)
 
 
-class Temperature(FiniteFloat):
-    """Type of an option that takes a temperature above 0, or inf."""
-
-    name = "T|inf"
-
-    def __init__(self) -> None:
-        super().__init__(min=0)
+class FiniteOrInf(FiniteFloat):
+    """Type of an option that takes a finite number in a range, or inf."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value in ("inf", math.inf):
-            return math.inf
-        if not (number := super().convert(value, param, ctx)):
-            self.fail("0 means greedy, which is always measured: leave it out.", param, ctx)
-        return number
+        return math.inf if value in ("inf", math.inf) else super().convert(value, param, ctx)

@@ -21,7 +21,7 @@ from scipy.stats import quantile_test
 
 from mink_local.bench.cli import output_options, report, rounds_option, samplers_option, temperature_option
 from mink_local.bench.timing import PROMPT, Row, in_turn, logits_of_answer, seconds
-from mink_local.cli import run
+from mink_local.cli import WholeNumber, run
 from mink_local.generation.engine.decoding import log_probabilities
 from mink_local.generation.engine.engine import Engine
 from mink_local.generation.format.template import ChatTemplate
@@ -76,7 +76,7 @@ def cli() -> None:
 @samplers_option
 @temperature_option
 @tokens_option
-@rounds_option(least=6, default=11)
+@rounds_option.replace(type=WholeNumber(min=6), default=11)
 @placement_options
 @output_options
 def decode(
@@ -100,7 +100,7 @@ def decode(
 @sampler_option
 @temperature_option
 @tokens_option
-@rounds_option(least=1, default=5)
+@rounds_option.replace(default=5)
 @click.option("--schema", "has_schema", is_flag=True, help="Answers by a JSON schema instead of free text.")
 @click.option(
     "--beside",
@@ -139,7 +139,7 @@ def batch(
 @parallels_option.replace(default=(1, 16, 64))
 @sampler_option
 @temperature_option
-@rounds_option(least=1, default=100)
+@rounds_option.replace(default=100)
 @placement_options
 @output_options
 def host(
@@ -159,7 +159,7 @@ def host(
 
 @cli.command()
 @model_option
-@rounds_option(least=1, default=100)
+@rounds_option.replace(default=100)
 @output_options
 def options(model: str, rounds: int, output: str | None) -> None:
     """Time what options cost: CPU time of the engine's thread for a token, with 8 answers at a time."""

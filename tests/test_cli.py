@@ -140,7 +140,7 @@ def test_a_stream_that_is_closed(streams: str, status: int, stdout: bytes, stder
 
 
 @pytest.mark.posix
-@pytest.mark.parametrize("name", ["bench", "chat", "evals", "models", "serve"])
+@pytest.mark.parametrize("name", ["bench", "chat", "evals", "manage", "serve"])
 def test_no_program_needs_open_streams(name: str) -> None:
     program = f"from mink_local.{name}.cli import main; main()"
     child = with_closed(">&-", "-c", program, "--help")
@@ -160,7 +160,7 @@ def test_no_program_needs_open_streams(name: str) -> None:
         ("chat", ["Hi", "--json-schema"]),
         ("evals", ["run"]),
         ("evals", ["coverage", "--prompts"]),
-        ("models", ["info"]),
+        ("manage", ["info"]),
         ("serve", ["--api-key-file"]),
     ],
 )
@@ -201,7 +201,7 @@ def test_no_columns_are_an_unknown_number(monkeypatch: pytest.MonkeyPatch) -> No
     assert python(width, stdout=subprocess.PIPE).stdout == b"80\n"
 
 
-@pytest.mark.parametrize("name", ["bench", "evals", "models"])
+@pytest.mark.parametrize("name", ["bench", "evals", "manage"])
 def test_a_program_of_several_commands_alone_shows_its_help(
     name: str, run_main: Callable[..., Finished]
 ) -> None:

@@ -1,8 +1,8 @@
 """`mink-bench`: time samplers against references in the same run; print a table or JSON."""
 
 import json
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from rich.box import MARKDOWN
@@ -12,7 +12,9 @@ from rich.table import Table
 from mink_local.cli import FiniteFloat, WholeNumber, no_blanks_at_line_ends, run
 from mink_local.llama.constants import MODEL
 from mink_local.models.options import (
+    Command,
     SamplerType,
+    SharedOption,
     model_option,
     sampler_option,
     temp_option,
@@ -31,7 +33,6 @@ Examples:
 
 Exit status: 0 success, 1 failure, 2 wrong usage or unknown model, 130 interrupted.
 """
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def report(rows: "Sequence[Row]", output: str | None, title: str) -> None:
@@ -72,13 +73,10 @@ def _samplers(_: click.Context, __: click.Parameter, samplers: "tuple[Sampler, .
     return samplers or [*(sampler() for sampler in SAMPLERS.values()), *map(parse, _CHAINS)]
 
 
-def rounds_option(least: int, default: int) -> Callable[[Command], Command]:
-    return click.option(
-        "--rounds", type=WholeNumber(min=least), default=default, show_default=True, metavar="N",
-        help="Number of rounds; each times everything once.",
-    )  # fmt: skip
-
-
+rounds_option = SharedOption(
+    "--rounds", type=WholeNumber(min=1), default=200, metavar="N",
+    help="Number of rounds; each times everything once.",
+)  # fmt: skip
 samplers_option = sampler_option.replace(
     "samplers", default=None, multiple=True, callback=_samplers, type=SamplerType(or_model=True),
     help=f"Sampler to time, or {MODEL}, what the model's file recommends; repeatable.",
@@ -104,7 +102,7 @@ def cli() -> None:
 @model_option
 @samplers_option
 @temperature_option
-@rounds_option(least=1, default=200)
+@rounds_option
 @output_options
 def sampler_command(
     model: str,

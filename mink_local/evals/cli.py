@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 from click.core import ParameterSource
 
-from mink_local.cli import AutoOrInt, FiniteFloat, Temperature, WholeNumber, run
+from mink_local.cli import AutoOrInt, FiniteFloat, FiniteOrInf, WholeNumber, run
 from mink_local.errors import ModelError, ReportError
 from mink_local.files import user_path
 from mink_local.llama.constants import MODEL, N_SEQ_MAX
@@ -672,10 +672,10 @@ def stateless(
     "repeatable. model: what the model's file recommends.",
 )
 @temperatures_option.replace(
-    type=Temperature(),
+    type=FiniteOrInf(min=0, min_open=True),
     default=[1.0, 2.0, 5.0, float("inf")],
     metavar="T|inf",
-    help="Temperature; at inf all candidates are equally likely. Repeatable.",
+    help="Temperature; at inf all candidates are equally likely, and greedy is always measured. Repeatable.",
 )
 @click.option(
     "--tail-mass",

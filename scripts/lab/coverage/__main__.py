@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from mink_local.cli import AutoOrInt, FiniteFloat, Temperature, run
+from mink_local.cli import AutoOrInt, FiniteFloat, FiniteOrInf, run
 from mink_local.evals.cli import (
     POSITIVE,
     limit_option,
@@ -31,10 +31,10 @@ from scripts.lab.coverage.measure import Walks
     "min-p:p=0,order=temperature-last, which keeps every token]",
 )
 @temperatures_option.replace(
-    type=Temperature(),
+    type=FiniteOrInf(min=0, min_open=True),
     default=[0.25, 0.5, 1.0, 1.5, 2.0, 5.0, 10.0, float("inf")],
     metavar="T|inf",
-    help="Temperature; at inf all candidates are equally likely. Repeatable.",
+    help="Temperature; at inf all candidates are equally likely, and greedy is always measured. Repeatable.",
 )
 @click.option(
     "--prompts",
