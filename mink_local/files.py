@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -136,13 +136,19 @@ def private_file(path: Path) -> Path:
     return path
 
 
+def json_object(text: str | bytes) -> dict[str, Any] | None:
+    """Return the JSON object that a text is, or None if it is anything else."""
+    with suppress(ValueError, RecursionError):
+        value = json.loads(text)
+        return value if isinstance(value, dict) else None
+    return None
+
+
 def read_record(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; empty if the file is missing or damaged."""
-    try:
-        record = json.loads(regular(path).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return record if isinstance(record, dict) else {}
+    with suppress(OSError):
+        return json_object(regular(path).read_bytes()) or {}
+    return {}
 
 
 def add_to_record(path: Path, key: str, value: object) -> None:

@@ -133,11 +133,7 @@ def choose_model(name: str) -> None:
     Raises:
         CatalogError: The choice cannot be saved.
     """
-    try:
-        _choice_path().parent.mkdir(parents=True, exist_ok=True)
-        _write_text(_choice_path(), f"{name}\n")
-    except OSError as error:
-        raise CatalogError(f"cannot write {_choice_path()}: {error.strerror}") from None
+    _rewrite(_choice_path(), lambda _: f"{name}\n")
 
 
 def _choice_path() -> Path:
@@ -320,7 +316,7 @@ def add(entry: CatalogEntry) -> None:
         parse_line(str(entry))
     except ValueError as error:
         raise CatalogError(str(error)) from None
-    _rewrite(lambda text: with_entry(text, entry))
+    _rewrite(user_catalog_path(), lambda text: with_entry(text, entry))
 
 
 def remove(name: str) -> None:
@@ -329,15 +325,17 @@ def remove(name: str) -> None:
     Raises:
         CatalogError: The file cannot be written.
     """
-    _rewrite(lambda text: edited(text, lambda entry: None if entry.name == name else entry))
+    _rewrite(
+        user_catalog_path(), lambda text: edited(text, lambda entry: None if entry.name == name else entry)
+    )
 
 
-def _rewrite(change: Callable[[str], str]) -> None:
-    path = user_catalog_path()
+def _rewrite(path: Path, change: Callable[[str], str]) -> None:
+    """Change one of the user's files, which others may be changing too."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path.with_name(".models.txt.lock")):
-            _write_text(path, change(_read_text(path)))
+        with locked(path.with_name(f".{path.name}.lock")):
+            write_atomic(path, change(_read_text(path)).encode("utf-8", "surrogateescape"))
     except OSError as error:
         raise CatalogError(f"cannot write {path}: {error.strerror}") from None
 
@@ -373,14 +371,10 @@ def _warn(message: str) -> None:
 
 
 def _read_text(path: Path) -> str:
-    """Return a file's content, or "" if it does not exist; bytes that are not UTF-8 survive `_write_text`."""
+    """Return a file's content, or "" if it does not exist; bytes that are not UTF-8 survive `_rewrite`."""
     try:
         return as_text(regular(path).read_bytes(), "surrogateescape")
     except FileNotFoundError:
         return ""
     except OSError as error:
         raise CatalogError(f"cannot read {path}: {error.strerror}") from None
-
-
-def _write_text(path: Path, text: str) -> None:
-    write_atomic(path, text.encode("utf-8", "surrogateescape"))

@@ -33,11 +33,12 @@ def model_list(budget: Budget) -> list[dict[str, Any]]:
 
 
 def _row(entry: catalog.CatalogEntry, path: Path | None, budget: Budget) -> dict[str, Any]:
-    size, fits, kind = entry.size, None, None
+    size, fits, kind, can_chat = entry.size, None, None, False
     if (path or size) and llama_loads():
         try:
             metadata = read_metadata(path) if path else typical_metadata(size or 0)
             size, fits, kind = metadata.n_bytes, where_it_fits(metadata, budget), metadata.kind
+            can_chat = bool(metadata.text("tokenizer.chat_template")) and not kind
         except ModelError:  # `mink-models info` tells why
             size, fits = None, "damaged"
     return {
@@ -49,6 +50,7 @@ def _row(entry: catalog.CatalogEntry, path: Path | None, budget: Budget) -> dict
         "licence": entry.licence,
         "note": kind or entry.note,
         "kind": kind,
+        "can_chat": can_chat,
     }
 
 
@@ -69,17 +71,12 @@ def find_offer() -> dict[str, Any] | None:
         if row["fits"] in (None, "no", "damaged") or row["name"] == catalog.EMBEDDED:
             continue
         row["suits"] = row["fits"] == "GPU" or row["size"] <= most
-        if row["path"] and _can_chat(Path(row["path"])):
+        if row["can_chat"]:
             here.append(row)
         elif row["name"] in LADDER and row["suits"] and not constants.HF_HUB_OFFLINE:
             to_pull.append(row)
     known = (row for row in _best_first(here) if trust.is_known(Path(row["path"])))
     return next(known, next(iter(_best_first(to_pull)), None))
-
-
-def _can_chat(path: Path) -> bool:
-    metadata = read_metadata(path)
-    return bool(metadata.text("tokenizer.chat_template")) and not metadata.kind
 
 
 def _best_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """Options shared by several programs, each defined once."""
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import fields
@@ -11,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from mink_local.cli import AutoOrInt, FiniteFloat, ParsedType, WholeNumber, file_text
-from mink_local.files import user_path
+from mink_local.files import json_object, user_path
 from mink_local.llama.constants import (
     ALL_LAYERS,
     KV_TYPES,
@@ -146,11 +145,7 @@ def _keep_all_experts(ctx: click.Context, _: click.Parameter, is_given: bool) ->
 
 def _template_kwargs(text: str) -> dict[str, Any]:
     """Return a JSON object of variables for chat templates."""
-    try:
-        value = json.loads(text)
-    except (RecursionError, ValueError):
-        value = None
-    if not isinstance(value, dict):
+    if (value := json_object(text)) is None:
         raise ValueError('template kwargs are a JSON object, such as {"reasoning_effort": "low"}')
     check_template_kwargs(value)
     return value
@@ -160,11 +155,7 @@ def _call_style(text: str) -> str | dict[str, Any]:
     """Return the name of a call style, or what a JSON file says of it."""
     if not os.path.exists(path := user_path(text)):
         return text
-    try:
-        value = json.loads(file_text(str(path)))
-    except (RecursionError, ValueError):
-        value = None
-    if not isinstance(value, dict):
+    if (value := json_object(file_text(str(path)))) is None:
         raise ValueError(
             f"{text} is no JSON object: mink-models info --json prints one under conventions.calls"
         )
