@@ -15,7 +15,6 @@ from mink_local.llama.devices import Gpu
 from mink_local.llama.weights import Weights
 from mink_local.models import memory
 from mink_local.models.gguf import Array, Metadata, Tensor, read_metadata
-from mink_local.models.offer import typical_metadata, where_it_fits
 from mink_local.models.memory import (
     Budget,
     Footprint,
@@ -26,6 +25,7 @@ from mink_local.models.memory import (
     kv_bytes_per_layer,
     memory_budget,
 )
+from mink_local.models.offer import typical_metadata, where_it_fits
 from tests.support.tiny import Shape
 
 MB, GB, GIB = 10**6, 10**9, 1 << 30
