@@ -118,11 +118,9 @@ def schema_text(path: str) -> FileText:
     text = file_text(path)
     try:
         json.loads(text)
-    except ValueError as error:
-        where = (
-            f": line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-        )
-        raise click.BadParameter(f"{path} is not valid JSON{where}.") from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise click.BadParameter(f"{path} is not valid JSON: {where}.") from None
     return text
 
 
@@ -448,11 +446,6 @@ class Settings:
                 except click.UsageError as error:  # a file is gone, or another version kept it
                     log.warning("%s: %s: %s", source, setting.key, error.format_message())
             self.put(setting.name, value, origin)
-
-    def restored(self) -> str:
-        """Return the sampling settings that come from a conversation, in words."""
-        restored = [one for one in _KEPT if self.sources[one.name].startswith("conversation ")]
-        return ", ".join(f"{setting.key} {self.shown(setting)}" for setting in restored)
 
     def _parsed(self, setting: Setting, text: Any) -> Any:
         parts = text.split() if setting.multiple and isinstance(text, str) else text

@@ -161,7 +161,7 @@ def test_show_begins_with_what_was_changed(typist: Begin) -> None:
     assert "dry-multiplier" not in say("/show")
     for row in ("temp +5 +set in this chat", "max-tokens +8 +command line"):
         assert re.search(rf"^{row} *$", shown, re.M)
-    assert shown.index("max-tokens") < shown.index("Sampling") < shown.index("Model")
+    assert shown.index("max-tokens") < shown.index("floor") < shown.index("ctx")
     for value in ("sampler +min-k:tau=3", "tau +3", "seed +random", "ctx +1024"):
         assert re.search(rf"\b{value}\b", shown)
     for setting in SETTINGS:

@@ -279,8 +279,10 @@ def recall(chat: Chat) -> None:
     turns = sum(message.role == "user" for message in branch)
     more = ": /history shows them" if turns > 1 else ""
     chat.screen.note(f"conversation {name}, {counted(turns, 'message')}{more}")
-    if restored := chat.session.settings.restored():
-        chat.screen.note(f"its settings: {restored}")
+    if kept := chat.session.settings.kept():
+        chat.screen.note(
+            "its settings: " + ", ".join(f"{key} {text or 'none'}" for key, text in kept.items())
+        )
 
 
 def _leave(chat: Chat) -> None:

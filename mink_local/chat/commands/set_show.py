@@ -34,8 +34,7 @@ from mink_local.models import catalog, trust
 from mink_local.models.catalog import EMBEDDED, resolve
 from mink_local.models.options import with_sampler_names
 
-_LONGEST_KEY = 22  # columns of the key of a setting, with its gap
-_TWO_COLUMNS = 78  # columns of a window in which two settings are beside each other
+_TWO_COLUMNS = 78  # columns of a window in which two names with their texts are beside each other
 
 
 def change_setting(key: str, chat: Chat, text: str) -> None:
@@ -190,18 +189,13 @@ def show(chat: Chat, argument: str) -> None:
         screen.show(f"{setting.key} {_value(setting, settings, model)}")
         chat.screen.note(f"{settings.sources[setting.name]}. {with_sampler_names(setting.help or '')}")
         return
-    changed: list[Sequence[str]] = []
-    groups: dict[str, list[tuple[str, str]]] = {}
+    rows = []
     for setting in SETTINGS:
         value, source = _value(setting, settings, model), settings.sources[setting.name]
-        if source == DEFAULT and (argument or setting.group not in (RARE, CONSTRAINTS)):
-            short = one_line(value, max(18, screen.width // _beside(screen) - _LONGEST_KEY))
-            groups.setdefault(setting.group, []).append((setting.key, short))
-        elif source != DEFAULT:
-            changed.append((setting.key, one_line(value, screen.width // 2), source))
-    if changed:
-        screen.table(changed, "changed", "value", "from")
-    show_groups(screen, groups)
+        if argument or source != DEFAULT or setting.group not in (RARE, CONSTRAINTS):
+            rows.append((setting.key, one_line(value, screen.width // 2), source))
+    rows.sort(key=lambda row: row[-1] == DEFAULT)
+    screen.table(rows, "setting", "value", "from")
     if not argument:
         chat.screen.note("/show all lists the rest, /set changes one")
 
@@ -228,7 +222,7 @@ def _value(setting: Setting, settings: Settings, model: Model) -> str:
 
 def show_groups(screen: Screen, groups: Mapping[str, Sequence[tuple[str, str]]]) -> None:
     """Print groups of names and short texts, each under its title; in two columns if they fit."""
-    n = _beside(screen)
+    n = 2 if screen.width >= _TWO_COLUMNS else 1
     grid = Table.grid(padding=(0, 2))
     for _ in range(n):
         grid.add_column(no_wrap=True)
@@ -238,8 +232,3 @@ def show_groups(screen: Screen, groups: Mapping[str, Sequence[tuple[str, str]]])
         for at in range(0, len(pairs), n):
             grid.add_row(*(Text(printable(cell)) for cell in chain(*pairs[at : at + n])))
     screen.show(grid)
-
-
-def _beside(screen: Screen) -> int:
-    """Return how many names with their texts fit beside each other."""
-    return 2 if screen.width >= _TWO_COLUMNS else 1

@@ -47,13 +47,11 @@ def show_answer(screen: Screen, answer: AnswerStream, on_reasoning: str = "") ->
     Args:
         on_reasoning: Where to see reasoning that was only counted.
     """
-    total = 0
 
     def show_prompt(unread: int) -> None:
-        nonlocal total
-        total = max(total, unread)
         if unread:
-            screen.progress(f"prompt: {total - unread} of {counted(total, 'token')}")
+            n = answer.reply.prompt_tokens
+            screen.progress(f"prompt: {n - unread} of {counted(n, 'token')}")
 
     texts = (
         (is_reasoning, text)
