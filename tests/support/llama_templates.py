@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, cast
 
 from mink_local.errors import MinkError
 from mink_local.generation.answer import Splitter
-from mink_local.generation.format.call_derivation import CHECKS, TOOLS, Calls
+from mink_local.generation.format.call_derivation import CHECKS, TOOLS
 from mink_local.generation.format.call_styles import HERMES
-from mink_local.generation.format.derived import common
+from mink_local.generation.format.derived import Calls, common
 from mink_local.generation.format.template import ChatTemplate
 from mink_local.generation.format.tool_calls import ToolParser
 from mink_local.generation.request import Request, SamplingParams

@@ -14,33 +14,27 @@ from typing import Any
 from mink_local.generation.format.call_forms import form_of
 from mink_local.generation.format.call_styles import CallStyle
 from mink_local.generation.format.derived import (
+    RESULT,
+    STRING,
     TEXT,
     USER,
+    Calls,
     Render,
     Taken,
     attempt,
+    calling,
     common,
+    tool,
 )
 from mink_local.generation.format.rendering import RefusalError
 from mink_local.generation.format.text import THINK_MARKS, Marks
 from mink_local.generation.format.tool_calls import ToolParser
 
 _NAMES, _KEYS, _VALUES = ("mkfnone", "mkfntwo"), ("mkkeyone", "mkkeytwo"), ("mkvalone", "mkvaltwo")
-_RESULT = "MKresult"
 _IDS = ("callidab1", "callidab2")
-_STRING = {"type": "string"}
 
 _NUMBER = re.compile(r'(?<=[:"])[0-2](?=["<\s])')  # of a call in the list
 _TAG = re.compile(r"<[^<>]*>|\[[A-Z_]+\]|[\[\](){}]|```")
-
-Calls = Sequence[tuple[str, dict[str, Any]]]
-
-
-def tool(name: str, properties: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool."""
-    described = {key: {**schema, "description": "d"} for key, schema in properties.items()}  # some want it
-    parameters = {"type": "object", "properties": described, "required": []}
-    return {"type": "function", "function": {"name": name, "description": "d", "parameters": parameters}}
 
 
 class Writer:
@@ -56,7 +50,7 @@ class Writer:
     def __init__(
         self, render: Render, taken: Taken, tools: Sequence[dict[str, Any]] = (), content: str = TEXT
     ) -> None:
-        properties = dict.fromkeys(_KEYS, _STRING)
+        properties = dict.fromkeys(_KEYS, STRING)
         self.tools = [*(tools or (tool(name, properties) for name in _NAMES))]
         self._render, self._taken, self._content = render, taken, content
         self._prompt = attempt(render, USER, tools=self.tools)
@@ -67,9 +61,9 @@ class Writer:
         Raises RefusalError if it refuses it, ValueError if the calls are not in it.
         """
         content = self._content if content is None else content
-        text = self._render([USER, self._message(calls, content), *self._results(calls)], tools=self.tools)
+        text = self._render([USER, *calling(calls, self._taken, content, _IDS)], tools=self.tools)
         text = _NUMBER.sub("0", text.replace(_IDS[1], _IDS[0]))
-        text = text[: text.index(_RESULT, text.rindex(calls[-1][0]))]
+        text = text[: text.index(RESULT, text.rindex(calls[-1][0]))]
         at = text.rfind(content) if content else -1
         if at >= 0 and at < text.rindex(calls[0][0]):
             return text[at + len(content) :]
@@ -84,23 +78,6 @@ class Writer:
         after = attempt(self._render, USER, answer, USER).rpartition(TEXT)[2]
         match = _TAG.match(after.lstrip())
         return match[0] if match else ""
-
-    def _message(self, calls: Calls, content: str) -> dict[str, Any]:
-        made = []
-        for call_id, (name, arguments) in zip(_IDS, calls, strict=False):
-            given: Any = (
-                json.dumps(arguments, ensure_ascii=False) if self._taken.arguments == "text" else arguments
-            )
-            function = {"name": name, "arguments": given}
-            made.append({"id": call_id, "type": "function", "function": function})
-        return {"role": "assistant", "content": content, "tool_calls": made}
-
-    def _results(self, calls: Calls) -> list[dict[str, Any]]:
-        content: Any = [{"type": "text", "text": _RESULT}] if self._taken.has_parts else _RESULT
-        return [
-            {"role": "tool", "tool_call_id": call_id, "name": name, "content": content}
-            for call_id, (name, _) in zip(_IDS, calls, strict=False)
-        ]
 
 
 def understood_style(render: Render, taken: Taken | None, marks: Marks = THINK_MARKS) -> CallStyle | None:
@@ -255,7 +232,7 @@ HARD = {
     "names": ["x", "y, z"],
 }
 _TYPES = {
-    "text": _STRING,
+    "text": STRING,
     "n": {"type": "integer"},
     "flag": {"type": "boolean"},
     "opts": {"type": "object", "additionalProperties": {}},
@@ -263,7 +240,7 @@ _TYPES = {
 }
 TOOLS = [
     tool("write_file", _TYPES),
-    tool("get_weather", {"city": _STRING, "days": {"type": "integer"}}),
+    tool("get_weather", {"city": STRING, "days": {"type": "integer"}}),
 ]
 CHECKS: tuple[Calls, ...] = (
     [("get_weather", {"city": "Rome"})],

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from mink_local.generation.format.call_styles import HERMES, CallStyle
-from mink_local.generation.format.text import literal
+from mink_local.generation.format.text import literal, up_to
 from mink_local.generation.request import Request
 from mink_local.llama.constraints import Constraints
 from mink_local.llama.guide import check
@@ -91,7 +91,7 @@ def calls_grammar(
     start = _calls(style, ids, is_parallel=is_parallel)
     if answer is not None:
         schema = answer if isinstance(answer, str) else json.dumps(answer)
-        start += f" | {_literal(text, ids)} %json {schema}"
+        start += f" | {literal(text, ids)} %json {schema}"
     return f"start: {start}\n{rules}"
 
 
@@ -112,20 +112,18 @@ def marked_calls_grammar(
     rules = _call_rules(style, parameters, ids)
     if rules is None:
         return None
-    text = "/(?s:.*)/"  # tokens without text are no part of it
-    before, last = f"before: {text} {_literal(mark, ids)}", f"LAST: {text}"
+    before, last = up_to(mark, "before", ids), "LAST: /(?s:.*)/"
     if mark not in ids:
-        before = f"before[suffix={json.dumps(mark)}]: {text}"
         last += f" & ~/(?s:.*{re.escape(mark)}.*)/"
-    return f"start: (before {_calls(style, ids, is_parallel=is_around)})* LAST\n{before}\n{last}\n{rules}"
+    return f"start: (before {_calls(style, ids, is_parallel=is_around)})* LAST\n{before}{last}\n{rules}"
 
 
 def _calls(style: CallStyle, ids: Mapping[str, int], *, is_parallel: bool) -> str:
     """Return a rule for a call, or for several if the style has them."""
     calls = "call"
     if is_parallel and style.separator is not None:
-        calls += f" ({_literal(style.separator, ids)} call)*"
-    return " ".join((_literal(style.opening, ids), calls, _literal(style.closing, ids)))
+        calls += f" ({literal(style.separator, ids)} call)*"
+    return " ".join((literal(style.opening, ids), calls, literal(style.closing, ids)))
 
 
 def _call_rules(
@@ -136,19 +134,12 @@ def _call_rules(
     if None in written.values():
         return None
     calls = [
-        " ".join(filter(None, (_literal(f"{style.before}{name}{style.between}", ids), arguments)))
+        " ".join(filter(None, (literal(f"{style.before}{name}{style.between}", ids), arguments)))
         for name, arguments in written.items()
     ]
     end = style.end if style.kind == "tags" else style.quote
-    value = f"value: /(?s:.*)/ {_literal(end, ids)}\n" if end else ""
-    if not any(token in end for token in ids):  # llguidance reads up to the first one
-        value = f"value[suffix={json.dumps(end)}]: /(?s:.*)/\n" if end else ""
-    return f"call: ({' | '.join(calls)}) {_literal(style.after, ids)}\n{value}"
-
-
-def _literal(text: str, ids: Mapping[str, int]) -> str:
-    """Return a text, perhaps none, in Lark's syntax."""
-    return literal(text, ids) if text else ""
+    value = up_to(end, "value", ids) if end else ""
+    return f"call: ({' | '.join(calls)}) {literal(style.after, ids)}\n{value}"
 
 
 def _arguments(style: CallStyle, schema: Mapping[str, Any], ids: Mapping[str, int]) -> str | None:
@@ -200,9 +191,9 @@ def _value(style: CallStyle, schema: Any, defs: Any, ids: Mapping[str, int]) -> 
     if kind == "string" and not keys:
         body = "value"
     elif kind == "string" and keys == {"enum"} and all(isinstance(each, str) for each in schema["enum"]):
-        body = f"({' | '.join(_literal(each, ids) for each in schema['enum'])}) {_literal(end, ids)}"
+        body = f"({' | '.join(literal(each, ids) for each in schema['enum'])}) {literal(end, ids)}"
     elif kind in ("integer", "number", "boolean") or (style.kind == "tags" and kind in ("array", "object")):
-        body = f"%json {whole} {_literal(end, ids)}"
+        body = f"%json {whole} {literal(end, ids)}"
     else:
         return None
-    return f"{_literal(before, ids)} {body}"
+    return f"{literal(before, ids)} {body}"

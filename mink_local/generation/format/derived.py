@@ -5,8 +5,9 @@ else, in what it writes.
 """
 
 import hashlib
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Literal
@@ -17,22 +18,24 @@ from mink_local.generation.format.text import THINK_MARKS, Marks
 
 TEXT, RESULT, NAME, KEY, VALUE, REASON = "MKtext", "MKresult", "mkname", "mkkey", "mkvalue", "MKreason"
 USER = {"role": "user", "content": "q"}
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": NAME,
-        "description": "d",
-        "parameters": {
-            "type": "object",
-            "properties": {KEY: {"type": "string", "description": "d"}},
-            "required": [],
-        },
-    },
-}
+STRING = {"type": "string"}
 _LONG_ID, _SHORT_ID = "call_0123456789abcdef01234567", "abcdef012"
 
 Render = Callable[..., str]
 """Returns the prompt for messages and variables; raises RefusalError if the template refuses them."""
+
+Calls = Sequence[tuple[str, dict[str, Any]]]
+"""Names and arguments."""
+
+
+def tool(name: str, properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool."""
+    described = {key: {**schema, "description": "d"} for key, schema in properties.items()}  # some want it
+    parameters = {"type": "object", "properties": described, "required": []}
+    return {"type": "function", "function": {"name": name, "description": "d", "parameters": parameters}}
+
+
+TOOL = tool(NAME, {KEY: STRING})
 
 
 def as_parts(text: str) -> list[dict[str, str]]:
@@ -104,20 +107,23 @@ def how_calls_are_taken(render: Render) -> Taken | None:
     return found if shows_tools or (found and found.arguments != "no") else None
 
 
-def _called(way: Taken) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a call as part of a message, and its result."""
-    call_id = _SHORT_ID if way.has_short_ids else _LONG_ID
-    arguments: Any = {KEY: VALUE} if way.arguments == "object" else f'{{"{KEY}": "{VALUE}"}}'
-    call = {"id": call_id, "type": "function", "function": {"name": NAME, "arguments": arguments}}
-    content = as_parts(RESULT) if way.has_parts else RESULT
-    result = {"role": "tool", "tool_call_id": call_id, "name": NAME, "content": content}
-    return {"tool_calls": [call]}, result
+def calling(calls: Calls, way: Taken, content: Any = "", ids: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return a message with some calls, and their results, as a template takes them."""
+    ids = ids or [_SHORT_ID if way.has_short_ids else _LONG_ID]
+    result = as_parts(RESULT) if way.has_parts else RESULT
+    made, results = [], []
+    for call_id, (name, arguments) in zip(ids, calls, strict=False):
+        given = json.dumps(arguments, ensure_ascii=False) if way.arguments == "text" else arguments
+        made.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": given}})
+        results.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": result})
+    return [{"role": "assistant", "content": content, "tool_calls": made}, *results]
 
 
 def _is_taken(render: Render, way: Taken) -> bool:
-    calls, result = _called(way)
-    made = {"content": VALUE} if way.arguments == "no" else {"content": "", **calls}
-    text = attempt(render, USER, {"role": "assistant", **made}, result, tools=[TOOL])
+    message, result = calling([(NAME, {KEY: VALUE})], way)
+    if way.arguments == "no":
+        message = {"role": "assistant", "content": VALUE}
+    text = attempt(render, USER, message, result, tools=[TOOL])
     shown = text[text.rfind("q") + 1 :] if KEY not in text.rpartition(RESULT)[0] else text
     # Python's way of writing an object, and JSON in a string, show that the other form is wanted.
     is_garbled = f"{{'{KEY}': '{VALUE}'}}" in text or f'\\"{KEY}\\"' in text
@@ -236,13 +242,9 @@ def with_reasoning(message: Mapping[str, Any], field: str, reasoning: str) -> di
 def _shown_reasoning(render: Render, field: str) -> tuple[str, Marks | None] | None:
     """Return a name under which a template shows reasoning, and the marks around it, if it does."""
     answer = with_reasoning({"role": "assistant", "content": TEXT}, field, REASON)
-    calls, result = _called(Taken(has_short_ids=True))
-    calling = {**answer, "content": "" if isinstance(answer["content"], str) else answer["content"]}
-    for messages in (
-        (USER, answer, USER),
-        (USER, answer),
-        (USER, {**calling, **calls}, result),
-    ):
+    content = "" if isinstance(answer["content"], str) else answer["content"]
+    message, result = calling([(NAME, {KEY: VALUE})], Taken(has_short_ids=True), content)
+    for messages in ((USER, answer, USER), (USER, answer), (USER, {**answer, **message}, result)):
         for variables in ({}, _KEEPING | {"enable_thinking": True, "thinking": True}):
             text = attempt(render, *messages, tools=[TOOL], **variables)
             if REASON in text and "'type'" not in text and '"thinking": "' not in text:

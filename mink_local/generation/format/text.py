@@ -126,11 +126,18 @@ class Marks(NamedTuple):
 
 
 def literal(text: str, ids: Mapping[str, int]) -> str:
-    """Return a text in Lark's syntax, in which tokens without text are given by their ids."""
+    """Return a text, perhaps none, in Lark's syntax; tokens without text are given by their `ids`."""
     tokens = "|".join(map(re.escape, sorted(ids, key=len, reverse=True)))
     parts = re.split(f"({tokens})", text) if ids else [text]
     written = [f"<[{ids[part]}]>" if part in ids else json.dumps(part) for part in parts if part]
     return " ".join(written)
+
+
+def up_to(mark: str, name: str, ids: Mapping[str, int]) -> str:
+    """Return a rule in Lark's syntax for any text up to a mark, and that; `ids` as for `literal`."""
+    if any(token in mark for token in ids):  # tokens without text are no part of a text
+        return f"{name}: /(?s:.*)/ {literal(mark, ids)}\n"
+    return f"{name}[suffix={json.dumps(mark)}]: /(?s:.*)/\n"  # llguidance reads up to the first one
 
 
 THINK_MARKS = Marks()
