@@ -197,7 +197,7 @@ class Constrainer:
         # the program: other threads may still be using them then.
         free = weakref.finalize(self, lambda chain, _: C.llama_sampler_free(chain), self._chain, weights)
         free.atexit = False
-        seen = [token for token in prompt if not weights.ends_generation(token)]
+        seen = [token for token in prompt if token not in weights.end_tokens]
         samplers = _penalties(constraints, weights)
         for sampler, length in samplers:
             for token in seen[-length:] if length else ():

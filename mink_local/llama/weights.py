@@ -161,7 +161,6 @@ class Weights:
         state = path.stat()
         self.file = f"{path.resolve()} {state.st_size} {state.st_mtime_ns}"  # as it was loaded
         self._pieces: dict[int, bytes] = {}
-        self._ends: dict[int, bool] = {}
         self.tokenizer: Future[Any] | None = None  # llguidance's, while or after it is made (`guide`)
 
     def _template(self, name: bytes | None) -> str | None:
@@ -247,7 +246,7 @@ class Weights:
 
     @cached_property
     def end_tokens(self) -> frozenset[int]:
-        """Ids of the tokens that end generation."""
+        """Ids of the tokens that end an answer."""
         with self.in_use() as vocab:
             return frozenset(token for token in range(self.n_vocab) if C.llama_vocab_is_eog(vocab, token))
 
@@ -311,14 +310,6 @@ class Weights:
         buffer = ctypes.create_string_buffer(256)
         with self.in_use() as vocab:
             return [_piece(vocab, token, buffer) for token in range(self.n_vocab)]
-
-    def ends_generation(self, token: int) -> bool:
-        """Return whether a token ends an answer."""
-        if token not in self._ends:
-            self.ids("token", (token,))
-            with self.in_use() as vocab:
-                self._ends[token] = bool(C.llama_vocab_is_eog(vocab, token))
-        return self._ends[token]
 
 
 def _piece(vocab: Any, token: int, buffer: Any) -> bytes:

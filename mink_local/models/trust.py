@@ -140,7 +140,7 @@ def _use(weights: Weights, n_seq: int) -> None:
     """Have llama.cpp do everything with a model that a chat would."""
     for token in range(weights.n_vocab):
         weights.piece(token)
-        weights.ends_generation(token)
+    weights.end_tokens  # noqa: B018  (looked up for each token)
     few = (C.llama_token * _N_TOKENS)()
     for byte in range(256):  # llama.cpp aborts on a byte that the vocabulary lacks
         C.llama_tokenize(weights.vocab, bytes([byte]), 1, few, len(few), False, False)

@@ -180,7 +180,7 @@ def test_what_penalties_look_at(
 def test_turns_that_ended_do_not_keep_the_answer_from_ending(
     tiny_weights: Weights, options: dict[str, Any]
 ) -> None:
-    ends = [token for token in range(tiny_weights.n_vocab) if tiny_weights.ends_generation(token)]
+    ends = sorted(tiny_weights.end_tokens)
     prompt = [5, 6, *ends] * 3
     constrainer = Constrainer(Constraints(**options), tiny_weights, prompt)
     assert not penalized(constrainer, tiny_weights.n_vocab).keys() & {*ends}

@@ -87,7 +87,7 @@ def divergence(first: CommonNumbers, other: CommonNumbers, model: Model) -> str:
     """Say where and why an answer leaves the first one."""
 
     def name(token: int) -> str:
-        ends = model.weights.ends_generation(token)
+        ends = token in model.weights.end_tokens
         return "the end" if ends else repr(visible(model.weights.piece(token)))
 
     at = common_prefix(first.tokens, other.tokens)

@@ -216,7 +216,7 @@ class Walk:
         token = int(self.step.ids[self.selected])
         if self.selected == self.step.sampled:
             self.message = "the answer goes on from this token: select another with Tab or its number"
-        elif self.steps.model.weights.ends_generation(token):
+        elif token in self.steps.model.weights.end_tokens:
             self.message = "this token ends the answer: nothing comes after it"
         else:
             return token

@@ -339,8 +339,10 @@ class Decoding:
 
     def _ends(self, token: int) -> bool:
         """Return whether a token ends the answer; a stop token with a text only where a stop string may."""
-        if token not in self.stop_tokens or self._weights.ends_generation(token):
-            return self._weights.ends_generation(token)
+        if token in self._weights.end_tokens:
+            return True
+        if token not in self.stop_tokens:
+            return False
         if self._weights.piece(token) and not self._splitter.in_content:
             return False
         return self._constrainer.may_end(self.answer.text + self._splitter.waiting)

@@ -224,7 +224,7 @@ def step_candidates(
             text=text_decoder(before).decode(piece) if piece else weights.token_text(token),
             logit=float(step.logits[rank]),
             p=float(step.p[rank]),
-            ends=weights.ends_generation(token),
+            ends=token in weights.end_tokens,
         )
 
     n = len(step.ids)
