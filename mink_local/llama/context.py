@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError, ModelError
+from mink_local.llama import ggml
 from mink_local.llama.constants import LIBC, N_BATCH, kv_type_number
 from mink_local.llama.library import C
 from mink_local.llama.log import allocated, logged, reason
@@ -23,6 +24,7 @@ _PAUSE = getattr(C._lib, "omp_pause_resource_all", None)  # llama.cpp may be bui
 _SOFTLY = 1  # omp_pause_soft
 _FORMAT = 2  # of snapshots
 _PARTIAL = C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+_address_of_logits = ggml.function("llama_get_logits", ctypes.c_void_p, ctypes.c_void_p)
 
 
 class Segment(NamedTuple):
@@ -39,24 +41,14 @@ class Segment(NamedTuple):
     n_outputs: int = 1
 
 
-class Next(NamedTuple):
-    """One token of each of several sequences: the next one, which yields logits.
+Next = tuple[Sequence[int], Sequence[int], Sequence[int]]
+"""The next token of each of several sequences, which yields logits: token ids, their positions, and the
+sequences, in ascending order. No class, which takes longer to make: each step has one."""
 
-    Attributes:
-        tokens: Token ids.
-        positions: Their positions.
-        seq_ids: Their sequences, in ascending order.
-    """
-
-    tokens: Sequence[int]
-    positions: Sequence[int]
-    seq_ids: Sequence[int]
-
+NOTHING: Next = ((), (), ())
 
 States = Mapping[int, NDArray[np.uint8]]
 """Checkpoints of a sequence, by the number of tokens before them."""
-
-NOTHING = Next((), (), ())
 
 
 def end_workers() -> None:
@@ -190,7 +182,7 @@ class Context:
         """
         handle = self.handle
         batch = self._batch.fill(following, segments)
-        self._n_rows = len(following.tokens) + sum(segment.n_outputs for segment in segments)
+        self._n_rows = len(following[0]) + sum(segment.n_outputs for segment in segments)
         with logged(self._verbose):
             status = C.llama_decode(handle, batch)
         if status >= 0:
@@ -209,10 +201,9 @@ class Context:
 
         On a GPU, this waits for the batch.
         """
-        pointer = C.llama_get_logits(self.handle)
-        if not pointer:
+        address = _address_of_logits(self.handle)
+        if not address:
             raise GenerationError("llama.cpp has no logits: nothing was evaluated")
-        address = ctypes.addressof(pointer.contents)
         if self._rows_at != (address, self._n_rows):  # it is seldom moved
             self._rows_at = address, self._n_rows
             memory: Any = (ctypes.c_float * (self._n_rows * self.n_vocab)).from_address(address)
@@ -341,12 +332,13 @@ class _TokenBatch:
         )
 
     def fill(self, following: Next, segments: Sequence[Segment]) -> C.llama_batch:
-        end = len(following.tokens)
-        self._token[:end], self._pos[:end] = following.tokens, following.positions
-        if following.seq_ids is self._filled and not segments:
+        next_tokens, positions, sequences = following
+        end = len(next_tokens)
+        self._token[:end], self._pos[:end] = next_tokens, positions
+        if sequences is self._filled and not segments:
             return self._struct
-        self._filled = None if segments else following.seq_ids
-        self._seq_id[:end], self._output[:end] = following.seq_ids, 1
+        self._filled = None if segments else sequences
+        self._seq_id[:end], self._output[:end] = sequences, 1
         for tokens, position, sequence, n_outputs in segments:
             start, end = end, end + len(tokens)
             self._token[start:end], self._seq_id[start:end] = tokens, sequence
@@ -354,7 +346,7 @@ class _TokenBatch:
             self._output[start:end] = 0
             self._output[end - n_outputs : end] = 1
         self._struct.n_tokens = end
-        if segments and len(following.tokens):
+        if segments and len(next_tokens):
             # llama.cpp evaluates only adjacent sequences together, in this order.
             order = np.argsort(self._seq_id[:end], kind="stable")
             for column in (self._token, self._pos, self._seq_id, self._output):

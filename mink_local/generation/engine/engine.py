@@ -86,7 +86,7 @@ class Engine:
         self._next_turns: dict[str, int] = {}  # of clients who must wait for others' turns
         self._budget = PromptBudget()
         self._began = 0.0  # the running step
-        self._batch: Batch[Decoding] | None = None  # of that step
+        self._batch: Batch | None = None  # of that step
         # Its logits that follow tokens within prompts: the answers, how many tokens precede, the row.
         self._of_prompts: list[tuple[Decoding, int, int]] = []
         self._ended: Step = []  # not told yet
@@ -100,7 +100,7 @@ class Engine:
         n_threads = context.n_threads if self.tells_late else n_beside(context.n_threads)
         self._rows = RowSampler(context.n_vocab, n_threads)
         engine = weakref.proxy(self)  # a circle would keep a dropped model until the next garbage collection
-        self.slots: list[Slot[Decoding]] = [
+        self.slots: list[Slot] = [
             Slot(context, i, lambda slot: engine._keep(slot)) for i in range(context.n_seq)
         ]
         self.last_slot = self.slots[0]
@@ -261,7 +261,7 @@ class Engine:
             failed = [slot.job for slot in self.slots if slot.job]
             self._ended = [*told, *self._end(failed, error)]
 
-    def _evaluated(self, busy: Sequence[Slot[Decoding]]) -> Batch[Decoding] | None:
+    def _evaluated(self, busy: Sequence[Slot]) -> Batch | None:
         """Have the next batch evaluated; return it, or None if that was interrupted."""
         waiting = [slot for slot in busy if slot.pending]
         is_burst = self._is_burst(busy)
@@ -284,7 +284,7 @@ class Engine:
                 self._table.join(slot.seq_id, answer)
         return batch
 
-    def _n_prompt(self, busy: Sequence[Slot[Decoding]], is_burst: bool) -> int:
+    def _n_prompt(self, busy: Sequence[Slot], is_burst: bool) -> int:
         """Return how many tokens of prompts are evaluated in a step."""
         reading = [slot for slot in busy if slot.pending and not slot.needs_logits]
         if not reading:
@@ -294,7 +294,7 @@ class Engine:
         # Without a free slot, nobody else could be served meanwhile.
         return self._budget.longest if len(busy) < len(self.slots) else self.context.n_batch
 
-    def _is_burst(self, busy: Sequence[Slot[Decoding]]) -> bool:
+    def _is_burst(self, busy: Sequence[Slot]) -> bool:
         """Return whether prompts are read before an answer is started.
 
         Were each answer started at once, the others' prompts would be read in small parts beside it, and few
@@ -347,7 +347,7 @@ class Engine:
                 told += self._taken(decoding, decoding.record(rows[i], position))
         return told
 
-    def _sample(self, batch: Batch[Decoding], rows: NDArray[np.float32]) -> Step:
+    def _sample(self, batch: Batch, rows: NDArray[np.float32]) -> Step:
         """Sample the next token of every running answer, and queue it; return what is told at once."""
         self._wait_for_masks()
         forced = self._forced()
@@ -416,7 +416,7 @@ class Engine:
             self._release(self.slots[row])
 
     def _told_at_once(
-        self, slot: Slot[Decoding], decoding: Decoding, row: NDArray[np.float32], token: int | None, k: int
+        self, slot: Slot, decoding: Decoding, row: NDArray[np.float32], token: int | None, k: int
     ) -> Step:
         """Give an answer a token, and queue it with what must follow."""
         n_before = decoding.answer.n_tokens
@@ -432,7 +432,7 @@ class Engine:
             slot.begin(tokens)
         return told
 
-    def _release(self, slot: Slot[Decoding]) -> None:
+    def _release(self, slot: Slot) -> None:
         self._table.leave(slot.seq_id)
         slot.release()
         self.last_slot = slot
@@ -467,7 +467,7 @@ class Engine:
             if self.kept is not None and slot.last_used:
                 self.kept.keep(slot, waits=True)
 
-    def _keep(self, slot: Slot[Decoding]) -> None:
+    def _keep(self, slot: Slot) -> None:
         if self.kept is not None and self._may_copy(slot.n_bytes):
             self.kept.keep(slot)
 
@@ -551,7 +551,7 @@ class Engine:
                 if snapshot is not None:
                     slot.read(snapshot)
 
-    def _compact(self) -> list[Slot[Decoding]]:
+    def _compact(self) -> list[Slot]:
         """Move busy slots together unless they are adjacent; return them.
 
         llama.cpp evaluates only adjacent sequences together; gaps cost more than the copies. The slots chosen
@@ -587,7 +587,7 @@ def _ended(decoding: Decoding, error: BaseException | None) -> Piece:
         return piece
 
 
-def _cost_of_moving(place: Sequence[Slot[Decoding]]) -> tuple[int, int]:
+def _cost_of_moving(place: Sequence[Slot]) -> tuple[int, int]:
     """Return how many copies it takes to fill adjacent slots, and how many tokens are overwritten."""
     gaps = [slot for slot in place if not slot.job]
     return len(gaps), sum(len(slot.tokens) for slot in gaps if slot.last_used)

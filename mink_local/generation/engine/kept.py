@@ -147,7 +147,7 @@ class KeptCaches:
                 os.utime(path)
         return snapshot
 
-    def keep(self, slot: Slot[Any], *, waits: bool = False) -> None:
+    def keep(self, slot: Slot, *, waits: bool = False) -> None:
         """Copy the cache of a slot of the context, and have it written; called in the engine's thread.
 
         While another is being written, this one is lost, unless the thread waits for that.

@@ -3,14 +3,16 @@
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.generation.engine.checkpoints import Checkpoint, size, unique
+from mink_local.generation.engine.decoding import Decoding
 from mink_local.generation.engine.table import Table
-from mink_local.llama.context import Context, Next, Segment
+from mink_local.llama.context import Context, Segment
 
 N_OUTPUTS = 128  # logits rows per batch: 78 MB with a vocabulary of 151,936
 MIN_SHARED_PREFIX = 4  # tokens; a shorter prefix is cheaper to evaluate again than to copy,
@@ -18,10 +20,8 @@ MIN_CHECKPOINT_PREFIX = 8  # and this if that takes a checkpoint
 MUCH_LONGER = 2  # times as long
 CONTINUED = 0.75  # share of a slot's tokens that a prompt begins with if it continues the same conversation
 
-Job = TypeVar("Job")
 
-
-class Slot(Generic[Job]):
+class Slot:
     """A sequence of the KV cache.
 
     Attributes:
@@ -33,7 +33,7 @@ class Slot(Generic[Job]):
         deadline: The slot with the lowest one comes first in a batch. A prompt's is the number of tokens that
             the context will have evaluated if it evaluates only this prompt from now on: a short prompt
             overtakes a long one that has just arrived, but not one that has been waiting.
-        job: What the slot is used for; None if it is free.
+        job: The answer that it is used for; None if it is free.
         client: Whose conversation is in the cache.
         has_begun: Whether the pending tokens are an answer's own.
         last_used: Number of tokens that the context had evaluated when the slot was released; 0 if it was
@@ -44,16 +44,14 @@ class Slot(Generic[Job]):
         keep: Called before a free slot's cache is lost.
     """
 
-    def __init__(
-        self, context: Context, seq_id: int, keep: "Callable[[Slot[Job]], object] | None" = None
-    ) -> None:
+    def __init__(self, context: Context, seq_id: int, keep: "Callable[[Slot], object]") -> None:
         self.seq_id = seq_id
         self.tokens: array[int] = array("i")
         self.pending: Sequence[int] = ()
         self.n_outputs = 1
         self.deadline = 0
         self.has_begun = False
-        self.job: Job | None = None
+        self.job: Decoding | None = None
         self.client = ""
         self.last_used = 0
         self.checkpoints: dict[int, Checkpoint] = {}
@@ -132,7 +130,7 @@ class Slot(Generic[Job]):
         checkpoint.last_used = self._context.n_evaluated
         return self._context.rewind(length, checkpoint.state, self.seq_id)
 
-    def copy_from(self, other: "Slot[Job]") -> None:
+    def copy_from(self, other: "Slot") -> None:
         """Copy another slot's cache."""
         self._lose_all_but(other.tokens)
         self._context.clear(self.seq_id)
@@ -161,10 +159,10 @@ class Slot(Generic[Job]):
 
     def _lose_all_but(self, tokens: Sequence[int]) -> None:
         """Have the cache kept elsewhere if most of it is about to be lost, and is in no other slot."""
-        if self._keep and self.last_used and self.reusable(tokens) < CONTINUED * len(self.tokens):
+        if self.last_used and self.reusable(tokens) < CONTINUED * len(self.tokens):
             self._keep(self)
 
-    def take_over(self, other: "Slot[Job]") -> None:
+    def take_over(self, other: "Slot") -> None:
         """Continue another slot's job and free that slot."""
         self.copy_from(other)
         self.job, self.pending, self.n_outputs = other.job, other.pending, other.n_outputs
@@ -222,15 +220,15 @@ def reusable(held: Sequence[int], tokens: Sequence[int], places: Iterable[int] |
     return max((place for place in places if place <= n_common), default=0)
 
 
-def find_free(slots: Iterable[Slot[Job]]) -> Slot[Job] | None:
+def find_free(slots: Iterable[Slot]) -> Slot | None:
     """Return an empty slot, or else the free one that was used least recently; None if all are busy."""
     free = (slot for slot in slots if slot.job is None)
     return min(free, key=lambda slot: (bool(slot.tokens), slot.last_used), default=None)
 
 
 def reserve(
-    slots: Sequence[Slot[Job]], tokens: Sequence[int], n_outputs: int = 1, places: Iterable[int] = ()
-) -> Slot[Job] | None:
+    slots: Sequence[Slot], tokens: Sequence[int], n_outputs: int = 1, places: Iterable[int] = ()
+) -> Slot | None:
     """Queue `tokens` in a free slot and return it; the caller sets its `job`.
 
     A prompt that continues what a free slot holds gets that slot. Any other gets the one found by
@@ -261,14 +259,14 @@ def reserve(
     return found
 
 
-def _will_share(slot: Slot[Job], tokens: Sequence[int], n_cached: int) -> int:
+def _will_share(slot: Slot, tokens: Sequence[int], n_cached: int) -> int:
     """Return how many of `tokens` a slot is about to hold, of which it has the first `n_cached`."""
     if n_cached < len(slot.tokens) or len(slot.pending) < slot.least_shared:
         return n_cached
     return n_cached + common_prefix(slot.pending, tokens[n_cached:])
 
 
-class Batch(NamedTuple, Generic[Job]):
+class Batch(NamedTuple):
     """What a step evaluates.
 
     Attributes:
@@ -280,15 +278,15 @@ class Batch(NamedTuple, Generic[Job]):
     """
 
     rows: list[int]
-    parts: list[tuple[Slot[Job], Segment]]
+    parts: list[tuple[Slot, Segment]]
     n_growing: int
     n_prompt: int
     row_after: dict[int, int]
 
 
 def next_batch(
-    context: Context, table: Table, waiting: Sequence[Slot[Job]], n_prompt: int, *, starts: bool
-) -> Batch[Job]:
+    context: Context, table: Table, waiting: Sequence[Slot], n_prompt: int, *, starts: bool
+) -> Batch:
     """Return the next batch: the next tokens of answers, then those of prompts.
 
     Args:
@@ -322,7 +320,7 @@ def _numbered(seq_ids: Sequence[int]) -> dict[int, int]:
     return dict(zip(seq_ids, range(len(seq_ids)), strict=True))
 
 
-def evaluate(context: Context, table: Table, slots: Sequence[Slot[Job]], batch: Batch[Job]) -> bool:
+def evaluate(context: Context, table: Table, slots: Sequence[Slot], batch: Batch) -> bool:
     """Evaluate a batch.
 
     Returns False if it was interrupted. Raises GenerationError if llama.cpp fails. In both cases, the slots
@@ -331,9 +329,9 @@ def evaluate(context: Context, table: Table, slots: Sequence[Slot[Job]], batch: 
     rows, done = batch.rows, False
     if context.interrupted:
         return False
-    following = Next([table.token[row] for row in rows], [len(slots[row].tokens) for row in rows], rows)
+    tokens, positions = [table.token[row] for row in rows], [len(slots[row].tokens) for row in rows]
     try:
-        done = context.decode(*(segment for _, segment in batch.parts), following=following)
+        done = context.decode(*(part for _, part in batch.parts), following=(tokens, positions, rows))
     finally:
         if not done:
             running = set(rows)
@@ -343,7 +341,7 @@ def evaluate(context: Context, table: Table, slots: Sequence[Slot[Job]], batch: 
                 else:
                     slot.restore()
     if done:
-        for row, token in zip(rows, following.tokens, strict=True):
+        for row, token in zip(rows, tokens, strict=True):
             slots[row].tokens.append(token)
         for slot, segment in batch.parts:
             slot.evaluated(segment)
@@ -352,17 +350,16 @@ def evaluate(context: Context, table: Table, slots: Sequence[Slot[Job]], batch: 
     return done
 
 
-def _drop_checkpoints(slots: Sequence[Slot[Job]], most_bytes: int) -> None:
+def _drop_checkpoints(slots: Sequence[Slot], most_bytes: int) -> None:
     """Drop the least recently used checkpoints beyond a limit, but never the last one."""
-    found = unique(slot.checkpoints for slot in slots)
-    dropped = set[Checkpoint]()
-    while len(found) > 1 and size(found) > most_bytes:
-        dropped.add(found.pop(0))
+    found = unique(slot.checkpoints for slot in slots)[::-1]
+    sizes = accumulate(each.state.nbytes for each in found)
+    kept = {*found[:1], *(each for each, n_bytes in zip(found, sizes, strict=True) if n_bytes <= most_bytes)}
     for slot in slots:
-        slot.checkpoints = {place: each for place, each in slot.checkpoints.items() if each not in dropped}
+        slot.checkpoints = {place: each for place, each in slot.checkpoints.items() if each in kept}
 
 
-def _take_back(table: Table, slot: Slot[Job]) -> None:
+def _take_back(table: Table, slot: Slot) -> None:
     """Let a running answer go on with the same token after an unfinished batch."""
     slot.pending = [table.token[slot.seq_id]]
     if slot.restore():
@@ -372,8 +369,8 @@ def _take_back(table: Table, slot: Slot[Job]) -> None:
 
 
 def _of_prompts(
-    reading: Iterable[Slot[Job]], n_tokens: int, n_outputs: int, *, starts: bool
-) -> list[tuple[Slot[Job], Segment]]:
+    reading: Iterable[Slot], n_tokens: int, n_outputs: int, *, starts: bool
+) -> list[tuple[Slot, Segment]]:
     """Return the next tokens of prompts, in the order of their deadlines, and at least one of each.
 
     llama.cpp evaluates only adjacent sequences together. A gap costs more than these tokens.
