@@ -429,11 +429,9 @@ class Model(Unique):
         return found[0], found[1]
 
     def _read(self, requests: Iterable[Request]) -> Iterator[Answer]:
-        """Return the answers to requests made for their logits; raise the error of one that fails."""
-        return self._successful(self.answer_all(requests), self.core.thread.n_interrupts)
-
-    def _successful(self, answers: Iterator[Answer], n_interrupts: int) -> Iterator[Answer]:
-        for answer in answers:
+        """Yield the answers to requests made for their logits; raise the error of one that fails."""
+        n_interrupts = self.core.thread.n_interrupts
+        for answer in self.answer_all(requests):
             if answer.finish_reason == "overflow":
                 raise ContextOverflowError(answer.prompt_tokens, self.n_ctx)
             if answer.error is not None:
@@ -453,7 +451,6 @@ class Model(Unique):
 
     def forget(self) -> None:
         """Empty the KV caches, so that later results do not depend on earlier prompts."""
-        self._require_open()
         self.core.thread.call_when_idle(self.core.engine.forget)
 
     @property
@@ -485,7 +482,6 @@ class Model(Unique):
             return True
 
         most_bytes = Range(0, whole=True).check("most_bytes", most_bytes)
-        self._require_open()
         return self.core.thread.call_when_idle(save)
 
     def load_cache(self, path: str | PathLike[str]) -> int:
@@ -508,7 +504,6 @@ class Model(Unique):
                     slot.read(snapshot)
             return len(slot.tokens)
 
-        self._require_open()
         return self.core.thread.call_when_idle(load)
 
     def reserve(self, n_ctx: int, n_parallel: int | Literal["auto"] = 1, n_outputs: int = 0) -> None:
@@ -536,7 +531,6 @@ class Model(Unique):
                 self.core.engine.use(self._make_context(*before))
                 raise
 
-        self._require_open()
         self.core.thread.call_when_idle(reallocate)
 
 
