@@ -185,11 +185,6 @@ class SamplingParams:
         other = self.while_reasoning
         return (other.effective_sampler, other.temperature) != (self.effective_sampler, self.temperature)
 
-    @property
-    def limits_reasoning(self) -> bool:
-        """True if a budget decides where reasoning ends."""
-        return self.reasoning_budget not in (None, -1)
-
 
 class SamplingOptions(TypedDict, total=False):
     """The fields of `SamplingParams` as keyword arguments."""

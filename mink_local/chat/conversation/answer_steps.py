@@ -115,9 +115,7 @@ class AnswerSteps:
             if part.constraints:
                 template, constraints = self.model.core.engine.template, _constraints(part.constraints)
                 splitter, _ = template.reasoning(Request(messages, enable_thinking=part.reasoning), prompt)
-                before = before_constrained(
-                    constraints, splitter.state, splitter, template.texts, part.reasoning
-                )
+                before = before_constrained(constraints, splitter, template.texts, part.reasoning)
                 rows = partial(
                     constrained_row, constraints, self.model.weights, prompt, part.first_token, before
                 )

@@ -58,6 +58,7 @@ class Decoding:
         stop_tokens: The token ids that end the answer, besides the model's own.
         sampler: What samples the next token: reasoning and the answer may have a sampler each.
         must_follow: The token ids that come next, whatever is sampled.
+        ahead: Those of them that are evaluated, and appended when somebody has looked at their logits.
 
     Raises:
         ValueError: The constraints, the prefix or the stop tokens do not fit the model.
@@ -83,68 +84,63 @@ class Decoding:
         self.turn = 0
         self.kept: tuple[Path, int, int] | None = None
         self.places: Sequence[int] = ()
+        self.must_follow: deque[int] = deque()
+        self.ahead: deque[int] = deque()
         self._params = params
         self._weights = weights
         self._texts = texts
         self._max_tokens = 0
         self.stop_tokens = frozenset(weights.ids("stop_token_ids", params.stop_token_ids))
-        begun = b"".join(map(weights.piece, request.prefix))
-        self._decoder = text_decoder(begun)
-        state = reasoning.state
-        self._splitter = Splitter(reasoning, parser, reasoning_in_content=not request.split_reasoning)
-        answer.prefix = self._splitter.feed(text_decoder().decode(begun))
-        self._constrainer = Constrainer()
+        constrainer, prefix = Constrainer(), list(request.prefix)
         if params.constraints is not None:
-            prefix = list(request.prefix)
-            asked = request.enable_thinking, params.reasoning_budget
-            before = before_constrained(params.constraints, state, reasoning, texts, *asked)
             given = prompt[: len(prompt) - len(prefix)]
-            self._constrainer = Constrainer(params.constraints, weights, given, prefix, before)
+            asked = request.enable_thinking, params.reasoning_budget
+            before = before_constrained(params.constraints, reasoning, texts, *asked)
+            constrainer = Constrainer(params.constraints, weights, given, prefix, before)
+        self._constrainer = constrainer
+        self._decoder = text_decoder()
+        self._splitter = Splitter(reasoning, parser, reasoning_in_content=not request.split_reasoning)
+        self._budget = ReasoningBudget(params.reasoning_budget)
+        self._read_prefix(prefix)
         # Without `self`: a circle would keep a dropped model in memory until the next garbage collection.
-        constrainer = self._constrainer
         self._splitter.stop_at(
             (*params.stop, *stop),
             lambda text: len(answer.tokens) > params.min_tokens and constrainer.may_end(answer.text + text),
         )
-        shared = weights.n_vocab, constrainer, buffers
-        self.sampler = TokenSampler(params.effective_sampler, params.temperature, answer.seed, *shared)
-        self._samplers = [self.sampler]  # of the answer and, if it is another one, of reasoning
+        settings = [(params, answer.seed)]  # of the answer and, if they are others, of reasoning
         if params.has_phases:
-            of_reasoning, seed = params.while_reasoning, (answer.seed + RANDOM_SEED // 2) % RANDOM_SEED
-            self._samplers.append(
-                TokenSampler(of_reasoning.effective_sampler, of_reasoning.temperature, seed, *shared)
-            )
+            settings.append((params.while_reasoning, (answer.seed + RANDOM_SEED // 2) % RANDOM_SEED))
+        shared = weights.n_vocab, constrainer, buffers
+        self._samplers = [
+            TokenSampler(each.effective_sampler, each.temperature, seed, *shared) for each, seed in settings
+        ]
+        self.sampler = self._samplers[0]
         self._loops = LoopFinder()  # of the reasoning, and then of what follows
         self._note_phase()
-        self._budget: ReasoningBudget | None = None
-        if params.reasoning_budget is not None and params.limits_reasoning:
-            self._budget = ReasoningBudget(
-                params.reasoning_budget,
-                state,
-                weights,
-                list(request.prefix),
-                reasoning.marks,
-                texts,
-                self._message(CLOSING),
-            )
-        self.must_follow: deque[int] = deque()
-        self._forces_nothing = self._constrainer.guide is None and self._budget is None
-        # Whether no token has to come next: known from the last step, or always, if text forces none.
-        self._is_free = self._forces_nothing
-        looks_on = request.watch is not None or params.logprobs is not None
-        self._needs_row = looks_on or request.edit is not None
-        self._bans: tuple[
-            NDArray[np.int32], ...
-        ] = ()  # until the answer has its least length, and from then on
+        self._looks_on = request.watch is not None or params.logprobs is not None
+        # Until the answer has its least length, and from then on.
+        self._bans: tuple[NDArray[np.int32], ...] = ()
         if params.ignore_eos or params.min_tokens > 0:
             ends = weights.end_tokens if params.ignore_eos else frozenset[int]()
             self._bans = tuple(
                 np.array(list(each), np.int32) for each in (weights.end_tokens | self.stop_tokens, ends)
             )
-            for each in self._samplers:
-                each.banned = self._bans[0]  # so that it is known to have some
         self._logprob: float | None = None
         self._top_logprobs: TopLogprobs = ()
+
+    def _read_prefix(self, tokens: Sequence[int]) -> None:
+        """Read what the answer begins with, perhaps also a part of what ends its reasoning."""
+        pieces = []
+        self._end_used_up_reasoning()
+        for token in tokens:
+            if self.must_follow and self.must_follow.popleft() != token:  # it goes on in its own way
+                self.must_follow.clear()
+                self.answer.reasoning_cut = False
+            pieces.append(self._splitter.feed(self._text_of(token)))
+            self._end_used_up_reasoning()
+        prefix = self.answer.prefix = Piece("".join(pieces))
+        prefix.reasoning = "".join(piece.reasoning for piece in pieces)
+        prefix.content = "".join(piece.content for piece in pieces)
 
     def begin(self, evaluated_tokens: int, n_ctx: int) -> None:
         """Start the answer in a slot of `n_ctx` tokens, `evaluated_tokens` of the prompt not yet in it."""
@@ -163,31 +159,33 @@ class Decoding:
         return min(self.answer.request.n_rows, n_tokens) if self._params.prompt_logprobs is None else n_tokens
 
     def record(self, logits: NDArray[np.float32], position: int) -> Iterator[Piece]:
-        """Take the raw logits, float32 (V,), after `position` tokens of the prompt, if they are wanted.
+        """Take raw logits, float32 (V,), after `position` tokens: of the prompt, or before one of `ahead`.
 
-        Yields nothing. Raises GenerationError for a NaN, if log-probabilities are wanted.
+        Yields the text that such a token adds. Raises GenerationError for a NaN, if log-probabilities are
+        wanted.
         """
         answer, count = self.answer, self._params.prompt_logprobs
         if position > answer.prompt_tokens - answer.request.n_rows:
             self._show(logits)
-        if count is not None:
+        if position >= answer.prompt_tokens:
+            yield self._append_seen(logits, self.ahead.popleft(), 0)
+        elif count is not None:
             logprob, top = log_probabilities(logits, answer.prompt[position], count)
             answer.prompt_logprobs.append(logprob)
             answer.prompt_top_logprobs.append(top)
-        yield from ()
 
     def forced(self) -> int | None:
         """Return the token that must come next, if there is one, instead of a sampled one.
 
         Raises NoTokenLeftError if the constraints leave none.
         """
-        return None if self._is_free else self._forced()
+        # After the first token, `take_from` has seen to all that the constraints leave no choice about.
+        return self._forced() if self.must_follow or not self.answer.tokens else None
 
     def take_from(self, logits: NDArray[np.float32], token: int | None, k: int) -> Iterator[Piece]:
         """Append the token that comes after raw logits, float32 (V,), and those that must follow it.
 
-        Yields the text that each adds. If each one's logits are needed, for log-probabilities, a token that
-        must come next is appended alone.
+        Yields the text that each adds. Those whose logits are looked at wait for these in `ahead`.
 
         Args:
             logits: The logits.
@@ -196,18 +194,26 @@ class Decoding:
 
         Raises GenerationError if a logit is NaN, none is finite, or the constraints leave no token.
         """
-        params = self._params
         self._show(logits)
         if token is None or k < 0:  # a row that cannot be sampled from raises the error here
             row = edited(logits, self.answer.request.edit)
             token, k = self.sampler(row, self.answer.n_tokens + 1), self.sampler.k
         elif k > 0:
             self.sampler.took(token, k)
-        if params.logprobs is not None:
-            self._logprob, self._top_logprobs = log_probabilities(logits, token, params.logprobs)
-        yield self.append(token, k)
-        if not self._needs_row:
-            yield from self._append_forced()
+        yield self._append_seen(logits, token, k)
+        while self.answer.finish_reason is None and len(self.ahead) < self.n_left:
+            if (token := self._forced()) is None:
+                return
+            if self._looks_on:
+                self.ahead.append(token)
+            else:
+                yield self.append(token, 0)
+
+    def _append_seen(self, logits: NDArray[np.float32], token: int, k: int) -> Piece:
+        """Append a token, with its log-probability if that is wanted."""
+        if self._params.logprobs is not None:
+            self._logprob, self._top_logprobs = log_probabilities(logits, token, self._params.logprobs)
+        return self.append(token, k)
 
     def _show(self, logits: NDArray[np.float32]) -> None:
         """Let the request watch logits: a copy, as they are llama.cpp's, and other answers may share them."""
@@ -222,11 +228,6 @@ class Decoding:
         self.sampler.took(token, k)
         yield self.append(token, k)
 
-    def _append_forced(self) -> Iterator[Piece]:
-        while self.answer.finish_reason is None and (token := self._forced()) is not None:
-            yield self.append(token, 0)
-        self._is_free = True
-
     @cached_property
     def is_compiled(self) -> bool:
         """Whether a `RowSampler` can sample its tokens."""
@@ -236,8 +237,8 @@ class Decoding:
     @property
     def is_told_at_once(self) -> bool:
         """Whether the next token depends on the text, or something looks at each row of logits."""
-        depends = not self._forces_nothing or self._needs_row or not self.is_compiled
-        return depends or len(self.must_follow) > 0
+        depends = self._constrainer.guide is not None or len(self.must_follow) > 0
+        return depends or self._looks_on or not self.is_compiled
 
     @property
     def guide(self) -> Guide | None:
@@ -265,13 +266,12 @@ class Decoding:
 
     def _forced(self) -> int | None:
         """Return the token that must come next, if there is one, having told the sampler."""
-        token = self._budget.forced if self._budget else None
-        if token is None:
-            if not self.must_follow and (forced := self._constrainer.forced()):
-                self.must_follow.extend(takewhile(lambda token: token not in self.stop_tokens, forced))
-            token = self.must_follow.popleft() if self.must_follow else None
-        if token is not None:
-            self._constrainer.accept(token)
+        if not self.must_follow and (forced := self._constrainer.forced()):
+            self.must_follow.extend(takewhile(lambda token: token not in self.stop_tokens, forced))
+        if not self.must_follow:
+            return None
+        token = self.must_follow.popleft()
+        self._constrainer.accept(token)
         return token
 
     def append(self, token: int, k: int) -> Piece:
@@ -286,24 +286,30 @@ class Decoding:
             return piece
         answer.tokens.append(token)
         answer.k.append(k)
-        if self._budget is not None:
-            self._budget.add(token)
-            answer.reasoning_cut |= self._budget.is_used_up
         if self._logprob is not None:
             answer.logprobs.append(self._logprob)
             answer.top_logprobs.append(self._top_logprobs)
             for each in (token, *(each for each, _ in self._top_logprobs)):
                 answer.token_bytes[each] = self._weights.piece(each)
-        text = self._decoder.decode(self._texts.get(token) or self._weights.piece(token))
+        text = self._text_of(token)
         reason: FinishReason | None = "length" if len(answer.tokens) == self._max_tokens else None
         if self._loops.since is None and self._loops.feed(text):
             reason = self._note_loop() or reason
-        if self._constrainer.is_over:
+        if self._constrainer.is_over and not self.ahead:
             reason = "stop"
         piece = self._piece(text, token, k, reason)
-        answer.n_reasoning += self._splitter.in_reasoning
         self._note_phase()
+        if self._splitter.in_reasoning:
+            answer.n_reasoning += 1
+            self._end_used_up_reasoning()
         return piece
+
+    def _text_of(self, token: int) -> str:
+        """Return the text that the next token adds; count it if it is reasoning."""
+        text = self._decoder.decode(self._texts.get(token) or self._weights.piece(token))
+        if self._splitter.in_reasoning:
+            self._budget.add(text)
+        return text
 
     def _note_phase(self) -> None:
         """Have the next token sampled as its phase wants, which the text has got to."""
@@ -322,15 +328,20 @@ class Decoding:
             return None
         if not in_reasoning:
             return "repetition"
-        if self._budget is None or self._budget.forced is None:  # else it is being ended
-            self.must_follow.extend(closing(self._weights, self._splitter.marks, self._message(LOOP_CLOSING)))
-            self._is_free, self.answer.reasoning_cut = False, True
+        self._end_reasoning(LOOP_CLOSING)
         return None
 
-    def _message(self, default: str) -> str:
-        """Return what is said when reasoning is made to end."""
-        message = self._params.reasoning_message
-        return default if message is None else message and f"\n\n{message}"
+    def _end_used_up_reasoning(self) -> None:
+        if self._splitter.in_reasoning and self._budget.is_used_up:
+            self._end_reasoning(CLOSING if self._params.reasoning_budget else "")
+
+    def _end_reasoning(self, default: str) -> None:
+        """Have what ends the reasoning follow, unless that has begun: a message, and the closing tag."""
+        if not (self.must_follow or self.ahead):
+            asked = self._params.reasoning_message
+            message = default if asked is None or not default else asked and f"\n\n{asked}"
+            self.must_follow.extend(closing(self._weights, self._splitter.marks, message))
+            self.answer.reasoning_cut = True
 
     def end(self, reason: FinishReason, error: Exception | None = None) -> Piece:
         """End the answer; return the text that was held back."""

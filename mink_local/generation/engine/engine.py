@@ -56,7 +56,6 @@ log = logging.getLogger("mink_local")
 Step = list[tuple[Answer, Piece]]
 _MOST_WAITED = 8192  # tokens
 
-
 Job = Callable[[], object]  # to be called while nothing is generated
 
 
@@ -87,8 +86,8 @@ class Engine:
         self._budget = PromptBudget()
         self._began = 0.0  # the running step
         self._batch: Batch | None = None  # of that step
-        # Its logits that follow tokens within prompts: the answers, how many tokens precede, the row.
-        self._of_prompts: list[tuple[Decoding, int, int]] = []
+        # Its logits within prompts and texts that must follow: the answers, how many tokens precede, the row.
+        self._within: list[tuple[Decoding, int, int]] = []
         self._ended: Step = []  # not told yet
         self._untold: list[
             tuple[Decoding, int, int]
@@ -272,14 +271,13 @@ class Engine:
         self._rows.fill_masks([*self._table.line_up.guides, *guides])
         if not evaluate(self.context, self._table, self.slots, batch):
             return None
-        self._of_prompts = []
+        self._within = []
         for answer, slot, part in begun:
             ends = len(slot.tokens), batch.row_after[slot.seq_id]
             places = zip(*(range(end - part.n_outputs + 1, end + 1) for end in ends), strict=True)
-            self._of_prompts += [
-                (answer, *place) for place in places if place[0] < answer.answer.prompt_tokens
-            ]
+            self._within += [(answer, *place) for place in places]
             if not slot.pending:
+                self._within.pop()  # its next token is sampled
                 slot.begin()
                 self._table.join(slot.seq_id, answer)
         return batch
@@ -320,7 +318,7 @@ class Engine:
             told += self._taken(decoding, decoding.take(token, k))
             if decoding.answer.finish_reason is not None:
                 self._drop(decoding)
-            elif decoding.must_follow:  # since its reasoning is a loop
+            elif decoding.must_follow:  # since its reasoning has to end
                 self._table.line_up_again()
         return told
 
@@ -331,6 +329,7 @@ class Engine:
         told: Step = []
         if self._batch.row_after:
             rows = self.context.rows
+            self._wait_for_masks()
             told += self._record(rows)
             told += self._sample(self._batch, rows)
         if not self.tells_late:
@@ -340,27 +339,24 @@ class Engine:
         return told
 
     def _record(self, rows: NDArray[np.float32]) -> Step:
-        """Give answers the logits within their prompts."""
+        """Give answers the logits within their prompts, and within texts that must follow."""
         told: Step = []
-        for decoding, position, i in self._of_prompts:
+        for decoding, position, i in self._within:
             if decoding.answer.finish_reason is None:  # else it has ended meanwhile
                 told += self._taken(decoding, decoding.record(rows[i], position))
+            if decoding.answer.finish_reason is not None:
+                self._drop(decoding)
         return told
 
     def _sample(self, batch: Batch, rows: NDArray[np.float32]) -> Step:
         """Sample the next token of every running answer, and queue it; return what is told at once."""
-        self._wait_for_masks()
-        forced = self._forced()
-        line_up = self._table.line_up
+        known = self._known()
+        line_up, n = self._table.line_up, self._table.line_up.n_late
         places = [batch.row_after[row] for row in line_up.rows]
         for i in line_up.phased:
             line_up.samplers[i] = line_up.answers[i].sampler
         for each in line_up.banning:
             each.update_bans()
-        n, known = line_up.n_late, dict[Decoding, tuple[int | None, int]]()
-        for each in line_up.answers[n:]:
-            if each in forced or not each.is_compiled:
-                known[each] = forced.get(each), 0
         if known:
             ways = [each not in known for each in line_up.answers]
             sampled = [*compress(line_up.answers, ways)]
@@ -388,18 +384,21 @@ class Engine:
             guided = [each for each in self._table.line_up.answers if each.guide is not None]
             self._ended += self._end(guided, error)
 
-    def _forced(self) -> dict[Decoding, int]:
-        """Return the tokens that must come next; what fails there ends its answer."""
-        line_up, forced = self._table.line_up, dict[Decoding, int]()
+    def _known(self) -> dict[Decoding, tuple[int | None, int]]:
+        """Return the answers that are not sampled with the others, with what `take_from` gets of each.
+
+        Their token must come next, or their sampler is in Python. What fails here ends its answer.
+        """
+        line_up, known = self._table.line_up, dict[Decoding, tuple[int | None, int]]()
         for each in line_up.answers[line_up.n_late :]:
             try:
                 token = each.forced()
             except BaseException as error:
                 self._ended += self._end([each], error)
             else:
-                if token is not None:
-                    forced[each] = token
-        return forced
+                if token is not None or not each.is_compiled:
+                    known[each] = token, 0
+        return known
 
     def _go_on(
         self,
@@ -421,7 +420,7 @@ class Engine:
         """Give an answer a token, and queue it with what must follow."""
         n_before = decoding.answer.n_tokens
         told = self._taken(decoding, decoding.take_from(row, token, k))
-        tokens = decoding.answer.tokens[n_before:]
+        tokens = [*decoding.answer.tokens[n_before:], *decoding.ahead]
         if decoding.answer.finish_reason is not None:
             if slot.job is decoding:
                 self._release(slot)
@@ -429,7 +428,7 @@ class Engine:
             self._table.go_on([slot.seq_id], tokens)
         else:
             self._table.leave(slot.seq_id)
-            slot.begin(tokens)
+            slot.begin(tokens, 1 + len(decoding.ahead))
         return told
 
     def _release(self, slot: Slot) -> None:

@@ -76,9 +76,9 @@ class Slot:
         self.pending, self.n_outputs, self.has_begun = tokens, n_outputs, False
         self.deadline = self._context.n_evaluated + len(tokens)
 
-    def begin(self, tokens: Sequence[int] = ()) -> None:
+    def begin(self, tokens: Sequence[int] = (), n_outputs: int = 1) -> None:
         """Let an answer begin or go on, with a text that must follow; its logits come before prompts'."""
-        self.pending, self.n_outputs, self.has_begun = tokens, 1, True
+        self.pending, self.n_outputs, self.has_begun = tokens, n_outputs, True
 
     @property
     def least_shared(self) -> int:
@@ -303,12 +303,14 @@ def next_batch(
     room = context.n_batch - len(rows) - len(waiting) + 1
     # llama.cpp runs the model once for each length of the sequences in a batch: they go on in step.
     longest = 1 if len(rows) else room // max(1, n_growing)
-    in_step = min([longest, *(len(slot.pending) for slot in growing)])
-    parts = [(slot, slot.next_segment(in_step)) for slot in growing]
+    n_outputs = (context.n_outputs - len(rows)) // max(1, len(growing))  # of each
+    in_step = min([longest, *(len(slot.next_segment(longest, n_outputs).tokens) for slot in growing)])
+    parts = [(slot, slot.next_segment(in_step, n_outputs)) for slot in growing]
     if n_prompt and len(growing) < len(waiting):
         reading = [slot for slot in waiting if not slot.needs_logits]
         n_tokens = min(n_prompt, room - in_step * n_growing)
-        parts += _of_prompts(reading, n_tokens, context.n_outputs - n_growing, starts=starts)
+        n_outputs = context.n_outputs - len(rows) - sum(part.n_outputs for _, part in parts)
+        parts += _of_prompts(reading, n_tokens, n_outputs, starts=starts)
         parts.sort(key=lambda part: part[1].seq_id)
     n_evaluated = len(rows) + sum(len(segment.tokens) for _, segment in parts)
     outputs = sorted([*rows, *(part.seq_id for _, part in parts for _ in range(part.n_outputs))])

@@ -1,14 +1,16 @@
 """Tokens that a constraint leaves no choice about: appended without sampling, evaluated together."""
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mink_local import Constraints, Request, SamplingParams
 from mink_local.generation.model import Model
 from mink_local.llama.context import Segment
 from mink_local.llama.guide import Guide
-from tests.generation.conftest import answered
+from tests.generation.conftest import answered, logits_alone
 
 RHYME = "Jack and Jill went up the hill to fetch a pail of water."
 SCHEMA = {
@@ -50,20 +52,45 @@ def test_they_take_one_step(real: Model, decoded: list[tuple[Segment, ...]]) -> 
     assert len(decoded) <= 2
 
 
+@pytest.fixture
+def wide(real: Model) -> Iterator[Model]:
+    """The embedded model, whose batches yield many rows of logits."""
+    real.reserve(512, 4, 64)
+    yield real
+    real.reserve(512, 4)
+
+
+def test_those_that_are_looked_at_take_one_step_too(wide: Model, decoded: list[tuple[Segment, ...]]) -> None:
+    rows: list[Any] = []
+    reply = answered(wide, "Recite.", constraints=ONE, seed=1, logprobs=1, watch=rows.append)
+    assert (reply.text, set(reply.k), reply.finish_reason) == (RHYME, {0}, "stop")
+    assert [part.n_outputs for part in decoded[-1]] == [reply.n_tokens]
+    tokens = [*reply.answer.prompt, *reply.tokens]
+    alone = logits_alone(wide, tokens[:-1], reply.prompt_tokens - 1)
+    assert np.stack(rows) == pytest.approx(np.stack(alone), abs=0.1)
+    total = np.log(np.exp(np.stack(rows).astype(float)).sum(1))
+    expected = [row[token] for row, token in zip(rows, reply.tokens, strict=True)] - total
+    assert reply.logprobs == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("options", [{}, {"logprobs": 0}])
 @pytest.mark.parametrize("n_tokens", [1, 3, 7])
-def test_a_limit_in_the_middle(real: Model, n_tokens: int) -> None:
-    answer = answered(real, **PET, constraints=ONE, max_tokens=n_tokens)
+def test_a_limit_in_the_middle(wide: Model, n_tokens: int, options: dict[str, Any]) -> None:
+    answer = answered(wide, **PET, constraints=ONE, max_tokens=n_tokens, **options)
     assert (answer.n_tokens, answer.finish_reason) == (n_tokens, "length")
     assert RHYME.startswith(answer.text)
+    assert len(answer.logprobs) == n_tokens * len(options)
 
 
-def test_a_stop_string_in_the_middle(real: Model) -> None:
+@pytest.mark.parametrize("options", [{}, {"logprobs": 0}])
+def test_a_stop_string_in_the_middle(wide: Model, options: dict[str, Any]) -> None:
     """It ends the answer only where what precedes it conforms."""
-    answer = answered(real, **PET, constraints=ONE, stop=["the hill"])
+    answer = answered(wide, **PET, constraints=ONE, stop=["the hill"], **options)
     assert (answer.text, answer.finish_reason, answer.stopped_by) == (RHYME, "stop", None)
     either = Constraints(regex=f"{RHYME[:22]}({RHYME[22:-1]}[.])?")
-    answer = answered(real, **PET, constraints=either, stop=["the hill"], ignore_eos=True)
+    answer = answered(wide, **PET, constraints=either, stop=["the hill"], ignore_eos=True, **options)
     assert (answer.text, answer.finish_reason, answer.stopped_by) == (RHYME[:22], "stop", "the hill")
+    assert wide.n_cached < answer.prompt_tokens + answer.n_tokens
 
 
 def test_answers_to_the_same_prompt(real: Model) -> None:

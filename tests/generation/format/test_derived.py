@@ -100,6 +100,10 @@ def test_marks_that_are_control_tokens(is_opened: bool, tmp_path: Path) -> None:
             "Four.",
         )
         assert reply.n_reasoning == 3 - is_opened
+        for at in range(1, reply.n_tokens):  # also from any of its tokens on
+            rest = model.chat([USER], temperature=0.0, prefix=reply.tokens[:at])
+            assert rest.read() == "".join(THOUGHT[is_opened:][at:])
+            assert rest.message == reply.message
         for pattern in ("Four\\.", "[A-Z][a-z]+\\."):
             reply = model.chat([USER], temperature=0.0, constraints=Constraints(regex=pattern))
             assert (reply.read() and reply.reasoning, reply.content) == ("Hm, yes.", "Four.")
