@@ -350,9 +350,9 @@ def test_copy_code(typist: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(copied) == 5
 
 
-@pytest.mark.parametrize("indent", ["   ", "\t", "  ", ""])
+@pytest.mark.parametrize("indent", ["   ", "\t", "  ", "", "> ", "  > "])
 def test_copied_code_runs(typist: Begin, monkeypatch: pytest.MonkeyPatch, indent: str) -> None:
-    """It has the indentation of the code, and not of the list that it stands in."""
+    """It has the indentation of the code, and not of the list or the quote that it stands in."""
     code = "def f(x):\n\tif x:\n\t\treturn 1\n\n    # end\nf(1)"
     lines = "\n".join(indent + line if line else "" for line in ["```python", *code.split("\n"), "```"])
     typed = typist()

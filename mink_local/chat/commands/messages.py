@@ -17,9 +17,9 @@ from mink_local.chat.terminal.screen import beginnings, one_line
 from mink_local.cli import UNPRINTABLE, WholeNumber, counted
 from mink_local.errors import MinkError
 
-# A block of code, perhaps cut off; its fence may be indented.
+# A block of code, perhaps cut off; its fence may be indented, or quoted.
 _BLOCK = re.compile(
-    r"^(?P<indent>[ \t]*)(?P<fence>`{3,}|~{3,})[^`\n]*\n(?P<code>.*?)(?:^[ \t]*(?P=fence)[`~]* *$|\Z)",
+    r"^(?P<indent>[ \t>]*)(?P<fence>`{3,}|~{3,})[^`\n]*\n(?P<code>.*?)(?:^[ \t>]*(?P=fence)[`~]* *$|\Z)",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -166,9 +166,11 @@ def _code(answer: str, argument: str) -> str:
 
 
 def _without_indent(code: str, indent: str, **_: str) -> str:
-    """Return code without the indentation of its fence, which belongs to a list."""
+    """Return code without what stands before its fence, which belongs to a list or a quote."""
     lines = code.split("\n")
-    return "\n".join(line[len(indent) :] if line.startswith(indent) else line.lstrip(" ") for line in lines)
+    return "\n".join(
+        line.removeprefix(indent) if line.startswith(indent) else line.lstrip(indent) for line in lines
+    )
 
 
 def reasoning(chat: Chat, argument: str) -> None:
