@@ -17,7 +17,7 @@ from tests.serve.test_answers import streamed
 from tests.support.server import RunningServer
 
 HI = [{"role": "user", "content": "Say ok."}]
-BUNDLE = {  # of SillyTavern's text completion, type TabbyAPI, with its Default preset
+BUNDLE = {  # of SillyTavern 1.19: what its types of text completion send together, nearly all neutral
     "temperature": 1,
     "typical_p": 1,
     "typical": 1,
@@ -69,6 +69,36 @@ BUNDLE = {  # of SillyTavern's text completion, type TabbyAPI, with its Default 
     "include_reasoning": True,
     "spaces_between_special_tokens": True,
     "stop": [f"\nName{i}:" for i in range(300)],
+    "stopping_strings": [f"\nName{i}:" for i in range(300)],
+    "max_new_tokens": 12,
+    "num_predict": 12,
+    "num_ctx": 2048,
+    "min_length": 0,
+    "min_keep": 0,
+    "adaptive_target": -0.01,
+    "adaptive_decay": 0.9,
+    "repetition_decay": 0,
+    "repeat_penalty": 1.05,
+    "repeat_last_n": 0,
+    "rep_pen_slope": 1,
+    "encoder_repetition_penalty": 1,
+    "no_repeat_ngram_size": 0,
+    "penalty_alpha": 0,
+    "num_beams": 1,
+    "length_penalty": 1,
+    "early_stopping": False,
+    "epsilon_cutoff": 0,
+    "eta_cutoff": 0,
+    "mirostat": 0,
+    "temperature_last": True,
+    "speculative_ngram": False,
+    "do_sample": True,
+    "trim_stop": True,
+    "include_stop_str_in_output": False,
+    "ignore_eos": False,
+    "negative_prompt": "",
+    "n": 1,
+    "model": "",
 }
 
 
