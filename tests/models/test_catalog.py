@@ -188,7 +188,7 @@ def understood(line: str) -> CatalogEntry | None:
 
 
 FIELD = st.text(st.characters(exclude_categories=["Cc"]), min_size=1).filter(lambda text: text != "-")
-PATH = st.binary().map(os.fsdecode).filter(lambda text: text != "-")
+PATH = st.binary().map(lambda data: data.decode("utf-8", "surrogateescape")).filter(lambda text: text != "-")
 
 
 @given(PATH, PATH, FIELD, FIELD, st.integers(0, 10**6))
@@ -205,7 +205,9 @@ def test_what_a_catalogue_cannot_hold(models: Path, name: str, note: str, wrong:
     with pytest.raises(CatalogError, match=wrong):
         catalog.add(CatalogEntry(name, "file:/a.gguf", note=note))
     assert not catalog.user_catalog_path().exists()
-    models.parent.joinpath("config").write_text("in the way")
+    in_the_way = catalog.user_catalog_path().parent
+    in_the_way.parent.mkdir(parents=True, exist_ok=True)
+    in_the_way.write_text("in the way")
     with pytest.raises(CatalogError, match=r"models\.txt"):
         catalog.add(CatalogEntry("a", "file:/a.gguf"))
     assert not models.exists()
