@@ -76,7 +76,7 @@ def use(name: str, method: Callable[..., Any]) -> None:
 
 def test_every_method_of_what_is_closed_raises_one_error(tiny: Callable[..., Path], tmp_path: Path) -> None:
     model = load_model(tiny(), n_ctx=256, trust=True)
-    path, weights, context = tmp_path / "kv", Weights(tiny()), model.core.engine.context
+    path, weights, context = tmp_path / "kv", Weights(tiny("other.gguf")), model.core.engine.context
     model.chat("Hi", max_tokens=1).read()
     assert model.save_cache(path, 10**9)
     model.close()
