@@ -96,16 +96,11 @@ class OwnRow(msgspec.Struct):
     """A row of a file, with its accepted answers as they are written."""
 
     question: _Value
-    answer: list[_Value | bool | None]
+    answer: list[_Value]
     choices: Choices | None
     id: Name | int
     category: str
     solution: str
-
-    @property
-    def answers(self) -> list[str | int | float]:
-        """The accepted answers."""
-        return [str(one) if isinstance(one, bool) else one for one in self.answer if one is not None]
 
 
 @dataclass(frozen=True)
@@ -143,7 +138,7 @@ class RowTask(Task):
             raise DataError("'choices' without an 'answer'")
         if self.open_ended:
             found = Question("", self.prompt(str(row.question), (), ""), "")
-        elif not row.answers:
+        elif not row.answer:
             return None
         else:
             found = self._choice_question(row, row.choices) if row.choices else self._answered(row)
@@ -151,7 +146,7 @@ class RowTask(Task):
 
     def _answered(self, row: OwnRow) -> Question:
         """Return a question with an answer, or several."""
-        first, *others = (str(answer).strip() for answer in row.answers)
+        first, *others = (str(answer).strip() for answer in row.answer)
         solution, _, last = map(str.strip, first.rpartition("####"))  # as in GSM8K
         is_solved = "####" in first and last and "\n" not in last
         golds = tuple(dict.fromkeys(map(self._gold, (last if is_solved else first, *others))))
@@ -175,7 +170,7 @@ class RowTask(Task):
                 f"a question with choices, which --scorer {self.scorer_name} cannot score: use letter"
             )
         choices = _without_labels([str(one).strip() for one in given.text])
-        gold, *others = (_letter(answer, given, choices) for answer in row.answers)
+        gold, *others = (_letter(answer, given, choices) for answer in row.answer)
         letters = _LETTERS[: len(choices)]
         instruction = (
             f'Your response must end with "The answer is (X)" where X is one of {", ".join(letters[:-1])}, '
@@ -219,7 +214,7 @@ def own_task(path: Path, scorer: str = "", columns: Columns | None = None) -> Ow
     if not rows:
         raise DataError(f"{path} contains no questions")
     unread = [name for name in named if not any(name in some for some in read.values())]
-    left_out = [place for place, row in rows if not row.answers]
+    left_out = [place for place, row in rows if not row.answer]
     is_open = len(left_out) == len(rows)
     if is_open and scorer:
         raise DataError(f"{path} has no answers that --scorer could compare with")
@@ -269,7 +264,8 @@ def _columns_in(path: Path, named: Sequence[str], given: Columns) -> Columns:
     """
     by_name = {name.casefold(): name for name in named}
     own: dict[str, Sequence[str]] = {name: [by_name[name]] for name in NAMES if name in by_name}
-    if letters := [number for number, letter in enumerate(_LETTERS, start=1) if letter in named]:
+    letters = [number for number, letter in enumerate(_LETTERS, start=1) if letter in named]
+    if letters[:2] == [1, 2]:  # an A beside a Q alone is its answer
         own.setdefault("choices", _LETTERS[: letters[-1]])
     for column in (column for columns in given.values() for column in columns):
         if column not in named:
@@ -345,7 +341,8 @@ def _answers(cell: Any) -> list[Any]:
         return [answer for part in parts for answer in part] or [cell]
     is_list = isinstance(cell, str) and cell.startswith('["')  # [0, 1] may be an interval
     cell = _list_in(cell) if is_list else cell
-    return cell if isinstance(cell, list) else [cell]
+    cells = cell if isinstance(cell, list) else [cell]
+    return [str(one) if isinstance(one, bool) else one for one in cells if one is not None]
 
 
 def _choices(cells: Sequence[Any]) -> Any:

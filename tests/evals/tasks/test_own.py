@@ -120,6 +120,14 @@ def test_what_a_question_needs_is_not_left_out(
     assert prompt not in question.prompt
 
 
+def test_an_a_beside_a_q_is_no_option(write: Write) -> None:
+    path = write("Q,A\nWhy?,So\nHow?,Thus\n", name="faq.csv")
+    with pytest.raises(DataError, match="no 'question'"):
+        find_task(str(path))
+    task = find_task(str(path), columns=parse_columns(["question=Q,answer=A"]))
+    assert [(one.gold, one.choices) for one in task.read(path, seed=0)] == [("So", ()), ("Thus", ())]
+
+
 @pytest.mark.parametrize(
     ("rows", "columns", "named"),
     [
