@@ -187,7 +187,7 @@ function card(response, other) {
   const k = response.steps
     ? `k = 1 in ${Math.round((100 * response.ones) / response.steps)}% of steps, at most ${response.largest.toLocaleString("en")}`
     : "no steps";
-  const ends = { length: "cut off", overflow: "prompt did not fit", interrupted: "interrupted" };
+  const ends = { length: "cut off", repetition: "ended in a loop", overflow: "prompt did not fit", refused: "refused by the server" };
   const end = ends[response.finish] ? `, ${ends[response.finish]}` : "";
   return element("section", { class: other ? "card other" : "card" },
     element("h4", {}, `${response.cell.method}, repeat ${response.repeat + 1}`),

@@ -15,7 +15,7 @@ from mink_local.evals.run.records import read_run
 from mink_local.evals.run.report import run_report
 from mink_local.evals.run.summary import summarise
 from tests.support.browser import complaints_of, wait
-from tests.support.made_run import write_run
+from tests.support.made_run import change, write_run
 
 MIN_K = "min-k:tau=3"
 HOSTILE = "</script><script>document.title = 'hacked'</script><img src=x onerror=\"document.title='hacked'\">"
@@ -251,6 +251,18 @@ def test_the_chosen_question_is_in_sight_in_its_list(
             return list.top <= chosen.top && chosen.bottom <= list.bottom;
         })()"""
     )
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [("length", "cut off"), ("repetition", "loop"), ("overflow", "did not fit"), ("refused", "refused by")],
+)
+def test_how_a_response_ended_is_said(
+    opened: Callable[..., Page], tmp_path: Path, reason: str, said: str
+) -> None:
+    write_run(tmp_path, tasks=("gsm8k",), samplers=(MIN_K,), temperatures=(1.0,), n_questions=1)
+    page = write_page(change(tmp_path, lambda r: r.update(finish_reason=reason)))
+    assert said in text(opened("in=gsm8k&question=0", page), "question")
 
 
 def test_open_ended_responses_are_neither_right_nor_wrong(
