@@ -5,7 +5,6 @@ import logging
 import os
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from itertools import islice
 from types import MappingProxyType
@@ -17,12 +16,9 @@ from openai import (
     APIStatusError,
     APITimeoutError,
     AsyncOpenAI,
-    AuthenticationError,
     BadRequestError,
     DefaultAsyncHttpxClient,
-    NotFoundError,
     Omit,
-    PermissionDeniedError,
 )
 
 from mink_local.errors import ServerError
@@ -33,10 +29,13 @@ from mink_local.sandbox import in_a_line
 
 log = logging.getLogger("mink_local")
 
-RETRIES = 6  # of a failed request
-_PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 8.0)  # before asking again, in seconds, unless the server says how long
-_LONGEST_PAUSE = 60.0
-_PASSING = (408, 409, 429)  # HTTP statuses after which it is worth asking again, and all from 500 on
+PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # before asking again, in seconds: longer than a limit per minute
+_PASSING = (0, 408, 409, 429)  # statuses (see `_status`) after which it is worth asking again, as from 500 on
+_ADVICE = {
+    **dict.fromkeys((0, 404), "; check the URL, which often ends in /v1, and the model's name after its #"),
+    **dict.fromkeys((401, 403), "; see --key-env"),
+    408: "; see --timeout",
+}
 _PROBE_SECONDS = 30.0
 _SLOTS = 8  # requests at a time, of a server that does not say how many it answers at once
 _POLL_SECONDS = 0.25  # between checks for Ctrl-C
@@ -185,9 +184,8 @@ class AddressAnswerer(Answerer):
             asked: set[asyncio.Task[Answered]] = set()
             try:
                 while not self.interrupted:
-                    if not failed:
-                        more = islice(unasked, n_parallel - len(asked))
-                        asked.update(create(self._answer(client, index, one)) for index, one in more)
+                    more = islice(unasked, 0 if failed else n_parallel - len(asked))
+                    asked.update(create(self._answer(client, index, one)) for index, one in more)
                     if not asked:
                         break
                     done, asked = runner.run(
@@ -207,8 +205,7 @@ class AddressAnswerer(Answerer):
 
     async def _answer(self, client: AsyncOpenAI, index: int, request: Request) -> Answered:
         """Return the answer to a request. Raises ServerError."""
-        fields = self._fields(request)
-        began = time.monotonic()
+        fields, began = self._fields(request), time.monotonic()
         try:
             choice, usage = await self._completion(client, fields)
         except BadRequestError as error:
@@ -220,12 +217,10 @@ class AddressAnswerer(Answerer):
             if self._has_answered:  # so it refuses only this prompt, perhaps due to a content filter
                 return Answered(index, "", "refused", error=self._why(error))
             raise self._error(error) from None
-        except APIError as error:
+        except (APIError, ValueError) as error:
             raise self._error(error) from None
-        except ValueError as error:
-            why = self._why(error)
-            raise ServerError(f"{self._base} does not return chat completions, but {why}") from None
         self._has_answered = True
+        details = getattr(usage, "completion_tokens_details", None)
         return Answered(
             index,
             self._without_key(_text(choice.message)),
@@ -233,6 +228,7 @@ class AddressAnswerer(Answerer):
             usage.completion_tokens if usage else None,
             usage.prompt_tokens if usage else 0,
             seconds=time.monotonic() - began,
+            n_reasoning=getattr(details, "reasoning_tokens", None),
         )
 
     async def _completion(self, client: AsyncOpenAI, fields: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -240,7 +236,7 @@ class AddressAnswerer(Answerer):
 
         A gateway may also say 200 and have an error, or half an answer, for which a ValueError is raised.
         """
-        pauses = iter(_PAUSES[:RETRIES])
+        pauses = iter(PAUSES)
         while True:
             try:
                 completion: Any = await client.chat.completions.create(**fields)
@@ -254,13 +250,14 @@ class AddressAnswerer(Answerer):
                 if not self._has_failed:
                     log.warning("%s: %s; asking again, also in future", self._base, self._why(error))
                 self._has_failed = True
-                await asyncio.sleep(_pause_of(error, pause))
+                await asyncio.sleep(pause)
 
     def _may_pass(self, error: Exception) -> bool:
         """Return whether a request may succeed when it is repeated."""
-        if isinstance(error, APIStatusError):
-            return error.status_code in _PASSING or error.status_code >= 500
-        return isinstance(error, APIError) or self._has_answered or "error" in str(error)  # or no such server
+        status = _status(error)
+        if status == 200:
+            return self._has_answered or "error" in str(error)  # or it is no such server
+        return status in _PASSING or status >= 500
 
     def _fields(self, request: Request) -> dict[str, Any]:
         """Return the fields of a chat completion."""
@@ -290,16 +287,10 @@ class AddressAnswerer(Answerer):
         }
         return {key: one for key, one in _given(fields).items() if key not in self._refused}
 
-    def _error(self, error: APIError) -> ServerError:
-        if isinstance(error, APITimeoutError):
-            advice = "; see --timeout"
-        elif isinstance(error, AuthenticationError | PermissionDeniedError):
-            advice = "; see --key-env"
-        elif isinstance(error, APIStatusError) and not isinstance(error, NotFoundError):
-            advice = ""
-        else:
-            advice = "; check the URL, which often ends in /v1, and the model's name after its #"
-        return ServerError(f"{self._base} failed: {self._why(error)}{advice}")
+    def _error(self, error: Exception) -> ServerError:
+        status = _status(error)
+        what = "does not return chat completions, but" if status == 200 else "failed:"
+        return ServerError(f"{self._base} {what} {self._why(error)}{_ADVICE.get(status, '')}")
 
     def _why(self, error: Exception) -> str:
         """Return the error in the server's own words, if any, without the key."""
@@ -314,13 +305,13 @@ class AddressAnswerer(Answerer):
         return text.replace(self._key, "…") if self._key else text
 
 
-def _pause_of(error: Exception, pause: float) -> float:
-    """Return how long to wait before asking again: as long as the server says, if that is not too long."""
-    headers = error.response.headers if isinstance(error, APIStatusError) else {}
-    with suppress(ValueError):  # a date
-        asked = float(headers.get("retry-after", pause))
-        return asked if 0 <= asked <= _LONGEST_PAUSE else pause
-    return pause
+def _status(error: Exception) -> int:
+    """Return a failure's HTTP status: 408 if time ran out, 0 without an answer, 200 with another one."""
+    if isinstance(error, APIStatusError):
+        return error.status_code
+    if isinstance(error, APITimeoutError):
+        return 408
+    return 0 if isinstance(error, APIError) else 200
 
 
 def _text(message: Any) -> str:

@@ -92,6 +92,7 @@ class Answered:
         reasoning_cut: Whether the reasoning was made to end; an address does not say.
         seconds: Time from getting a slot, or sending the request, to the end.
         error: Why there is no answer, if it was refused or failed.
+        n_reasoning: How many of the tokens are reasoning; None if a server does not say.
     """
 
     index: int
@@ -103,6 +104,7 @@ class Answered:
     reasoning_cut: bool = False
     seconds: float = 0.0
     error: str = ""
+    n_reasoning: int | None = None
 
 
 class Answerer(ABC):
@@ -255,6 +257,7 @@ class FileAnswerer(Answerer):
                         answer.reasoning_cut,
                         answer.seconds,
                         str(answer.error or ""),
+                        answer.n_reasoning,
                     )
 
     def _warm_up(self, requests: Sequence[Request]) -> None:

@@ -41,8 +41,7 @@ def mink_eval(run_main: Callable[..., Finished]) -> MinkEval:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
     """A server whose answers a test sets; a request that fails is tried once more."""
-    monkeypatch.setattr(addresses, "RETRIES", 1)
-    monkeypatch.setattr(addresses, "_PAUSES", (0.01,))
+    monkeypatch.setattr(addresses, "PAUSES", (0.01,))
     with judge_server(lambda _: says(None)) as running:
         yield running
 
