@@ -41,7 +41,6 @@ from mink_local.evals.quants.report import (
 )
 from mink_local.evals.run.records import read_run, scored
 from mink_local.evals.run.summary import summarise
-from mink_local.evals.settings import SamplerSetting, recorded_sampler
 from mink_local.evals.store import read_manifest
 from mink_local.evals.tables import (
     Cell,
@@ -54,7 +53,7 @@ from mink_local.evals.tables import (
     temperature_name,
     to_csv,
 )
-from mink_local.samplers import MinK, label
+from mink_local.samplers import MinK, default_samplers, label
 from scripts.lab.coverage.measure import best_table, coverage_figure
 
 ROOT = Path(__file__).parents[1]
@@ -138,12 +137,8 @@ def _of_responses(run: Path) -> dict[str, pd.DataFrame]:
         | {"correct": one.flexible and one.flexible.correct, "last_correct": one.last and one.last.correct}
         for one in recorded.responses
     ]
-    return {
-        "": found.cells,
-        "-comparisons": pd.concat(every),
-        **({"-repeats": found.attempts} if len(found.attempts) else {}),
-        "-rows": pd.DataFrame(rows),
-    }
+    frames = {"": found.cells, "-comparisons": pd.concat(every), "-repeats": found.attempts}
+    return {name: frame for name, frame in {**frames, "-rows": pd.DataFrame(rows)}.items() if len(frame)}
 
 
 def _of_chunks(results: Results) -> pd.DataFrame:
@@ -164,11 +159,10 @@ def frame(name: str) -> pd.DataFrame:
 
 def grid(rows: pd.DataFrame, cell: Callable[[Any], Cell]) -> Table:
     """Return a table with a row per sampler and a column per temperature."""
-    shown = rows.assign(method=rows["sampler"].map(label), cell=[cell(row) for row in rows.itertuples()])
-    wide = shown.pivot(index="method", columns="temperature", values="cell")
-    wide = wide.reindex(index=shown["method"].unique(), columns=sorted(shown["temperature"].unique()))
-    wide.columns = [f"T = {temperature_name(value)}" for value in wide.columns]
-    return Table("", wide.reset_index())
+    heads = {one: f"T = {temperature_name(one)}" for one in sorted(rows["temperature"].unique())}
+    return Table.grid(
+        "", rows.assign(method=rows["sampler"].map(label)), cell, "method", "temperature", heads
+    )
 
 
 def cells(run: str, cell: Callable[[Any], Cell]) -> Table:
@@ -261,7 +255,7 @@ _FRONTIER: dict[str, tuple[str, Format]] = {
 def defaults(kind: str) -> Table:
     """Return the frontier's figures of all defaults."""
     found = at_5(kind)
-    shown = [SamplerSetting(recorded_sampler(text), 5.0).is_default for text in found["sampler"]]
+    shown = found["sampler"].isin([str(sampler) for sampler in default_samplers()])
     ends = [f"{name}{end}" for name in ("k_is_1", "k") for end in ("_low", "_high")]
     return Table.of("", found[shown].drop(columns=ends, errors="ignore"), _FRONTIER, 1)
 

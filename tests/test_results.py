@@ -7,6 +7,7 @@ without.
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,26 @@ def test_tables_follow_from_what_was_counted() -> None:
         shown, right = zip(*numbers, strict=True)
         assert shown == pytest.approx(right, abs=recompute.LEAST), name
     assert "mink_local" not in Path(recompute.__file__).read_text("utf-8")
+
+
+@pytest.mark.usefixtures("own_files")
+def test_tables_of_several_models_and_tasks_are_recomputed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each family is corrected by itself; what has several responses to a question follows from no counts."""
+    monkeypatch.setattr(recompute, "RESULTS", results.RESULTS)
+    made: dict[str, Any] = {"samplers": ("min-k:tau=3", "top-k:k=20", "greedy"), "temperatures": (1.0, 5.0)}
+    write_run(folder / "runs" / "full-gsm8k", ("a", "b"), ("gsm8k", "aqua"), repeats=1, **made)
+    write_run(folder / "runs" / "math500", ("a",), ("gsm8k",), repeats=2, **made)
+    write_run(folder / "runs" / "few-shot-gsm8k", ("a",), ("gsm8k",), ("min-k:tau=3",), (1.0,), repeats=1)
+    list(results.remake(folder / "runs"))
+    assert not (results.RESULTS / "few-shot-gsm8k-comparisons.csv").exists()
+    tables = dict(islice(recompute.recomputed(), 4))
+    assert set(tables) == {"few-shot-gsm8k", "full-gsm8k", "full-gsm8k-comparisons", "math500"}
+    for numbers in tables.values():
+        shown, right = zip(*numbers, strict=True)
+        assert shown == pytest.approx(right, abs=recompute.LEAST)
+    assert len(tables["math500"]) == 3  # greedy's
 
 
 @pytest.mark.parametrize("name", results.FIGURES)

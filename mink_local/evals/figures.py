@@ -81,17 +81,6 @@ def look(sampler: str) -> dict[str, Any]:
     }
 
 
-def looks(samplers: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the looks of samplers in one panel, where one with other options is dotted and hollow."""
-    found: dict[str, dict[str, Any]] = {}
-    for sampler in samplers:
-        own = look(sampler)
-        found[sampler] = own | (
-            {"linestyle": ":", "markerfacecolor": "white"} if own in found.values() else {}
-        )
-    return found
-
-
 def panels(titles: Iterable[str], x_label: str, y_label: str) -> tuple[Figure, dict[str, Any]]:
     """Return a figure with a panel per title, and its axes by title; all panels share their scales."""
     names = list(dict.fromkeys(titles))

@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -60,17 +60,12 @@ def listed(items: Iterable[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def interval_cell(number: Format, value: float, low: float, high: float) -> Cell:
-    """Return a number with the ends of its interval below it; without them if there is none."""
-    shown, *ends = (_cell(one, number).text for one in (value, low, high))
-    if not ends[0]:
-        return Cell(shown)
-    return Cell(shown, (" to " if ends[0][0] in "+−" else "–").join(ends))
-
-
 def of_interval(row: Any, name: str, number: Format) -> Cell:
-    """Return the cell of a number of a row and its interval, which are NAME, NAME_low and NAME_high."""
-    return interval_cell(number, *(getattr(row, f"{name}{end}") for end in ENDS))
+    """Return the cell of a row's NAME with, below it, its interval, NAME_low to NAME_high, if it has one."""
+    shown, low, high = (_cell(getattr(row, f"{name}{end}", None), number) for end in ENDS)
+    if not low.text:
+        return shown
+    return Cell(shown.text, (" to " if low.text[0] in "+−" else "–").join((low.text, high.text)))
 
 
 def columns_of(found: Interval | None, name: str) -> dict[str, float | None]:
@@ -84,47 +79,60 @@ class Table:
 
     Attributes:
         title: Title of the table.
-        frame: A pandas frame. Missing values become empty cells, and columns NAME_low and NAME_high the ends
-            of the interval of NAME, below it.
+        frame: A pandas frame of cells, or of what `str` shows. Missing values are empty cells.
         keys: Number of columns that hold names. A terminal never truncates them.
-        formats: Format functions by column name; other columns use `str`.
         numbers: False if the other columns hold sentences.
     """
 
     title: str
     frame: pd.DataFrame
     keys: int = 1
-    formats: Mapping[str, Format] = field(default_factory=dict)
     numbers: bool = True
 
     @classmethod
     def of(
         cls, title: str, frame: pd.DataFrame, columns: Mapping[str, tuple[str, Format]], keys: int
     ) -> "Table":
-        """Return a table of the columns that a frame has of those given, each with its head and format."""
-        shown = {name: column for name, column in columns.items() if name in frame}
-        heads = {f"{name}{end}": f"{head}{end}" for name, (head, _) in shown.items() for end in ENDS}
-        heads = {name: head for name, head in heads.items() if name in frame}
-        return cls(title, frame[list(heads)].rename(columns=heads), keys, dict(shown.values()))
+        """Return a table of the columns that a frame has of those given, each with its head and format.
+
+        Those that have an interval are shown with it; see `of_interval`.
+        """
+        shown = {
+            head: [of_interval(row, name, number) for row in frame.itertuples()]
+            for name, (head, number) in columns.items()
+            if name in frame
+        }
+        return cls(title, pd.DataFrame(shown), keys)
+
+    @classmethod
+    def grid(
+        cls,
+        title: str,
+        frame: pd.DataFrame,
+        cell: Callable[[Any], Cell],
+        index: str,
+        columns: str,
+        heads: Mapping[Any, str],
+    ) -> "Table":
+        """Return a table of cells made of a frame's rows: a row of it for each of its values of `index`.
+
+        Args:
+            heads: The values of `columns` that have a column, in this order, and their heads.
+        """
+        shown = frame.assign(cell=[cell(row) for row in frame.itertuples()])
+        wide = shown.pivot(index=index, columns=columns, values="cell")
+        wide = wide.reindex(index=shown[index].unique(), columns=list(heads))
+        return cls(title, wide.rename(columns=heads).reset_index())
 
     @property
     def columns(self) -> list[str]:
-        """The columns without the ends of intervals."""
-        names = list(map(str, self.frame.columns))
-        ends = {f"{name}{end}" for name in names for end in ENDS[1:]}
-        return [name for name in names if name not in ends]
+        """The heads of the columns."""
+        return list(map(str, self.frame.columns))
 
     @property
     def rows(self) -> list[list[Cell]]:
         """The formatted cells."""
-        lines = self.frame.to_dict("records")
-        return [[self._cell(line, name) for name in self.columns] for line in lines]
-
-    def _cell(self, line: Mapping[Any, Any], name: str) -> Cell:
-        as_text = self.formats.get(name, str)
-        if f"{name}_low" not in line:
-            return _cell(line[name], as_text)
-        return interval_cell(as_text, *(line[f"{name}{end}"] for end in ENDS))
+        return [[_cell(value, str) for value in row] for row in self.frame.itertuples(index=False)]
 
     def print(self, console: Console) -> None:
         """Print the title and as few tables as fit without breaking numbers, each with the key columns.

@@ -68,6 +68,16 @@ def holm(p_values: list[float]) -> list[float]:
     return adjusted
 
 
+def family_of(row: Row) -> tuple[str, ...]:
+    """Return what tests have in common that are corrected for one another: of models, all of a task."""
+    return row["kind"], row["against"], row["task"], "" if row["kind"] == "model" else row["model"]
+
+
+def is_counted(row: Row) -> bool:
+    """Return whether a row follows from counts: not if questions were answered several times each."""
+    return row.get("repeats", "1") == "1" and row.get("responses") in (None, row.get("questions"))
+
+
 def accuracies(rows: list[Row]) -> Iterator[Compared]:
     """Yield the accuracies of a run's table, with their intervals."""
     for row in rows:
@@ -78,8 +88,8 @@ def accuracies(rows: list[Row]) -> Iterator[Compared]:
 
 def tests(rows: list[Row]) -> Iterator[Compared]:
     """Yield the differences of a run's paired tests, with their intervals and p-values."""
-    for against in dict.fromkeys(row["against"] for row in rows):
-        family = [row for row in rows if row["against"] == against]
+    for common in dict.fromkeys(map(family_of, rows)):
+        family = [row for row in rows if family_of(row) == common]
         found = [paired(*(int(row[name]) for name in ("won", "lost", "common_questions"))) for row in family]
         corrected = holm([p for *_, p in found])
         for row, (*difference, p), p_holm in zip(family, found, corrected, strict=True):
@@ -210,10 +220,10 @@ def numbers(row: Row, split: Split, means: dict[str, Floats]) -> Iterator[Compar
 def recomputed() -> Iterator[tuple[str, list[Compared]]]:
     """Yield each table that can be recomputed: its name, and its numbers with what they should be."""
     for path in sorted(RESULTS.glob("*.csv")):
-        rows = read(path.stem)
-        if "p_holm" in rows[0]:
+        rows = list(filter(is_counted, read(path.stem)))
+        if rows and "p_holm" in rows[0]:
             yield path.stem, list(tests(rows))
-        elif "accuracy" in rows[0]:
+        elif rows and "accuracy" in rows[0]:
             yield path.stem, list(accuracies(rows))
     for kind in ("prose", "math"):
         yield f"rivals-{kind}", list(of_texts(kind)(read(f"rivals-{kind}")))

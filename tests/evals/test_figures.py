@@ -1,11 +1,10 @@
 """The looks of methods and the bytes of pictures."""
 
 import re
-from itertools import combinations
 
 from matplotlib.figure import Figure
 
-from mink_local.evals.figures import Picture, look, looks
+from mink_local.evals.figures import Picture, look
 from mink_local.samplers import SAMPLERS, default_samplers, label
 
 
@@ -21,15 +20,6 @@ def test_every_method_has_a_look_of_its_own() -> None:
     chain = look("min-k:tau=1e+16+top-p:p=0.9,order=temperature-last")
     assert chain == look("min-k+top-p (T last)") == look(label("min-k+top-p:p=0.5,order=temperature-last"))
     assert chain["color"] not in [one["color"] for one in looks.values()]
-
-
-def test_variants_of_a_sampler_can_be_told_apart() -> None:
-    names = ["min-k:tau=3", "top-p:p=0.9,order=temperature-first", "min-k:tau=3,floor=1", "greedy"]
-    found = looks(names)
-    assert list(found) == names
-    assert all(one != other for one, other in combinations(found.values(), 2))
-    assert found["min-k:tau=3"] == look("min-k:tau=3")
-    assert found["min-k:tau=3,floor=1"]["color"] == look("min-k:tau=3")["color"]
 
 
 def test_the_same_figure_is_the_same_bytes() -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from mink_local.evals.stats import Interval
 from mink_local.evals.tables import (
     Cell,
+    Format,
     Table,
     columns_of,
     count,
@@ -68,16 +69,22 @@ def test_a_narrow_terminal_gets_more_tables_with_every_key_and_number(width: int
 
 def test_markdown_has_formats_and_escapes() -> None:
     shares = {name: [value, None] for name, value in columns_of(HALF, "share").items()}
-    frame = pd.DataFrame({"name": ["a|b", "c"], **shares, "best": [Cell("1", bold=True), Cell()]})
-    table = Table("t", frame, formats={"share": percent})
+    frame = pd.DataFrame({"n": ["a|b", "c"], **shares, "best": [Cell("1", bold=True), Cell()]})
+    columns: dict[str, tuple[str, Format]] = {
+        "n": ("name", str),
+        "none": ("none", str),
+        "share": ("share", percent),
+        "best": ("best", str),
+    }
+    table = Table.of("t", frame, columns, 1)
     assert table.markdown().splitlines() == [
         "| name | share | best |",
         "| --- | --: | --: |",
         "| a\\|b | 50.0 (25.0–75.0) | **1** |",
         "| c |  |  |",
     ]
-    difference = Table("t", frame, formats={"share": points})
-    assert difference.rows[0][1] == Cell("+50.0", "+25.0 to +75.0")
+    difference = Table.of("t", frame, {"share": ("difference", points)}, 0)
+    assert difference.rows[0] == [Cell("+50.0", "+25.0 to +75.0")]
 
 
 def test_intervals_are_three_columns() -> None:

@@ -20,7 +20,7 @@ from mink_local.evals.figures import Picture, look, panels
 from mink_local.evals.frontier.sums import FIGURES, TAIL_LEVELS
 from mink_local.evals.measurement import Results
 from mink_local.evals.report.report import Report, Section
-from mink_local.evals.settings import SamplerSetting, recorded_sampler, settings_report, sweep
+from mink_local.evals.settings import settings_report, sweep
 from mink_local.evals.stats import Interval, few_clusters, resample
 from mink_local.evals.tables import (
     ENDS,
@@ -58,8 +58,8 @@ class FrontierResults:
         ReportError: There is no such text.
 
     Attributes:
-        settings: The settings, first those of the sweep; within a curve, from few candidates to many.
-        figures: The FIGURES for every setting, with intervals, and its `curve`, `sampler` and `temperature`.
+        figures: The FIGURES for every setting, with intervals, and its `curve`, `sampler` and `temperature`;
+            first those of the sweep, within a curve from few candidates to many.
         n_left_out: Number of texts that lack a setting.
     """
 
@@ -72,30 +72,23 @@ class FrontierResults:
         self.n_texts, self.n_left_out = len(texts), len(by_text) - len(texts)
         measured = set(texts["positions"].columns)
         self.temperatures = sorted({temperature for _, temperature in measured})
-        swept = [one for one in sweep(self.temperatures) if one.key in measured]
-        others = measured - {one.key for one in swept}
-        more = [
-            SamplerSetting(recorded_sampler(sampler), temperature) for sampler, temperature in sorted(others)
-        ]
-        self.settings, self._n_swept = swept + more, len(swept)
+        self._swept = [one for one in sweep(self.temperatures) if one.key in measured]
+        curves = {one.key: one.curve for one in self._swept}
+        curves |= {key: label(key[0]) for key in sorted(measured.difference(curves))}
         positions = texts["positions"].iloc[:, 0].to_numpy(np.int64)
         self.n_positions = int(positions.sum())
-        sums = np.array(texts["sums"][[one.key for one in self.settings]].to_numpy().tolist())
+        sums = np.array(texts["sums"][list(curves)].to_numpy().tolist())
         resampled = resample(sums) / resample(positions)[:, None, None]
         # (1 + resamples, settings, FIGURES): means over the texts themselves, then over the resamples.
         self._means: Floats = np.concatenate([[sums.sum(axis=0) / self.n_positions], resampled])
         self.figures = pd.DataFrame(
-            {
-                "curve": one.curve if i < self._n_swept else label(str(one.sampler)),
-                "sampler": str(one.sampler),
-                "temperature": one.temperature,
-            }
+            {"curve": curve, "sampler": sampler, "temperature": temperature}
             | {
                 column: value
                 for j, figure in enumerate(FIGURES)
                 for column, value in columns_of(self._interval(self._means[:, i, j]), figure).items()
             }
-            for i, one in enumerate(self.settings)
+            for i, ((sampler, temperature), curve) in enumerate(curves.items())
         )
         self._numbers: dict[tuple[float, str], list[int]] = {  # of the settings
             key: list(curve.index)
@@ -118,7 +111,7 @@ class FrontierResults:
         curves = [
             curve
             for (t, curve), (first, *_) in self._numbers.items()
-            if t == temperature and first < self._n_swept and self.settings[first].option
+            if t == temperature and first < len(self._swept) and self._swept[first].option
         ]
         found = {curve: self._most_entropy(temperature, curve, bound) for curve in curves}
         ranked = sorted(found, key=lambda curve: -found[curve][0][0])
@@ -143,8 +136,8 @@ class FrontierResults:
         greedy = self._numbers[temperature, "greedy"]
         most = max(self._of(i)[0][0] for i in greedy + self._numbers[temperature, YARDSTICK])
         gains: dict[int, Interval | None] = {}
-        for i, setting in enumerate(self.settings):
-            if setting.temperature == temperature and (setting.is_default or i >= self._n_swept):
+        for i in self.figures.index[self.figures["temperature"] == temperature]:
+            if i >= len(self._swept) or self._swept[i].is_default:
                 tail, entropy = self._of(i)
                 best, _ = self._most_entropy(temperature, YARDSTICK, tail)
                 has_gain = i not in greedy and tail[0] <= min(most, MOST_TAIL_MASS)
@@ -163,7 +156,7 @@ class FrontierResults:
         swept = [i for i in self._numbers[temperature, curve] if self._of(i)[0][0] <= MOST_TAIL_MASS]
         tail, entropy = np.stack([self._of(i) for i in (greedy, *swept)], axis=-1)
         best, place = most_entropy(tail, entropy, np.maximum(bound, tail[:, 0]))
-        names = ["greedy", *(self.settings[i].option for i in swept)]
+        names = ["greedy", *(self._swept[i].option for i in swept)]
         return best, " to ".join(names[place : place + 2])
 
     def _of(self, setting: int) -> Floats:
@@ -297,12 +290,12 @@ def _tail_mass_tables(at_tail_mass: pd.DataFrame) -> Iterator[Table]:
 
 def tail_mass_table(title: str, frame: pd.DataFrame) -> Table:
     """Return the table of curves at levels of tail mass; bold are those that are not behind the best."""
-    best = frame.groupby("curve")["entropy"].sum()
-    table = pd.DataFrame({"method": best.sort_values(ascending=False).index})
-    for wanted, column in frame.groupby("wanted"):
-        cells = {one.curve: _most(one) for one in column.itertuples()}
-        table[f"+{100 * wanted:g} points"] = table["method"].map(cells)
-    return Table(title, table)
+    most = frame.groupby("curve")["entropy"].transform("sum")
+    ranked = frame.assign(method=frame["curve"], most=most).sort_values(
+        "most", ascending=False, kind="stable"
+    )
+    heads = {wanted: f"+{100 * wanted:g} points" for wanted in sorted(frame["wanted"].unique())}
+    return Table.grid(title, ranked, _most, "method", "wanted", heads)
 
 
 def _most(row: Any) -> Cell:

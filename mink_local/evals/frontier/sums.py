@@ -5,11 +5,11 @@ with k candidates and weights `w_i = exp((l_i - l_1) / T)`, the probability of c
 `w_i / (w_1 + … + w_k)`, and each figure is a quotient of sums over the candidates.
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import log_softmax
 
 from mink_local.evals.settings import SamplerSetting, cuts
 from mink_local.samplers import Workspace
@@ -54,7 +54,8 @@ class PositionFigures:
         """
         row = np.ascontiguousarray(logits[: self._n_vocab])
         ids, x = _sorted(row)
-        log_p = log_softmax(reference[: self._n_vocab])[ids]
+        log_p = log_softmax(reference[: self._n_vocab].astype(np.float64))[ids]
+        log_p = np.maximum(log_p, -1e30)  # finite even for tokens that the reference excludes
         self._rank_of[ids] = np.arange(ids.size)
         for select, members in self._cuts:
             self._k[members] = k = select(row)
@@ -78,14 +79,6 @@ def _sorted(row: NDArray[np.float32]) -> tuple[NDArray[np.int64], Floats]:
     values = np.minimum(row[ids], np.finfo(np.float32).max).astype(np.float64)
     n = int(np.isfinite(values).sum())
     return ids[:n], values[:n] - values[0]
-
-
-def log_softmax(row: NDArray[np.float32]) -> Floats:
-    """Return the log-probabilities of a row."""
-    x = row.astype(np.float64)
-    x -= x.max()
-    x -= math.log(np.exp(x).sum())
-    return np.maximum(x, -1e30)  # finite even for tokens that the reference excludes
 
 
 def _figures(x: Floats, log_p: Floats, sizes: NDArray[np.int64]) -> Floats:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from mink_local.errors import GenerationError, JudgeError, ReportError
 from mink_local.evals.answering import Answered, Answerer, ModelSession
-from mink_local.evals.judge.report import PROTOCOL, report_judgements
+from mink_local.evals.judge.report import report_judgements
 from mink_local.evals.measurement import Measurement, Results
 from mink_local.evals.run.records import KEY, RecordedRun, Response, ResponseKey
 from mink_local.evals.store import Store
@@ -262,13 +262,11 @@ class Judgement(Judged):
         against: The sampler that `sampler` is compared with.
         order: Which response was shown as A: "first" is that of `sampler`, "second" that of `against`.
         winner: "A", "B" or "tie", as identical responses are, which the judge never sees.
-        protocol: How pairs are judged; earlier versions also had them judged in both orders.
     """
 
     against: str
     order: str
     winner: str | None
-    protocol: str = ""
 
     identity = (*Judged.identity, "against", "order")
 
@@ -352,7 +350,7 @@ def judgements_of(judge: str, pairs: Iterable[Pair], characters: int) -> Iterato
         about = asked_about(judge, pair.key, pair.texts, prompt, characters)
         winner = "tie" if pair.texts[0] == pair.texts[1] else None
         yield (
-            Judgement(**about, against=pair.against, order=pair.order, winner=winner, protocol=PROTOCOL),
+            Judgement(**about, against=pair.against, order=pair.order, winner=winner),
             prompt,
         )
 
@@ -370,12 +368,14 @@ def judging_of(run: RecordedRun, judge: Answerer, against: str, limit: int | Non
     """
     samplers = list(dict.fromkeys(response.sampler for response in run.responses))
     if against not in samplers:
-        raise ReportError(f"{against} is not in this run: its samplers are {', '.join(samplers)}")
+        raise ReportError(f"{against} is not in this run: choose from {', '.join(samplers)} with --against")
     run = first_questions(run, limit)
     others = [sampler for sampler in samplers if sampler != against]
     pairs = [pair for sampler in others for pair in pairs_of(run, sampler, against)]
     if not pairs:
-        raise ReportError("nothing to judge: the run has no question answered by two samplers")
+        raise ReportError(
+            "nothing to judge: no question is answered by two samplers at one temperature, or by greedy"
+        )
     return Pairs(judge, judgements_of(judge.name, pairs, characters), against)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mink_local.errors import ReportError
 from mink_local.evals.measurement import Results
 from mink_local.evals.report.report import Report, Section
 from mink_local.evals.stats import ALPHA, Interval, holm, paired_test, share
@@ -27,15 +26,12 @@ from mink_local.evals.tables import (
 )
 from mink_local.samplers import label
 
-PROTOCOL = "the paper's protocol"
-"""How pairs are judged; rows of earlier versions may have another one."""
-
 QUESTION = ["task", "question_id"]
 CELL = ["task", "model", "sampler", "against", "temperature"]
 PAIR = [*CELL, "repeat", "question_id"]
 _FAMILY = ["task", "model"]  # what a table is about, whose rows are corrected together
 _RATED = ["judge", *CELL]
-_RATE = ["pairs", "missing", "questions", *columns_of(None, "win_rate"), "won:tied:lost", "p"]
+_RATE = ["pairs", "missing", "questions", *columns_of(None, "win_rate"), "won_tied_lost", "p"]
 _RATE += ["identical"]
 
 HOW_TO_READ = (
@@ -73,7 +69,7 @@ def _outcomes(found: pd.DataFrame) -> dict[str, Any]:
     test = paired_test(list(questions["sum"]), list(questions["size"]))
     rate = mean_by_question(found, (found.outcome == 1).astype(float))
     won = ":".join(str((found.outcome == sign).sum()) for sign in (1, 0, -1))
-    return {"questions": test.n, **columns_of(rate, "win_rate"), "won:tied:lost": won, "p": test.p}
+    return {"questions": test.n, **columns_of(rate, "win_rate"), "won_tied_lost": won, "p": test.p}
 
 
 def corrected(rows: pd.DataFrame, family: Sequence[str]) -> pd.DataFrame:
@@ -96,12 +92,8 @@ def mean_by_question(rows: pd.DataFrame, values: pd.Series) -> Interval:
 
 
 def report_judgements(results: Results) -> Report:
-    """Return the report on judgements by models. Raises ReportError if there are none as in the paper."""
-    frame = results.frame
-    judgements = frame[frame["protocol"] == PROTOCOL]
-    if judgements.empty:
-        raise ReportError(f"{results.folder} has only judgements of an earlier version: judge the run again")
-    pairs = judged_pairs(judgements)
+    """Return the report on judgements by models."""
+    pairs = judged_pairs(results.frame)
     rates = win_rates(pairs)
     findings = [finding for _, own in pairs.groupby("judge", sort=False) for finding in _findings(own)]
     tables = [rate_table(" · ".join(part), rows) for part, rows in rates.groupby(_FAMILY, sort=False)]
@@ -148,7 +140,7 @@ _COLUMNS: dict[str, tuple[str, Format]] = {
     "pairs": ("pairs", str),
     "questions": ("questions", str),
     "win_rate": ("win rate, %", percent),
-    "won:tied:lost": ("won:tied:lost", str),
+    "won_tied_lost": ("won:tied:lost", str),
     "identical": ("identical", str),
     "missing": ("missing", str),
     "p": ("p", str),

@@ -74,7 +74,6 @@ def read_positions(path: Path) -> list[Position] | None:
 
 def position_of(row: Logits, follows: int) -> Position:
     """Return what is kept of a row of raw logits (V,) before the token `follows`."""
-    row = np.ascontiguousarray(row)
     total = _log_total(row)
     p = np.exp(row - total)
     ids = np.argpartition(row, -MOST)[-MOST:] if len(row) > MOST else np.arange(len(row))
@@ -126,7 +125,7 @@ def compare(
     """
     found = Divergence([], [one.logprob for one in base], [], [])
     for position, row, token in zip(base, rows, follows, strict=True):
-        row = np.ascontiguousarray(row[:n_vocab])
+        row = row[:n_vocab]
         total = _log_total(row)
         found.kld.append(_kld(position, row, total))
         found.logprob.append(float(row[token] - total))

@@ -256,10 +256,10 @@ def _tables(figures: pd.DataFrame, kinds: pd.DataFrame) -> Iterator[Table]:
 
 def kinds_table(title: str, kinds: pd.DataFrame, figure: str = "kld_mean") -> Table:
     """Return the table of a figure of the files by kind of text."""
-    cells = kinds.assign(cell=[of_interval(row, figure, "{:.4f}".format) for row in kinds.itertuples()])
-    wide = cells.pivot(index="file", columns="kind", values="cell")
-    wide = wide.reindex(index=kinds["file"].unique(), columns=kinds["kind"].unique())
-    return Table(title, wide.reset_index())
+    heads = {kind: kind for kind in kinds["kind"].unique()}
+    return Table.grid(
+        title, kinds, lambda row: of_interval(row, figure, "{:.4f}".format), "file", "kind", heads
+    )
 
 
 def _card(manifest: Mapping[str, Any], figures: pd.DataFrame, kinds: pd.DataFrame, size: Picture) -> str:
@@ -289,14 +289,11 @@ def _card(manifest: Mapping[str, Any], figures: pd.DataFrame, kinds: pd.DataFram
     )
 
 
-def _names(figures: pd.DataFrame) -> pd.Series:
-    return figures["file"].mask(figures.index == 0, figures["file"] + " (base)")
-
-
 def files_table(title: str, figures: pd.DataFrame, names: Sequence[str]) -> Table:
     """Return the table of some figures of the files."""
     columns = {name: _COLUMNS[name] for name in ("file", *names)}
-    return Table.of(title, figures.assign(file=_names(figures)), columns, 1)
+    named = figures["file"].mask(figures.index == 0, figures["file"] + " (base)")
+    return Table.of(title, figures.assign(file=named), columns, 1)
 
 
 def size_figure(figures: pd.DataFrame) -> Figure:

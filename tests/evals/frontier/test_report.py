@@ -11,7 +11,7 @@ from scipy.special import softmax
 
 from mink_local.evals.frontier.report import YARDSTICK, FrontierResults, most_entropy
 from mink_local.evals.frontier.sums import FIGURES, TAIL_LEVELS, PositionFigures
-from mink_local.evals.settings import SamplerSetting, recorded_sampler, sweep
+from mink_local.evals.settings import SamplerSetting, sweep
 from mink_local.evals.tables import ENDS
 from mink_local.samplers import Greedy, MinK, MinP, PLess, TopK
 
@@ -128,10 +128,15 @@ SETTINGS = sweep([0.5, 1, 5, math.inf])
 
 
 def test_settings_of_samplers_that_have_gone_are_reported_by_their_texts() -> None:
-    gone = [SamplerSetting(recorded_sampler(text), 1.0) for text in ("p-step:step=0.8", "nobodys")]
-    found = alike([SamplerSetting(Greedy(), 1.0), *gone], [0.01, 0.02, 0.03], [0.0, 0.1, 0.2])
-    assert {str(one.sampler) for one in found.settings} == {"greedy", "p-step:step=0.8", "nobodys"}
-    assert {*found.figures["curve"]} >= {"p-step:step=0.8", "nobodys"}
+    names = ["greedy", "min-p:p=0.1,order=temperature-last", "p-step:step=0.8", "nobodys"]
+    rows = [
+        {"text": text, "sampler": name, "temperature": "1", "positions": 9, "sums": [0.1] * len(FIGURES)}
+        for text in "abc"
+        for name in names
+    ]
+    found = FrontierResults(pd.DataFrame(rows))
+    assert list(found.figures["curve"]) == ["greedy", YARDSTICK, "nobodys", "p-step:step=0.8"]
+    assert {*found.defaults(1.0)["sampler"]} == {*names}
 
 
 def brute_force(setting: SamplerSetting, row: NDArray[np.float32], reference: NDArray[np.float32]) -> Floats:

@@ -93,29 +93,12 @@ def test_each_pair_is_judged_once_as_in_the_paper(judge: Judge, run: Path, serve
     assert 0 < orders.count(ORDERS[0]) < len(orders)
     for t in (1.0, 5.0):
         best, same = rows(run)["min-k:tau=3", t], rows(run)["top-n-sigma:n=1", t]
-        assert (best["won:tied:lost"], best["p"], best["win_rate"]) == (f"{N}:0:0", 2 * 0.5**N, 1)
-        assert (same["won:tied:lost"], same["win_rate"]) == (f"0:{N}:0", 0)
+        assert (best["won_tied_lost"], best["p"], best["win_rate"]) == (f"{N}:0:0", 2 * 0.5**N, 1)
+        assert (same["won_tied_lost"], same["win_rate"]) == (f"0:{N}:0", 0)
         assert best["judge"] == f"judge-1 at {server.url}"
     for output in (result.stdout, (run / "judge" / "judge.md").read_text()):
         for number in ("0.125", "Holm 0.500"):
             assert number in output
-
-
-def test_judgements_in_both_orders_are_not_mixed_in(
-    judge: Judge, run: Path, mink_eval: MinkEval, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Earlier versions had them."""
-    judge().succeeded()
-    path = run / "judge" / "judgements.jsonl"
-    kept = path.read_text()
-    path.write_text(
-        kept.replace('"winner":"A"', '"winner":"B"').replace("the paper's protocol", "both orders")
-    )
-    mink_eval("report", run).succeeded()
-    assert "earlier version" in caplog.text
-    path.write_text(path.read_text() + kept)
-    mink_eval("report", run).succeeded()
-    assert rows(run)["min-k:tau=3", 5.0]["won:tied:lost"] == f"{N}:0:0"
 
 
 @pytest.mark.parametrize("has_slots", [True, False])
@@ -135,13 +118,13 @@ def test_a_server_is_asked_as_much_as_it_answers_at_once(
     ("answer", "status", "row", "attempts", "said"),
     [
         (lambda _: says('{"winner": "A"}'), 0, {"missing": 0}, {1}, ["shown first wins 100.0%"]),
-        (unless("min-k:tau=3 T=5.0 to 2", says("Both.")), 0, {"won:tied:lost": f"{N - 1}:0:0", "missing": 1},
+        (unless("min-k:tau=3 T=5.0 to 2", says("Both.")), 0, {"won_tied_lost": f"{N - 1}:0:0", "missing": 1},
          {1, 3}, []),
         (unless("to 1", says("moo")), 1, {"missing": 1}, {1, 3}, ["25.0%"]),
         (lambda body: prefers_minimal(body) if body["temperature"] else says(None), 0, {"missing": 0}, {2},
          []),
         (unless("min-k:tau=3 T=5.0 to 3", fails(400, "the filter")), 0, {"missing": 1}, {1, 3}, []),
-        (failing_half_the_time(), 0, {"won:tied:lost": f"{N}:0:0"}, {1}, []),
+        (failing_half_the_time(), 0, {"won_tied_lost": f"{N}:0:0"}, {1}, []),
     ],
     ids=["looks at the place", "unreadable once", "unreadable", "second attempt", "filter", "recovers"],
 )  # fmt: skip
@@ -207,7 +190,7 @@ def test_a_server_that_fails_in_the_middle(
 def test_a_server_that_does_not_answer(
     judge: Judge, run: Path, server: JudgeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(addresses, "RETRIES", 0)
+    monkeypatch.setattr(addresses, "PAUSES", ())
 
     def answer(body: Body) -> Said:
         if len(server.bodies) > 2:
@@ -293,7 +276,7 @@ def test_a_question_that_is_too_long_for_the_judge_is_left_out(
     n_asked = len(server.bodies)
     judge().succeeded()
     assert (len(server.bodies), len(lines(run))) == (n_asked, 4 * N)
-    assert rows(run)["min-k:tau=3", 5.0].items() >= {"missing": 1, "won:tied:lost": f"{N - 1}:0:0"}.items()
+    assert rows(run)["min-k:tau=3", 5.0].items() >= {"missing": 1, "won_tied_lost": f"{N - 1}:0:0"}.items()
     server.answer = lambda _: TOO_LONG
     assert judge("--judge", f"{server.url}#short").status == 1  # it judges nothing
 
@@ -328,7 +311,7 @@ def test_identical_responses_are_a_tie_that_is_not_asked_for(
     change(run, lambda line: line.update(response="the same" if line["temperature"] < 5 else "others"))
     assert judge().status == 0
     same, other = (rows(run)["min-k:tau=3", t] for t in (1.0, 5.0))
-    assert (same["identical"], same["won:tied:lost"]) == (N, f"0:{N}:0")
+    assert (same["identical"], same["won_tied_lost"]) == (N, f"0:{N}:0")
     assert (other["identical"], other["missing"]) == (0, 0)
     assert len(server.bodies) == 2 * N
 
@@ -367,6 +350,24 @@ def test_bad_input_is_one_sentence(
     result = mink_eval("judge", run, *(option.replace("URL", server.url) for option in options))
     result.refused(status, complaint)
     assert "secret" not in result.stderr
+
+
+def test_judgements_have_a_report_of_their_own(judge: Judge, run: Path, mink_eval: MinkEval) -> None:
+    judge().succeeded()
+    page = run / "judge" / "judge.html"
+    first = page.read_bytes()
+    page.unlink()
+    mink_eval("report", run / "judge").succeeded()
+    assert page.read_bytes() == first
+
+
+def test_samplers_at_different_temperatures_are_no_pair(judge: Judge, run: Path, server: JudgeServer) -> None:
+    change(
+        run, lambda r: (r["sampler"], r["temperature"]) in [("min-k:tau=3", 5.0), ("top-n-sigma:n=1", 1.0)]
+    )
+    judge("--against", "min-k").refused(1, "temperature")
+    judge("--against", "greedy").refused(1, "--against")
+    assert not server.bodies
 
 
 @pytest.mark.parametrize(

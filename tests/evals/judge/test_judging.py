@@ -37,7 +37,7 @@ def test_the_papers_human_evaluation() -> None:
     """75 of 200 pairs for Min-k, 67 for top-nσ, 58 ties, which are no wins: no difference is found."""
     outcomes = list(enumerate(75 * [1] + 58 * [0] + 67 * [-1]))
     found = win_rate(outcomes)
-    assert found["won:tied:lost"] == "75:58:67"
+    assert found["won_tied_lost"] == "75:58:67"
     assert found.win_rate == pytest.approx(75 / 200)
     assert found.p == pytest.approx(stats.binomtest(75, 142).pvalue)
     assert found.p == pytest.approx(0.557, abs=5e-4)
