@@ -138,5 +138,6 @@ def test_the_experiment(path: Path, tmp_path: Path, run_main: Callable[..., Fini
     mink_eval(*again, "--end-loops", "reasoning").succeeded()
     cells = summarise(scored(read_run(ended))).cells
     assert set(cells["looped"]) == {1.0}
+    assert cells["mean_reasoning_tokens"].between(1, cells["mean_tokens"] - 1).all()
     assert set(cells["truncated"]) == {0.0}
     mink_eval("report", ended).succeeded()

@@ -4,8 +4,6 @@ import json
 import logging
 import shlex
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from mink_local.cli import AutoOrInt, FiniteFloat, FiniteOrInf, WholeNumber, run
-from mink_local.errors import ModelError, ReportError
+from mink_local.errors import ReportError
 from mink_local.files import user_path
 from mink_local.llama.constants import MODEL, N_SEQ_MAX
 from mink_local.models.catalog import default_model, resolve
@@ -38,7 +36,6 @@ from mink_local.models.options import (
     temp_option,
     template_kwargs_option,
 )
-from mink_local.models.placement import PlacementOptions
 from mink_local.version import __version__
 
 if TYPE_CHECKING:
@@ -46,6 +43,7 @@ if TYPE_CHECKING:
     from mink_local.evals.measurement import Measurement
     from mink_local.evals.settings import SamplerSetting
     from mink_local.evals.tasks.base import Task
+    from mink_local.evals.tasks.own import Columns
     from mink_local.models.catalog import ModelFile
     from mink_local.samplers import Sampler
 
@@ -104,25 +102,8 @@ out_option = SharedOption(
 )
 
 
-class EvalCommand(click.Command):
-    """A command whose help has the options of placement in a section of their own, at the end."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        placement = {"cpu_moe", *(field.name for field in fields(PlacementOptions))}
-        records: dict[str, list[tuple[str, str]]] = {"Options": [], "Placement of the model's layers": []}
-        for option in self.get_params(ctx):
-            if record := option.get_help_record(ctx):
-                records[list(records)[option.name in placement]].append(record)
-        for heading, found in records.items():
-            if found:
-                with formatter.section(heading):
-                    formatter.write_dl(found)
-
-
 class EvalGroup(click.Group):
     """Command group that turns a missing library into an install hint."""
-
-    command_class = EvalCommand
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -145,24 +126,22 @@ def cli() -> None:
     """Evaluate GGUF models across samplers and temperatures."""
 
 
-def _tasks(context: click.Context, _: click.Parameter, names: Sequence[str]) -> "list[Task]":
+def _tasks(names: Sequence[str], scorer: str, columns: "Columns") -> "list[Task]":
     from mink_local.evals.tasks import TASKS, find_task
 
-    scorer, columns = context.meta.get("scorer") or "", context.meta.get("columns") or {}
     if (scorer or columns) and TASKS.keys() >= set(names):
         raise click.UsageError("--scorer and --columns are for your own files only.")
     tasks = {name: find_task(name, scorer, columns) for name in names}
-    by_name = {task.name: task for task in tasks.values()}
-    if len(by_name) < len(tasks):
-        raise click.BadParameter("two files have the same name: rename one.")
+    if len({task.name for task in tasks.values()}) < len(tasks):
+        raise click.UsageError("two files have the same name: rename one.")
     return list(tasks.values())
 
 
-def _columns(context: click.Context, _: click.Parameter, texts: Sequence[str]) -> None:
+def _columns(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> "Columns":
     from mink_local.evals.tasks.own import parse_columns
 
     try:
-        context.meta["columns"] = parse_columns(texts)
+        return parse_columns(texts)
     except ValueError as error:
         raise click.BadParameter(f"{error}.") from None
 
@@ -170,8 +149,6 @@ def _columns(context: click.Context, _: click.Parameter, texts: Sequence[str]) -
 def _model_files(names: Sequence[str]) -> "list[ModelFile]":
     """Return the models' files, without duplicates; a repeated name gets its folder's name, too."""
     from dataclasses import replace
-
-    from mink_local.models.catalog import resolve
 
     by_name: dict[str, ModelFile] = {}
     for file in map(resolve, names):
@@ -310,57 +287,47 @@ def answerers_of(
     ]
 
 
-def _recommended(models: Sequence[str], samplers: "Sequence[Sampler | Literal['model']]") -> dict[str, Any]:
-    """Return `samplers` and `settings` for `Run`: in place of MODEL, what the model's file recommends.
+def _methods(
+    models: Sequence[str], samplers: "Sequence[Sampler | Literal['model']]", arms: Sequence[str]
+) -> dict[str, Any]:
+    """Return `samplers` and `settings` for `Run`: of the grid, unless there are only arms, and of the arms.
 
-    That is recorded as any other sampler: by its text.
+    In place of MODEL stands what the model's file recommends, recorded as any other sampler: by its text; in
+    the grid with its own temperature, unless --temp is given.
     """
-    others = [sampler for sampler in samplers if not isinstance(sampler, str)]
-    if len(others) == len(samplers):
-        return {}
-    found = _recommended_setting(models)
-    if click.get_current_context().get_parameter_source("temperatures") == ParameterSource.COMMANDLINE:
-        return {"samplers": [*others, found.sampler]}
-    return {"samplers": others, "settings": [found]}
+    source = click.get_current_context().get_parameter_source
+    given = [name for name in ("samplers", "temperatures") if source(name) == ParameterSource.COMMANDLINE]
+    grid = samplers if given or not arms else []
+    settings = [_setting(models, arm) for arm in arms]
+    found = [sampler for sampler in grid if not isinstance(sampler, str)]
+    if len(found) < len(grid):
+        recommended = _setting(models, MODEL)
+        if "temperatures" in given:
+            found.append(recommended.sampler)
+        else:
+            settings.insert(0, recommended)
+    return {"samplers": found, "settings": settings}
 
 
-def _recommended_setting(models: Sequence[str]) -> "SamplerSetting":
-    """Return the setting that the only model's file recommends."""
+def _setting(models: Sequence[str], text: str) -> "SamplerSetting":
+    """Return the setting of an arm; of MODEL, what the only model's file recommends. Raises UsageError."""
     from mink_local.evals.settings import SamplerSetting
     from mink_local.models.recommended import require_recommended
 
+    if text != MODEL:
+        try:
+            return SamplerSetting.parse(text)
+        except ValueError as error:
+            raise click.UsageError(f"--arm {text}: {error}.") from None
     if len(set(models)) > 1:
         raise click.UsageError(f"{MODEL}: name a single model; a run of another may go to the same --out.")
     found = require_recommended(resolve(models[0]).path)
     if found.penalties:
         raise click.UsageError(
-            f"{MODEL}: the file also recommends a repeat penalty, which mink-eval does not apply: write "
-            f'--arm "{found.sampler}@{found.temperature:g}" to run without it.'
+            f"{MODEL}: the file also recommends a repeat penalty, which mink-eval does not apply: to go "
+            f"without, name {found.sampler}@{found.temperature:g} by --arm, or by --sampler and --temp."
         )
     return SamplerSetting(found.sampler, found.temperature)
-
-
-def _with_arms(models: Sequence[str], options: dict[str, Any], arms: Sequence[str]) -> dict[str, Any]:
-    """Return `samplers` and `settings` for `Run` with the arms, without a grid unless one is given."""
-    if not arms:
-        return {}
-    source = click.get_current_context().get_parameter_source
-    is_grid = any(source(name) == ParameterSource.COMMANDLINE for name in ("samplers", "temperatures"))
-    settings = [_arm(models, arm) for arm in arms]
-    samplers = options["samplers"] if is_grid else []
-    return {"samplers": samplers, "settings": [*options.get("settings", ()), *settings]}
-
-
-def _arm(models: Sequence[str], text: str) -> "SamplerSetting":
-    """Return the setting of an arm. Raises UsageError."""
-    from mink_local.evals.settings import SamplerSetting
-
-    if text == MODEL:
-        return _recommended_setting(models)
-    try:
-        return SamplerSetting.parse(text)
-    except ValueError as error:
-        raise click.UsageError(f"--arm {text}: {error}.") from None
 
 
 def _carry_out(measurement: "Measurement[Any]", out: Path, quiet: bool) -> None:
@@ -370,7 +337,7 @@ def _carry_out(measurement: "Measurement[Any]", out: Path, quiet: bool) -> None:
 
 
 @cli.command("run")
-@click.argument("tasks", nargs=-1, required=True, metavar="TASK…", callback=_tasks)
+@click.argument("names", nargs=-1, required=True, metavar="TASK…")
 @model_option.replace(
     "models",
     multiple=True,
@@ -442,18 +409,15 @@ def _carry_out(measurement: "Measurement[Any]", out: Path, quiet: bool) -> None:
     "--columns",
     multiple=True,
     metavar="NAME=COLUMN,…",
-    is_eager=True,
-    expose_value=False,
     callback=_columns,
     help="Names of your own files' columns, such as question=problem,answer=target; "
     "question=article+question joins two, and answer= asks without answers.",
 )
 @click.option(
     "--scorer",
+    default="",
+    show_default=False,
     metavar="NAME",
-    is_eager=True,
-    expose_value=False,
-    callback=lambda context, _, name: context.meta.update(scorer=name),
     help="How answers to your own questions are found and compared: number, letter, text, math, "
     "regex:PATTERN (the first group, or all, of its last match) or MODULE:FUNCTION, a Python function that "
     "takes the response and the question. By default, by the kind of each question's answer.",
@@ -486,15 +450,13 @@ def _carry_out(measurement: "Measurement[Any]", out: Path, quiet: bool) -> None:
     "server has slots.",
 )
 @ctx_option.replace(show_default="as much as needed")
-@placement_options
 @template_option
 @template_kwargs_option
 @reasoning_marks_option
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Only say what would be asked, with the first prompt whole, and about how long it would take, from "
-    "20 seconds with each model; nothing is written.",
+    help="Only say how much would be asked, with the first prompt whole; nothing is written.",
 )
 @click.option(
     "--ray",
@@ -503,8 +465,11 @@ def _carry_out(measurement: "Measurement[Any]", out: Path, quiet: bool) -> None:
     "worker per GPU, or per machine without GPUs.",
 )
 @quiet_option
+@placement_options
 def run_command(
-    tasks: "list[Task]",
+    names: Sequence[str],
+    scorer: str,
+    columns: "Columns",
     models: Sequence[str],
     data: Sequence[str],
     shots: int | None,
@@ -529,6 +494,7 @@ def run_command(
     """
     from mink_local.evals.tasks import TASKS
 
+    tasks = _tasks(names, scorer, columns)
     names = [task.name for task in tasks]
     files = _files("--data", data, [name for name in names if name in TASKS])  # others are files
     if shots_from and not shots:
@@ -536,11 +502,10 @@ def run_command(
     options |= {"data": files, "shots": shots or 0, "shots_from": _files("--shots-from", shots_from, names)}
     answering = {name: options.pop(name) for name in ANSWERING}
     answerers = answerers_of(models, is_strict=True, ctx=ctx, **answering)
-    options |= _recommended(models, options["samplers"])
-    options |= _with_arms(models, options, options.pop("arms"))
+    options |= _methods(models, options["samplers"], options.pop("arms"))
     run_ = _measurement("run")(tasks, answerers, ctx=ctx, **options)
     if dry_run:
-        for sentence in run_.rehearse(out):
+        for sentence in run_.preview(out):
             click.echo(sentence)
     else:
         _carry_out(run_, out, quiet)
@@ -561,9 +526,9 @@ class AgainstType(SamplerType):
             return "temperature", click.FLOAT.convert(name, param, ctx)
         try:
             if "@" in value:
-                from mink_local.evals.settings import SamplerSetting
+                from mink_local.evals.settings import SamplerSetting, arm_of
 
-                return "arm", SamplerSetting.parse(value).arm
+                return "arm", arm_of(*SamplerSetting.parse(value))
             return "sampler", str(super().convert(value, param, ctx))
         except ValueError as error:
             self.fail(f"{error}", param, ctx)
@@ -592,8 +557,7 @@ def report_command(folder: Path, against: tuple[str, Any] | None, scorer: str) -
 
     DIR is the --out folder of another command. Prints tables, and writes NAME.html with tables and figures,
     NAME.md, the numbers as CSV and JSON, and the figures as SVG and PDF with their data; for a run, to
-    DIR/report, and report.html has a browser for all responses, too. Judgements on a run, in a folder of it,
-    are reported on as well.
+    DIR/report, and report.html has a browser for all responses, too. Judgements on a run are in DIR/judge.
     """
     from mink_local.evals.measurement import Results, report_on
     from mink_local.evals.run.records import QUESTIONS
@@ -608,18 +572,13 @@ def report_command(folder: Path, against: tuple[str, Any] | None, scorer: str) -
             f"--against and --scorer are for a run: {folder} contains results of mink-eval {measures}."
         )
     report_on(Results(folder, _measurement(measures), against, scorer))
-    try:
-        if (folder / "judge").is_dir():
-            report_on(Results(folder / "judge", _measurement("judge")))
-    except ReportError as error:  # it may be unfinished or damaged, and the run's report is there
-        log.warning("%s", error)
 
 
 def _measurement(measures: str) -> Any:
     """Return the `Measurement` named in a manifest. Raises ReportError if this version has none."""
     if measures not in MEASUREMENTS:
         raise ReportError(
-            f"this version has no mink-eval {measures}, whose results these are: install mink-local 0.2.0"
+            f"this version has no mink-eval {measures}, whose results these are: use the one that wrote them"
         )
     return resolve_name(MEASUREMENTS[measures])
 
@@ -687,9 +646,9 @@ def stateless(
     help="Tail mass at which to compare samplers, in percentage points above greedy's; repeatable.",
 )
 @out_option.replace(default="mink-eval-frontier")
-@placement_options
 @template_option
 @quiet_option
+@placement_options
 def frontier_command(
     texts: Path | None,
     text: Path | None,
@@ -712,7 +671,7 @@ def frontier_command(
     if (texts is None) == (text is None):
         raise click.UsageError("give the texts with either --texts or --text.")
     found = [
-        _recommended_setting([options["model"]]).sampler if isinstance(sampler, str) else sampler
+        _setting([options["model"]], sampler).sampler if isinstance(sampler, str) else sampler
         for sampler in samplers
     ]
     stateless(click.get_current_context(), None, found)
@@ -741,26 +700,22 @@ def _limits(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> dict
 
 def _quantizations(_: click.Context, __: click.Parameter, names: Sequence[str]) -> "list[ModelFile]":
     """Return the models' files; of a folder, all of its models, the largest first."""
+    from mink_local.models.gguf import shards
+    from mink_local.models.stores import models_in
+
+    def size(path: Path) -> int:
+        return sum(part.stat().st_size for part in shards(path) if part.exists())
+
     paths: list[str] = []
     for name in names:
         folder = user_path(name)
-        found = _models_in(folder) if folder.is_dir() else [name]
-        if not found:
+        if not folder.is_dir():
+            paths.append(name)
+        elif found := models_in(folder):
+            paths += map(str, sorted(found, key=size, reverse=True))
+        else:
             raise click.BadParameter(f"{name} has no models in .gguf files.")
-        paths += found
     return _model_files(paths)
-
-
-def _models_in(folder: Path) -> list[str]:
-    """Return the models in a folder, the largest first, each of several parts by its first one."""
-    from mink_local.models.gguf import read_metadata, shards
-
-    sizes = {}
-    for file in sorted(folder.glob("*.gguf")):
-        with suppress(ModelError):  # a later part
-            if shards(file) and read_metadata(file).text("tokenizer.ggml.model"):  # no projector, no adapter
-                sizes[str(file)] = sum(part.stat().st_size for part in shards(file))
-    return sorted(sizes, key=lambda path: -sizes[path])
 
 
 @cli.command("quants")
@@ -816,8 +771,8 @@ def _models_in(folder: Path) -> list[str]:
     help="Type of BASE's KV cache; repeatable. The others are compared with the first, which all files use.",
 )
 @out_option.replace(default="mink-eval-quants")
-@placement_options
 @quiet_option
+@placement_options
 def quants_command(
     models: "Sequence[ModelFile]", kv_types: Sequence[str], out: Path, quiet: bool, **options: Any
 ) -> None:
@@ -880,20 +835,20 @@ _JUDGE_OPTIONS = (
     key_option,
     timeout_option.replace(default=120.0),
     field_option,
-    placement_options,
     template_option,
     quiet_option,
+    placement_options,
 )
 
 
 @cli.command("judge")
-@judge_options
 @click.option(
     "--method",
     type=click.Choice(["paper", "noise"]),
     default="paper",
     hidden=True,
 )
+@judge_options
 def judge_command(
     folder: Path,
     judge: str,

@@ -155,11 +155,6 @@ class Measurement(ABC, Generic[R]):
         """
         return seconds / n_new * n_left if n_new else None
 
-    @property
-    def lost(self) -> str:
-        """A sentence on work that an interrupt has lost; empty if there is none."""
-        return ""
-
     def conclude(self, results: Results) -> None:
         """Report on the results once all rows are there. Raises MinkError if they are not as wanted."""
         report_on(results)
@@ -195,7 +190,7 @@ def carry_out(measurement: Measurement[Any], folder: Path, *, quiet: bool = Fals
             if n_done < len(keys):
                 print(
                     f"{n_done:,} of {len(keys):,} {measurement.noun} are in {folder}; run the same command "
-                    f"again to resume. {measurement.lost}".rstrip()
+                    "again to resume."
                 )
     measurement.conclude(Results(folder, type(measurement)))
 
@@ -233,7 +228,7 @@ def _measure(measurement: Measurement[Any], keys: Sequence[Hashable], store: Sto
 
 @contextmanager
 def progress(
-    measurement: Measurement[Any], total: int, done: int = 0, *, quiet: bool = False
+    measurement: Measurement[Any], total: int, done: int, *, quiet: bool = False
 ) -> Iterator[Callable[[], None]]:
     """Show progress on standard error: a bar on a terminal, else a line after 8 s and every half minute.
 

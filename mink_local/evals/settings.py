@@ -23,59 +23,26 @@ from mink_local.generation.engine.slots import N_OUTPUTS
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model, read_rows
 from mink_local.models.catalog import ModelFile
-from mink_local.samplers import Greedy, Sampler, Setting, default_samplers, parse, parse_setting
+from mink_local.samplers import Greedy, Sampler, default_samplers, parse_setting
 
 HOT = 1e6  # the temperature that samplers see for infinity: close to uniform, but still ordered
 
 
 @dataclass(frozen=True)
-class RecordedSampler(Sampler):
-    """A sampler of a recorded run that programs no longer have: its text, with which nothing is sampled."""
+class Phases(Sampler):
+    """Two samplers: one for the answer, and one while the model reasons, at a temperature of its own."""
 
-    text: str
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.text.partition(":")[0]
-
-    def __str__(self) -> str:
-        return self.text
-
-
-def recorded_sampler(text: str) -> Sampler:
-    """Return the sampler of a recorded text."""
-    try:
-        return parse(text)
-    except ValueError:
-        return RecordedSampler(text)
-
-
-@dataclass(frozen=True)
-class Phases(RecordedSampler):
-    """Two samplers: one while the model reasons, at a temperature of its own, and one for the answer."""
-
-    answer: Sampler
-    reasoning: Sampler
+    sampler: Sampler
+    reasoning_sampler: Sampler
     reasoning_temperature: float
 
-    @classmethod
-    def of(cls, setting: Setting) -> Sampler:
-        """Return the sampler of a setting; an answer at temperature 0 is greedy at any."""
-        if setting.reasoning is None:
-            return setting.sampler
-        answer = setting.sampler if setting.temperature else Greedy()
-        return cls(f"{arm_of(*setting.reasoning)} / {answer}", answer, *setting.reasoning)
+    def __str__(self) -> str:
+        return f"{arm_of(self.reasoning_sampler, self.reasoning_temperature)} / {self.sampler}"
 
 
 def sampling_of(sampler: Sampler) -> dict[str, Any]:
     """Return the fields of `SamplingParams` for a sampler, which may be two."""
-    if not isinstance(sampler, Phases):
-        return {"sampler": sampler}
-    return {
-        "sampler": sampler.answer,
-        "reasoning_sampler": sampler.reasoning,
-        "reasoning_temperature": sampler.reasoning_temperature,
-    }
+    return vars(sampler) if isinstance(sampler, Phases) else {"sampler": sampler}
 
 
 class SamplerSetting(NamedTuple):
@@ -87,14 +54,11 @@ class SamplerSetting(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> "SamplerSetting":
         """Return the setting of a text such as `min-k@5`, or `min-k@1 / greedy@0`. Raises ValueError."""
-        setting = parse_setting(text)
-        temperature = setting.temperature or float(setting.reasoning is not None)
-        return cls(Phases.of(setting), temperature)
-
-    @property
-    def arm(self) -> str:
-        """The text that `parse` reads."""
-        return arm_of(*self)
+        sampler, temperature, reasoning = parse_setting(text)
+        if reasoning is None:
+            return cls(sampler, temperature)
+        answer = sampler if temperature else Greedy()  # which is the same at every temperature
+        return cls(Phases(answer, *reasoning), temperature or 1.0)
 
     @property
     def key(self) -> tuple[str, float]:

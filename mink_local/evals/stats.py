@@ -229,17 +229,6 @@ def detectable_difference(n: int, n_comparisons: int = 1, discordant: float = DI
     return float(brentq(lambda difference: power(difference) - _POWER, 0.0, 1.0))
 
 
-def detectable_at_best(n: int, n_comparisons: int, discordant: float, repeats: int) -> float:
-    """Return the difference that several responses per question find with 80% power, at best.
-
-    That is if methods disagree with themselves as often as with each other, so that another response tells as
-    much as another question. The interval decides, whose p is the larger one in `paired_test`.
-    """
-    level = float(norm.isf(ALPHA / n_comparisons / 2))
-    variance = n * discordant / repeats  # of the sum over questions
-    return (level * math.sqrt(variance + 2) + float(norm.ppf(_POWER)) * math.sqrt(variance)) / n
-
-
 def what_can_be_found(
     n: int, n_comparisons: int = 1, discordant: Sequence[float] = DISCORDANT, repeats: int = 1
 ) -> str:
@@ -247,7 +236,7 @@ def what_can_be_found(
 
     Args:
         discordant: Shares of questions on which methods may disagree, each with its difference.
-        repeats: Responses per question; of several, the sentence says what they show at best and at least.
+        repeats: Responses per question; of several, as if a method never disagreed with itself.
     """
     size = f"{n:,} question{'s' * (n != 1)}"
     if repeats > 1:
@@ -256,24 +245,17 @@ def what_can_be_found(
         size += f" and {n_comparisons} comparisons"
     found = {share: detectable_difference(n, n_comparisons, share) for share in discordant}
     parts = dict.fromkeys(  # a few questions need more than all shares
-        f"of {_points(least, n, n_comparisons, max(share, least), repeats)} points if methods disagree on "
-        f"{100 * max(share, least):.0f}%"
+        f"of {100 * least:.1f} points if methods disagree on {100 * max(share, least):.0f}%"
         for share, least in found.items()
         if least is not None
     )
     if not parts:
         return f"With {size}, no difference can be significant."
-    chance = "; the less, the more often a method disagrees with itself" * (repeats > 1)
+    chance = ", and for less, the more often a method disagrees with itself" * (repeats > 1)
     return (
         f"With {size}, the test has 80% power for a true difference {', and '.join(parts)} of the "
         f"questions{chance}."
     )
-
-
-def _points(least: float, n: int, n_comparisons: int, discordant: float, repeats: int) -> str:
-    """Return a detectable difference in points; with several responses, the one at best, too."""
-    at_best = detectable_at_best(n, n_comparisons, discordant, repeats)
-    return f"{100 * at_best:.1f} to {100 * least:.1f}" if repeats > 1 else f"{100 * least:.1f}"
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

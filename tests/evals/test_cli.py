@@ -1,20 +1,18 @@
 """What `mink-eval` says about wrong input, in one sentence."""
 
-import json
 import os
 import re
 import shutil
 import subprocess
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 
 import click
 import pytest
 
 from mink_local.evals.cli import cli
-from mink_local.evals.judge.judging import ORDERS, Judgement
-from mink_local.evals.judge.report import PROTOCOL
 from mink_local.evals.tasks import TASKS
+from mink_local.models.placement import PlacementOptions
 from tests.evals.conftest import Write
 from tests.support.made_run import write_run
 from tests.support.mink_eval import MINK_EVAL, MinkEval, read_responses
@@ -92,28 +90,6 @@ def test_the_tasks_are_in_the_help(mink_eval: MinkEval) -> None:
     assert {*TASKS} <= {*re.findall("[a-z0-9-]+", mink_eval("run", "--help").stdout)}
 
 
-def test_what_lies_beside_a_run_is_reported_on_or_warned_of(
-    tmp_path: Path, mink_eval: MinkEval, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Judgements, which cannot keep the run from its report."""
-    run = write_run(tmp_path, tasks=("essay",), samplers=("min-k:tau=3", "greedy"), n_questions=2)
-    assert "essay with tiny-model" in mink_eval("report", run).succeeded().stdout
-    (run / "judge").mkdir()
-    (run / "judge" / "judgements.jsonl").write_text("")
-    assert "essay with tiny-model" in mink_eval("report", run).succeeded().stdout  # no judgement yet
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    judgement = Judgement(
-        "tiny-model", "essay", "min-k:tau=3", 1.0, 0, "0", judge="me", prompt_sha256="", against="greedy",
-        raw="", order=ORDERS[0], winner="A", attempts=1, characters=9, is_cut=False, protocol=PROTOCOL,
-    )  # fmt: skip
-    (run / "judge" / "judgements.jsonl").write_text(json.dumps(asdict(judgement)) + "\n")
-    shown = mink_eval("report", run).succeeded().stdout
-    assert len(caplog.records) == 1
-    for path in ("report/report.html", "judge/judge.html"):
-        assert str(run / path) in shown
-        assert (run / path).exists()
-
-
 def test_results_that_no_command_reads_are_refused(tmp_path: Path, mink_eval: MinkEval) -> None:
     manifest = tmp_path / "manifest.json"
     for content, named in (('{"format": 1, "measures": "steps"}', "mink-eval steps"), ("{", manifest)):
@@ -142,14 +118,10 @@ def test_help_imports_no_library_of_reports() -> None:
 
 def test_help_has_few_commands_and_placement_at_the_end() -> None:
     assert len(cli.commands) <= 8
-    for name in ("run", "frontier", "judge"):
-        own, heading, placement = output_of("-m", "mink_local.evals.cli", name, "--help").partition(
-            "Placement"
-        )
-        assert heading
-        assert "--gpu-layers" in placement
-        assert "--gpu-layers" not in own.partition("Options:")[2]
-        assert "--out" not in placement
+    placement = {"cpu_moe", *(field.name for field in fields(PlacementOptions))}
+    for name in ("run", "frontier", "judge", "quants"):
+        names = [str(option.name) for option in cli.commands[name].params]
+        assert set(names[-len(placement) :]) == placement
 
 
 def test_an_option_means_the_same_in_all_commands() -> None:

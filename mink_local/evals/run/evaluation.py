@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import shlex
-import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -19,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from mink_local.errors import GenerationError, RunError
-from mink_local.evals.answering import Answered, Answerer, FileAnswerer, ModelSession, file_sha256
-from mink_local.evals.measurement import Measurement, Results, duration, progress
+from mink_local.evals.answering import Answered, Answerer, ModelSession, file_sha256
+from mink_local.evals.measurement import Measurement, Results, duration
 from mink_local.evals.run.questions import AskedTask, ask, fetch, locate
 from mink_local.evals.run.records import (
     QUESTIONS,
@@ -44,14 +43,12 @@ from mink_local.evals.tables import count
 from mink_local.evals.tasks.base import Task
 from mink_local.evals.tasks.own import OwnTask
 from mink_local.generation.request import EndLoops, Request, SamplingParams
-from mink_local.interrupts import on_interrupt
 from mink_local.samplers import Sampler
 
 if TYPE_CHECKING:
     from mink_local.evals.report.report import Report
 
 _SHOWN = 10  # changed questions named in a message
-_REHEARSAL_SECONDS = 20.0
 
 log = logging.getLogger("mink_local")
 
@@ -114,10 +111,8 @@ class Run(Measurement[Response]):
                 seed=seed,
                 shots=shots,
                 shots_from={**examples, **shots_from}.get(task.name),
-                stop=list(stop),
                 limit=limit,
                 max_tokens=max_tokens,
-                reasoning_budget=reasoning_budget,
                 system=system,
             )
             for task in tasks
@@ -127,7 +122,11 @@ class Run(Measurement[Response]):
         for model in models:  # find a damaged file now, not after hours with another model
             model.check([*samplers, *(one.sampler for one in settings)], reasoning_budget, end_loops)
         self._models, self._seed, self._repeats = models, seed, repeats
-        self._end_loops: EndLoops = end_loops
+        self._params: dict[str, Any] = {
+            "stop": list(stop),
+            "reasoning_budget": reasoning_budget,
+            "end_loops": end_loops,
+        }
         every = [methods(samplers, temperatures, repeats, greedy)]
         every += (methods([sampler], [t], repeats, greedy) for sampler, t in settings)
         wanted = [*dict.fromkeys(method for some in every for method in some)]
@@ -158,12 +157,13 @@ class Run(Measurement[Response]):
             "stop": list(stop),
             "end_loops": None if end_loops == "none" else end_loops,
             "models": {model.name: model.facts for model in models},
-            "tasks": {name: _task_settings(asked, files[name]) for name, asked in self._tasks.items()},
+            "tasks": {
+                name: _task_settings(asked, files[name], reasoning_budget)
+                for name, asked in self._tasks.items()
+            },
         }
         self._lengths: list[int] = []  # of the new responses, in tokens
-        self._lost: list[int] = []  # of those that an interrupt has lost
-        self._first_began = self._began = time.monotonic()  # with all models, and with the one that answers
-        self._n_earlier = 0  # tokens of models before that one
+        self._began = time.monotonic()  # until the first model is loaded; then, when it was
 
     def prepare(self, store: Store[Response]) -> None:
         """Note the questions and the wanted responses, against which a report counts."""
@@ -226,7 +226,8 @@ class Run(Measurement[Response]):
             with closing(model.answers(list(map(self._request, members)), room)) as answers:
                 for answer in answers:
                     if isinstance(answer, ModelSession):
-                        self._began, self._n_earlier = time.monotonic(), sum(self._lengths)
+                        if not self._lengths:
+                            self._began = time.monotonic()
                         yield answer
                     else:
                         response = self._response(members[answer.index], answer)
@@ -240,9 +241,7 @@ class Run(Measurement[Response]):
             temperature=wanted.key.temperature,
             max_tokens=asked.max_tokens,
             seed=self._seed_of(wanted),
-            stop=asked.stop,
-            reasoning_budget=asked.reasoning_budget,
-            end_loops=self._end_loops,
+            **self._params,
         )
         return Request(asked.messages(wanted.question), params)
 
@@ -266,6 +265,7 @@ class Run(Measurement[Response]):
             prompt_tokens=answer.prompt_tokens,
             response=answer.text,
             n_tokens=answer.n_tokens,
+            n_reasoning=answer.n_reasoning,
             finish_reason=answer.finish_reason,
             k=list(answer.k),
             thoughts_cut=answer.reasoning_cut,
@@ -274,8 +274,8 @@ class Run(Measurement[Response]):
         task = self._tasks[wanted.key.task].task
         return with_verdicts(response, question, task) if task.scorer_of(question).is_own else response
 
-    def rehearse(self, folder: Path) -> Iterator[str]:
-        """Yield what is missing in a folder, the first prompt, and how long the responses would take."""
+    def preview(self, folder: Path) -> Iterator[str]:
+        """Yield the first prompt of what is missing in a folder, and how much that is."""
         there = self.recorded(folder, read_manifest(folder)).by_key
         missing = [wanted for key, wanted in self._wanted.items() if key not in there]
         if missing:
@@ -283,39 +283,9 @@ class Run(Measurement[Response]):
             for message in self._tasks[first.key.task].messages(first.question):
                 yield f"[{message['role']}]\n{message['content']}\n"
         yield f"{len(missing):,} of {count(len(self._wanted), 'response')} missing in {folder}."
-        for model in self._models:
-            left = [one for one in missing if one.key.model == model.name]
-            if left and isinstance(model, FileAnswerer):
-                yield f"{count(len(left), 'response')} with {model.name}: {self._rehearsed(model, left)}."
-
-    def _rehearsed(self, model: Answerer, wanted: Sequence[Wanted]) -> str:
-        """Generate for some seconds, and say how long the wanted responses would take."""
-
-        def stop() -> None:
-            self._lost = model.unfinished()
-            model.interrupt()
-
-        self._lengths, self._lost, self._n_earlier = [], [], 0
-        timer = threading.Timer(_REHEARSAL_SECONDS, stop)
-        with closing(model), on_interrupt(self.interrupt), progress(self, len(wanted)) as advance:
-            for found in self._responses(model, wanted):
-                if isinstance(found, Response):
-                    advance()
-                elif timer.ident is None:  # a thread starts once
-                    timer.start()
-        timer.cancel()
-        if self.interrupted:
-            raise KeyboardInterrupt
-        if not (speed := self._speed(self._lost)):
-            return "no token in 20 seconds"
-        if self._lengths:
-            return f"about {duration(len(wanted) * fmean(self._lengths) / speed)}"
-        most = sum(self._tasks[one.key.task].max_tokens for one in wanted)
-        return f"at most {duration(most / speed)}"
 
     def interrupt(self) -> None:
         super().interrupt()
-        self._lost = self._unfinished()
         for model in self._models:
             model.interrupt()
 
@@ -328,9 +298,8 @@ class Run(Measurement[Response]):
         return f"{count(n_tokens, 'token')}, {self._speed(unfinished):.0f} tokens/s"
 
     def _speed(self, unfinished: Sequence[int]) -> float:
-        """Return the tokens per second of the model that is answering."""
-        n_tokens = sum(self._lengths) + sum(unfinished) - self._n_earlier
-        return n_tokens / max(1e-3, time.monotonic() - self._began)
+        """Return the tokens per second since the first model was loaded."""
+        return (sum(self._lengths) + sum(unfinished)) / max(1e-3, time.monotonic() - self._began)
 
     def seconds_left(self, n_new: int, n_left: int, seconds: float) -> float | None:
         """Return the time for as many tokens as the responses so far have on average."""
@@ -340,13 +309,6 @@ class Run(Measurement[Response]):
             return super().seconds_left(n_new, n_left, seconds)
         return max(0.0, n_left * fmean(self._lengths) - sum(unfinished)) / speed
 
-    @property
-    def lost(self) -> str:
-        if not self._lost:
-            return ""
-        n = count(len(self._lost), "unfinished response")
-        return f"Lost: {n} with {count(sum(self._lost), 'token')}; a smaller --parallel N loses less."
-
     def conclude(self, results: Results) -> None:
         """Say what was measured; `mink-eval report` reports on it."""
         reasons = [row.finish_reason for row in results.rows.by_key.values()]
@@ -354,7 +316,7 @@ class Run(Measurement[Response]):
             if n := reasons.count(reason):
                 print(f"{count(n, 'prompt')} {what}: the empty responses count as wrong.")
         if n := len(self._lengths):
-            seconds, n_tokens = time.monotonic() - self._first_began, sum(self._lengths)
+            seconds, n_tokens = time.monotonic() - self._began, sum(self._lengths)
             took = f"{duration(seconds)} ({n_tokens / max(1e-3, seconds):.1f} tokens/s)"
             print(f"{count(n, 'response')}, {count(n_tokens, 'token')} in {took}.")
         folder = str(results.folder)
@@ -380,13 +342,13 @@ def _sources(
     }
 
 
-def _task_settings(asked: AskedTask, file: Path) -> dict[str, Any]:
+def _task_settings(asked: AskedTask, file: Path, reasoning_budget: int | None) -> dict[str, Any]:
     shots = json.dumps(asked.shots).encode()
     return {
         "data": str(file),
         "data_sha256": file_sha256(file),
         "max_tokens": asked.max_tokens,
-        "reasoning_budget": asked.reasoning_budget,
+        "reasoning_budget": reasoning_budget,
         "instruction": asked.task.given_instruction,
         "system": asked.system or None,
         "shots": len(asked.shots),

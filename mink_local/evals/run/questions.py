@@ -2,13 +2,11 @@
 
 import http.client
 import os
-import unicodedata
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from string import ascii_uppercase
 
 from msgspec.structs import replace
 
@@ -28,8 +26,6 @@ class AskedTask:
         questions: Questions by id.
         max_tokens: Maximum response length in tokens.
         shots: Examples before every question, each a prompt and its answer.
-        stop: Strings that end a response and are not part of it.
-        reasoning_budget: Maximum length of the reasoning in tokens; None for no limit.
         system: The system message; empty for none.
         remarks: Sentences on what of the file is not used.
     """
@@ -38,8 +34,6 @@ class AskedTask:
     questions: Mapping[str, Question]
     max_tokens: int
     shots: tuple[tuple[str, str], ...] = ()
-    stop: Sequence[str] = ()
-    reasoning_budget: int | None = None
     system: str = ""
     remarks: tuple[str, ...] = ()
 
@@ -61,10 +55,8 @@ def ask(
     seed: int = 0,
     shots: int = 0,
     shots_from: Path | None = None,
-    stop: Sequence[str] = (),
     limit: int | None = None,
     max_tokens: int | None = None,
-    reasoning_budget: int | None = None,
     system: str = "",
 ) -> AskedTask:
     """Return the questions in a file, as a run asks them.
@@ -73,10 +65,8 @@ def ask(
         seed: Seed of the run.
         shots: Number of questions, counted from the first, to use as examples instead.
         shots_from: File in the task's format that provides the examples.
-        stop: Strings that end a response.
         limit: Maximum number of questions.
         max_tokens: Maximum response length in tokens; None uses the task's limit.
-        reasoning_budget: Maximum length of the reasoning in tokens; None for no limit.
         system: The system message; empty for none.
 
     Raises:
@@ -94,39 +84,22 @@ def ask(
                 f"{shots_from or file} has no worked answer to question {example.id}: omit --shots, or "
                 "give another file with --shots-from"
             )
-    shown = {_essence(example) for example in examples}
-    new = [question for question in questions if _essence(question) not in shown]
+    shown = {example.prompt for example in examples}
+    new = [question for question in questions if question.prompt not in shown]
     left = new[:limit]
     if not left:
         raise DataError(f"{file} has no questions besides those used for --shots")
     remarks = list(task.remarks)
-    copies = sum(question not in new and question not in examples for question in questions)
-    if copies:
-        which = "1 question is" if copies == 1 else f"{copies:,} questions are"
-        remarks.append(f"{file}: {which} left out, as --shots shows the same but for case, blanks or order.")
+    if shots_from and len(new) < len(questions):
+        remarks.append(f"{file}: left out {count(len(questions) - len(new), 'question')} that --shots shows.")
     return AskedTask(
         task,
         {question.id: replace(question, worked="") for question in left},
         max_tokens or task.max_tokens,
         tuple((example.prompt, example.worked) for example in examples),
-        stop,
-        reasoning_budget,
         system,
         tuple(remarks),
     )
-
-
-def _essence(question: Question) -> tuple[str, ...]:
-    """Return a question's text and options without what its forms may differ in: blanks, case and order."""
-    shown = {
-        f"({letter}) {choice}" for letter, choice in zip(ascii_uppercase, question.choices, strict=False)
-    }
-    text = "\n".join(line for line in question.prompt.split("\n") if line not in shown)
-    return _bare(text), *sorted(map(_bare, question.choices))
-
-
-def _bare(text: str) -> str:
-    return "".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def locate(task: Task, data: Path | None = None) -> Path:

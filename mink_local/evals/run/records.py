@@ -70,6 +70,7 @@ class Response(ResponseKey):
         strict, flexible, last: The verdicts, which are computed for a report; see `scored`. Only those by a
             user's function are recorded. None, too, if the question is open-ended.
         thoughts_cut: Whether the reasoning was ended by its budget.
+        n_reasoning: Tokens of the reasoning, which are among `n_tokens`; None if a server does not say.
         prompt_sha256: SHA-256 of the user's message, as UTF-8.
         seconds: Seconds from when generation started (not queued) to the end.
     """
@@ -87,6 +88,7 @@ class Response(ResponseKey):
     prompt_tokens: Count = 0
     seconds: Amount = 0.0
     thoughts_cut: bool = False
+    n_reasoning: Count | None = None
 
     @property
     def question(self) -> tuple[str, str]:

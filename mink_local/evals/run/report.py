@@ -85,7 +85,8 @@ def run_report(run: RecordedRun, chosen: tuple[str, Any] | None = None) -> Repor
     `chosen` is what to compare with, as for `summarise`. Raises ReportError if the run does not contain it.
     """
     summary = summarise(run, chosen)
-    sections = run_sections(run, summary)
+    groups = summary.cells[GROUP].drop_duplicates().itertuples(index=False, name=None)
+    sections = [_section(run, summary.of(*group), number, *group) for number, group in enumerate(groups, 1)]
     frames = {
         "table": summary.cells,
         "categories": summary.categories,
@@ -108,12 +109,6 @@ def run_report(run: RecordedRun, chosen: tuple[str, Any] | None = None) -> Repor
         folder=f"report-against-{_NOT_IN_NAMES.sub('-', str(summary.baselines[0]))}" if chosen else "report",
         responses=pack(run, against),
     )
-
-
-def run_sections(run: RecordedRun, summary: Summary) -> list[Section]:
-    """Return the sections of a run's report, each of a model and a task."""
-    groups = summary.cells[GROUP].drop_duplicates().itertuples(index=False, name=None)
-    return [_section(run, summary.of(*group), number, *group) for number, group in enumerate(groups, 1)]
 
 
 def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str) -> Section:
@@ -146,7 +141,8 @@ def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str
             cells,
             lambda row: Cell(
                 "–" if pd.isna(row.mean_tokens) else f"{row.mean_tokens:.1f}",
-                f"cut off {percent(row.truncated)}, loops {percent(row.looped)}"
+                (f"reasoning {row.mean_reasoning_tokens:.1f}, " if row.mean_reasoning_tokens > 0 else "")
+                + f"cut off {percent(row.truncated)}, loops {percent(row.looped)}"
                 + (f", reasoning cut off {percent(row.thoughts_cut)}" if row.thoughts_cut else ""),
             ),
         ),
@@ -207,15 +203,15 @@ def _grid(
     """
     if cells.empty:
         return None
-    shown = cells.assign(cell=[cell(row) for row in cells.itertuples()])
-    if "method" not in shown:
-        shown["method"] = shown["sampler"].map(label)
-    wide = shown.pivot(index="method", columns=by, values="cell")
-    numbers = sorted(shown[by].unique(), key=lambda number: (number == 0, number))
-    wide = wide.reindex(index=shown["method"].unique(), columns=numbers)
-    head = "T" if by == "temperature" else by
-    wide = wide.rename(columns=lambda number: f"{head} = {temperature_name(number)}" if number else "greedy")
-    return Table(title, wide.astype(object).where(wide.notna(), None).reset_index())
+    if "method" not in cells:
+        cells = cells.assign(method=cells["sampler"].map(label))
+    name = "T" if by == "temperature" else by
+    heads = {
+        number: f"{name} = {temperature_name(number)}" for number in sorted(cells[by].unique()) if number
+    }
+    if not cells[by].all():
+        heads[0.0] = "greedy"
+    return Table.grid(title, cells, cell, "method", by, heads)
 
 
 def _accuracies(of: str, part: Summary) -> Table | None:

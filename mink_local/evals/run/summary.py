@@ -126,7 +126,8 @@ def summarise(run: RecordedRun, against: tuple[str, Any] | None = None) -> Summa
 
 def _responses(run: RecordedRun) -> pd.DataFrame:
     found = frame(run.responses).rename(columns={"response": "text"})
-    found["n_tokens"] = pd.to_numeric(found["n_tokens"])  # None becomes NaN
+    for name in ("n_tokens", "n_reasoning"):
+        found[name] = pd.to_numeric(found[name])  # None becomes NaN
     found["category"] = [run.questions[response.question].category for response in run.responses]
     for scoring, name in (("flexible", "correct"), ("strict", "strictly_correct"), ("last", "last_correct")):
         found[name] = pd.Series([verdict and verdict.correct for verdict in found[scoring]], dtype=float)
@@ -190,6 +191,7 @@ def _cells(responses: pd.DataFrame) -> pd.DataFrame:
                     "looped": cell["looped"].mean(),
                     "tokens": cell["n_tokens"].sum(),
                     "mean_tokens": cell["n_tokens"].mean(),
+                    "mean_reasoning_tokens": cell["n_reasoning"].mean(),
                     **_cutoffs(cell),
                     "distinct": _distinct(cell, part["repeat"].nunique()),
                     **_accuracy(cell.dropna(subset="correct")),

@@ -70,7 +70,6 @@ def test_a_dry_run_says_what_would_be_asked_and_writes_nothing(
     said = mink_eval.run(*command, "--dry-run").stdout
     assert "[system]\nBe brief.\n\n[user]\nWhat is 0 + 0?\n\nYour response must end" in said
     assert "4 of 4 responses missing" in said
-    assert "4 responses with tiny: about 0:00:0" in said
     assert not out.exists()
     mink_eval.run(*command)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
@@ -164,6 +163,24 @@ def test_an_arm_may_have_a_setting_for_each_phase(tmp_path: Path, mink_eval: Min
     report = (out / "report" / "report.md").read_text(encoding="utf-8")
     assert "top-k:k=5@0.2 / top-k:k=2" in report
     mink_eval("report", out, "--against", "top-k:k=5@0.2/top-k:k=2@0.5").succeeded()
+
+
+def test_a_recommended_repeat_penalty_is_refused_with_what_to_write(
+    tmp_path: Path, tiny: Callable[..., Path], questions: list[object], mink_eval: MinkEval
+) -> None:
+    values = {"temp": 0.6, "top_k": 20, "penalty_repeat": 1.05}
+    model = tiny("qwen.gguf", more_keys={f"general.sampling.{name}": value for name, value in values.items()})
+    command = ["run", "gsm8k", *questions, "--model", model, "--limit", 1, "-n", 2, "-o", tmp_path / "run"]
+    for asked in ("--arm", "--sampler"):
+        refused = mink_eval(*command, asked, "model")
+        refused.refused(2, "repeat penalty")
+    rest = re.search(r"\S+@0\.6", refused.stderr)
+    assert rest
+    mink_eval(*command, "--arm", rest[0]).succeeded()
+    assert {f"{one.sampler}@{one.temperature}" for one in read_responses(tmp_path / "run")} == {
+        rest[0],
+        "greedy@0.0",
+    }
 
 
 def test_a_prompt_that_does_not_fit_is_recorded_and_the_run_continues(

@@ -42,7 +42,9 @@ def read(path: Path, *lines: bytes) -> Rows[Response]:
 
 
 def test_stored_runs_are_read_and_continued_in_their_format(tmp_path: Path) -> None:
-    assert json.loads(to_line(RESPONSE)) == {**json.loads(OLD_LINE), "thoughts_cut": False, "last": None}
+    assert json.loads(to_line(RESPONSE)) == {
+        **json.loads(OLD_LINE), "thoughts_cut": False, "last": None, "n_reasoning": None,
+    }  # fmt: skip
     assert read(tmp_path / RECORDS, OLD_LINE).by_key == {RESPONSE.key: RESPONSE}
 
 

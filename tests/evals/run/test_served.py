@@ -190,15 +190,18 @@ def test_lengths_that_the_server_does_not_tell_are_unknown(
     run: Run, server: JudgeServer, tmp_path: Path, mink_eval: MinkEval
 ) -> None:
     def answer(body: Body) -> Said:
-        said = doubles(body)
-        return said if "1 + 1" in str(body) else said._replace(body={"choices": said.body["choices"]})
+        choices = doubles(body).body["choices"]
+        details = {"reasoning_tokens": 3}
+        usage = {"prompt_tokens": 9, "completion_tokens": 5, "completion_tokens_details": details}
+        return Said(200, {"choices": choices} | ({"usage": usage} if "1 + 1" in str(body) else {}))
 
     server.answer = answer
     run("-s", "top-p").succeeded()
-    lengths = {one.question_id: one.n_tokens for one in read_responses(tmp_path / "run")}
-    assert lengths == {"0": None, "1": 5, "2": None, "3": None}
-    mink_eval("report", tmp_path / "run").succeeded()
-    assert set(pd.read_csv(tmp_path / "run" / "report" / "table.csv").mean_tokens) == {5.0}
+    lengths = {one.question_id: (one.n_tokens, one.n_reasoning) for one in read_responses(tmp_path / "run")}
+    assert lengths == {"0": (None, None), "1": (5, 3), "2": (None, None), "3": (None, None)}
+    assert "reasoning 3.0" in mink_eval("report", tmp_path / "run").succeeded().stdout
+    table = pd.read_csv(tmp_path / "run" / "report" / "table.csv")
+    assert (set(table.mean_tokens), set(table.mean_reasoning_tokens)) == ({5.0}, {3.0})
 
 
 def test_what_a_run_waits_for_is_said_once(
