@@ -138,7 +138,7 @@ def test_a_start_without_a_row_binds_nobody(tmp_path: Path) -> None:
     for error in (RunError("no"), KeyboardInterrupt()):
         with pytest.raises(type(error)):
             fail(tmp_path, error, seed=1)
-        assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+        assert {path.name for path in tmp_path.iterdir()} <= {".lock"}  # which Windows removes
     with opened(tmp_path, seed=2) as store:
         store.keep("questions.jsonl", "[]")
         store.append(Number("a", 1))
@@ -189,7 +189,7 @@ def test_one_process_has_the_folder(tmp_path: Path) -> None:
     command = [sys.executable, "-c", program, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
-        assert other.stdout.readline() == b"locked\n"
+        assert other.stdout.readline().rstrip() == b"locked"
         with pytest.raises(RunError, match="another mink-eval"):
             opened(tmp_path)
         other.kill()
