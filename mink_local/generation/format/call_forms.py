@@ -112,8 +112,6 @@ def _marks_of(style: CallStyle) -> dict[str, frozenset[str]]:
     opening, before, after = style.opening.strip(), style.before.strip(), style.after + style.closing
     between = _TAG.sub(" ", after)
     parts = [*_TAG.findall(after), *re.findall(r"[\[\](){}]|[^\s\[\](){}]+", between)]
-    if re.search(r"\w", between):  # words between tags belong to them
-        parts = [style.after.strip(), style.closing.strip()]
     closers = frozenset((*parts, MARKED)) - {""}
     last = before[before.rfind("<") :] if "<" in before else ""  # models leave out the first one
     marks = (_first_mark(opening), _first_mark(before), last)
@@ -124,8 +122,6 @@ def _first_mark(text: str) -> str:
     """Return the mark with which a text begins."""
     text = text.partition("{")[0].rstrip()
     if re.search(r"\w", _TAG.sub("", text)) and not re.search(rf"=|{_ONE.pattern}", text):
-        return text
-    if "{" not in text and "\n" not in text and not _ONE.search(text) and not text.endswith("["):
         return text
     match = re.match(r"(?:\[[A-Z_]+\]|<[^<>\s]*>)", text)
     return match[0] if match else ""
