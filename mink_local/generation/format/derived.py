@@ -256,9 +256,6 @@ def _marks_around(text: str, prompt: str) -> Marks | None:
     """Return the marks around reasoning in a text, given the prompt before the answer."""
     before, _, after = text.partition(REASON)
     start = before[len(common(before, prompt)) :]
-    if "<" not in start and "[" not in start:  # the prompt opens it
-        start = before.rstrip().rpartition("\n")[2]
-    start = before[before.rindex(start) :] if start else ""
     if match := re.search(r"(<[^<>]*>|\[[^\[\]]*\])\s*\Z", before):
         start = match[0]
     end = re.match(r"\s*(<[^<>]*>|\[[^\[\]]*\])\s*", after)
