@@ -189,7 +189,7 @@ def test_a_vocabulary_that_is_none(tmp_path: Path, before: bytes, after: bytes) 
     path = write_scripted(tmp_path / "x.gguf", "{{ messages[0].content }}", scripts)
     trust.check(file(path))
     path.write_bytes(path.read_bytes().replace(before, after, 1))
-    with pytest.raises(ModelError, match="crashed"):
+    with pytest.raises(ModelError, match=r"crashed|failed"):
         trust.check(file(path))
 
 

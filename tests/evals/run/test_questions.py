@@ -207,7 +207,7 @@ def test_examples_come_from_the_split_for_them(
         manifest["tasks"]["gsm8k"]["shots_sha256"] == hashlib.sha256(json.dumps(shots).encode()).hexdigest()
     )
     mink_eval("report", out).succeeded()
-    assert examples.url in (out / "report" / "report.md").read_text()
+    assert examples.url in (out / "report" / "report.md").read_text(encoding="utf-8")
     hub.files.clear()
     mink_eval.run(*command)  # both are kept
     for path in kept(cache):
