@@ -88,6 +88,34 @@ def test_every_prompt_gets_on_in_every_step(
     assert all(answer.finish_reason == "length" for answer in answers)
 
 
+@pytest.mark.parametrize(("step", "token"), [(0.01, 0.0001), (0.02, 0.006), (0.9, 0.05)])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_prompt_waits_only_for_those_before_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, step: float, token: float, seed: int
+) -> None:
+    """Beside a running answer, of prompts as long as each other: each later one takes a token of a step."""
+    read = on_a_machine(monkeypatch, step, token)
+    choice = random.Random(seed)
+    length, due, n_read = 150, dict[object, int](), 0
+    submit(engine, endless(300))
+    run(engine, 3)
+    for n_steps in range(300):
+        if choice.random() < 0.1 and n_steps < 250:
+            prompt = [choice.randrange(1000, 9000) for _ in range(length)]
+            submit(engine, Request(prompt, SamplingParams(max_tokens=2, ignore_eos=True)))
+        before, n_before = unread(engine), len(read)
+        engine.step()
+        first_here, n_read = n_read, n_read + sum(read[n_before:])
+        waiting = {each: n for each, n in unread(engine).items() if n > 1}
+        new = [each for each in waiting if each not in before]
+        older = sum(n for n in before.values() if n > 1)
+        due |= {each: first_here + older + length * len(new) for each in new}
+        for each in waiting:
+            due[each] += len(waiting) - 1
+            assert n_read < due[each]
+    assert due
+
+
 @pytest.fixture(scope="module")
 def recurrent_path(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Path:
     """A model that cannot forget just the end of a sequence."""
