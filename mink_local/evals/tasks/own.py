@@ -265,7 +265,7 @@ def _columns_in(path: Path, named: Sequence[str], given: Columns) -> Columns:
     by_name = {name.casefold(): name for name in named}
     own: dict[str, Sequence[str]] = {name: [by_name[name]] for name in NAMES if name in by_name}
     letters = [number for number, letter in enumerate(_LETTERS, start=1) if letter in named]
-    if letters[:2] == [1, 2]:  # an A beside a Q alone is its answer
+    if len(letters) > 1:  # an A alone, beside a Q, is its answer
         own.setdefault("choices", _LETTERS[: letters[-1]])
     for column in (column for columns in given.values() for column in columns):
         if column not in named:
