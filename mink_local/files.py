@@ -118,8 +118,8 @@ def locked(path: Path, *, timeout: float = -1) -> Iterator[None]:
 
 
 def sha256_of(path: Path) -> str:
-    """Return a file's SHA-256 in hexadecimal."""
-    with path.open("rb") as stream:
+    """Return a file's SHA-256 in hexadecimal. Raises OSError, also if it is not `regular`."""
+    with regular(path).open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
