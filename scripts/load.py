@@ -10,8 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -114,7 +114,23 @@ async def ask(
     return sent, times
 
 
-def load(url: str, has_schema: bool, clients: int, requests: int, tokens: int, round_number: int) -> Load:
+def fresh(
+    name: str, command: Sequence[object], has_schema: bool, measure: Callable[[str, int, bool], Load]
+) -> Callable[[int], Load]:
+    """Return a contestant that starts its server for each round, and has it answer a little before.
+
+    One process is up to an eighth faster than the next, as long as it lives.
+    """
+
+    def measured(round_number: int) -> Load:
+        with running(name, command) as url:
+            before = load(url, -1 - round_number, has_schema, clients=1, requests=1, tokens=2)
+            return measure(url, round_number, has_schema) if round_number else before
+
+    return measured
+
+
+def load(url: str, round_number: int, has_schema: bool, clients: int, requests: int, tokens: int) -> Load:
     """Return a server's results with some clients, in a round."""
     # Prompts share nothing but the beginning of the chat template: a server has seen none of them.
     name = f"{'Persons' if has_schema else 'Story'} {clients}.{round_number}"
@@ -139,15 +155,15 @@ async def _load(url: str, name: str, clients: int, requests: int, tokens: int, h
     return Load(len(answers) * tokens / seconds, first, between.tolist())
 
 
-def mixed(url: str, seconds: int, tokens: int, round_number: int) -> Load:
+def mixed(url: str, round_number: int, has_schema: bool, seconds: int, tokens: int) -> Load:
     """Return a server's results while answers run, and every few seconds a prompt arrives, twice as long.
 
     Times to the first token are those of what arrives, times between tokens those of what runs.
     """
-    return asyncio.run(_mixed(url, seconds, tokens, f"Round {round_number}"))
+    return asyncio.run(_mixed(url, f"Round {round_number}", seconds, tokens, has_schema))
 
 
-async def _mixed(url: str, seconds: int, tokens: int, name: str) -> Load:
+async def _mixed(url: str, name: str, seconds: int, tokens: int, has_schema: bool) -> Load:
     limits = httpx.Limits(max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=url, timeout=ANSWER_SECONDS, limits=limits) as client:
         began = time.perf_counter()
@@ -156,12 +172,12 @@ async def _mixed(url: str, seconds: int, tokens: int, name: str) -> Load:
             answers: list[list[float]] = []
             while time.perf_counter() < began + seconds:
                 prompt = f"{name}, {i}.{len(answers)}: tell me a long story."
-                answers.append((await ask(client, prompt, tokens, has_schema=False))[1])
+                answers.append((await ask(client, prompt, tokens, has_schema))[1])
             return answers
 
         async def arrive(i: int) -> float:
             await asyncio.sleep(EVERY_SECONDS * i)
-            sent, times = await ask(client, f"{name}.{i}. {PROMPT}{PROMPT}", N_ARRIVING, has_schema=False)
+            sent, times = await ask(client, f"{name}.{i}. {PROMPT}{PROMPT}", N_ARRIVING, has_schema)
             return times[0] - sent
 
         running = asyncio.gather(*map(run, range(N_RUNNING)))
@@ -230,30 +246,27 @@ def main(
         raise click.UsageError(f"{against} does not exist: give the path of a llama-server")
     if against:
         commands["llama-server"] = [against, *common, "--ctx-size", slots * n_ctx, "--cache-ram", 0]
-    with ExitStack() as stack:
-        urls = {name: stack.enter_context(running(name, command)) for name, command in commands.items()}
-        if mixed_seconds:
-            contestants = {name: partial(mixed, url, mixed_seconds, tokens) for name, url in urls.items()}
-            print("Seconds; × is the ratio to the last server.\n")
-            print("| server | tokens/s | × | first token, p50 | × | p99 | × | longest gap | × |")
-            print("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
-            loads = in_turn(contestants, rounds)
-            for name, found in loads.items():
-                print(mixed_row(name, found, loads[list(urls)[-1]]))
-            return
-        print("Median / 99th percentile in ms; × is the ratio to the last server.\n")
-        print("| clients | server | tokens/s | × | first token | × | between tokens |")
-        print("|--:|---|--:|--:|--:|--:|--:|")
-        rivals = {name: (url, has_schema) for name, url in urls.items()}
-        if has_schema:
-            rivals = {"mink-serve, free text": (urls["mink-serve"], False), **rivals}
-        for n_clients in clients:
-            contestants = {
-                name: partial(load, *rival, n_clients, requests, tokens) for name, rival in rivals.items()
-            }
-            loads = in_turn(contestants, rounds)
-            for name, found in loads.items():
-                print(row(name, n_clients, found, loads[list(rivals)[-1]]), flush=True)
+    rivals = {name: (name, command, has_schema) for name, command in commands.items()}
+    if has_schema:
+        rivals = {"mink-serve, free text": ("mink-serve", commands["mink-serve"], False), **rivals}
+    reference = list(rivals)[-1]
+    if mixed_seconds:
+        measure = partial(mixed, seconds=mixed_seconds, tokens=tokens)
+        print("Seconds; × is the ratio to the last server.\n")
+        print("| server | tokens/s | × | first token, p50 | × | p99 | × | longest gap | × |")
+        print("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
+        loads = in_turn({name: fresh(*rival, measure) for name, rival in rivals.items()}, rounds)
+        for name, found in loads.items():
+            print(mixed_row(name, found, loads[reference]))
+        return
+    print("Median / 99th percentile in ms; × is the ratio to the last server.\n")
+    print("| clients | server | tokens/s | × | first token | × | between tokens |")
+    print("|--:|---|--:|--:|--:|--:|--:|")
+    for n_clients in clients:
+        measure = partial(load, clients=n_clients, requests=requests, tokens=tokens)
+        loads = in_turn({name: fresh(*rival, measure) for name, rival in rivals.items()}, rounds)
+        for name, found in loads.items():
+            print(row(name, n_clients, found, loads[reference]), flush=True)
 
 
 if __name__ == "__main__":
