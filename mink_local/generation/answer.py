@@ -380,13 +380,10 @@ class Splitter:
             is_final: Whether this is its end.
             is_cut: Whether it is cut off there; see `ToolParser.feed`.
         """
-        had_content = self._reasoning.in_content
-        if (
-            self._reasoning.is_over
-            and self._parser is None
-            and not (self._stops.strings or self.waiting or is_final)
-        ):
+        needs_look = is_final or self.waiting or self._parser is not None or self._stops.strings
+        if not needs_look and self._reasoning.is_over:
             return _plain(text)
+        had_content = self._reasoning.in_content
         self.waiting += text
         reasoning, content = self._reasoning.feed(text, is_final=is_final)
         found: Iterable[Part] = [content]

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,14 @@ from mink_local.samplers.base import scratch
 _LARGEST = np.finfo(np.float32).max
 
 
+class CacheFile(NamedTuple):
+    """A file with the cache of a prompt's beginning: how many tokens that has, and the file's bytes."""
+
+    path: Path
+    n_tokens: int
+    n_bytes: int
+
+
 class Decoding:
     """Samples an answer's tokens and fills in the answer.
 
@@ -52,8 +61,7 @@ class Decoding:
     Attributes:
         client: Who asks for the answer: those of several clients wait in turn.
         turn: When it is this one's.
-        kept: The file with a beginning of the prompt, how many tokens that has, and the file's size in bytes;
-            None if it need not be read.
+        cache_file: Has a beginning of the prompt; None if it need not be read.
         places: Where in the prompt to make checkpoints.
         stop_tokens: The token ids that end the answer, besides the model's own.
         sampler: What samples the next token: reasoning and the answer may have a sampler each.
@@ -82,7 +90,7 @@ class Decoding:
         self.answer = answer
         self.client = ""
         self.turn = 0
-        self.kept: tuple[Path, int, int] | None = None
+        self.cache_file: CacheFile | None = None
         self.places: Sequence[int] = ()
         self.must_follow: deque[int] = deque()
         self.ahead: deque[int] = deque()
@@ -361,7 +369,8 @@ class Decoding:
     def _piece(self, text: str, token: int | None, k: int, reason: FinishReason | None = None) -> Piece:
         answer = self.answer
         is_final, is_cut = reason is not None, reason not in (None, "stop")
-        text += self._decoder.decode(b"", final=is_final)
+        if is_final:
+            text += self._decoder.decode(b"", final=True)
         piece = self._splitter.feed(text, is_final=is_final, is_cut=is_cut)
         if self._splitter.stopped_by is not None:
             reason, answer.stopped_by = "stop", self._splitter.stopped_by
@@ -370,7 +379,7 @@ class Decoding:
             answer.has_cut_call = self._splitter.has_cut_call
             piece.finish_reason = answer.finish_reason = reason
         piece.token, piece.k = token, k
-        if token is not None:
+        if token is not None and self._logprob is not None:
             piece.logprob, piece.top_logprobs = self._logprob, self._top_logprobs
         answer.add(piece)
         return piece

@@ -190,7 +190,7 @@ class Engine:
         if not self._fits(decoding):
             answer.finish_reason = "overflow"
         elif self.kept is not None:
-            decoding.kept = self.kept.find(answer.prompt, self._n_cached(answer.prompt), client)
+            decoding.cache_file = self.kept.find(answer.prompt, self._n_cached(answer.prompt), client)
         if self.context.checkpoint_memory:
             decoding.places = places_in(answer.prompt, decoding.n_prompt_outputs, self._weights.control_ids)
         return decoding
@@ -542,11 +542,11 @@ class Engine:
 
     def _read_kept(self, decoding: Decoding) -> None:
         """Read a prompt's beginning from disk into a free slot, unless a slot holds as much by now."""
-        slot = find_free(self.slots)
-        if decoding.kept is not None and slot is not None:
-            (path, n_tokens, n_bytes), decoding.kept = decoding.kept, None
-            if self._n_cached(decoding.answer.prompt) < n_tokens and self._may_copy(n_bytes):
-                snapshot = self.kept.read(path, decoding.client) if self.kept is not None else None
+        slot, file = find_free(self.slots), decoding.cache_file
+        if file is not None and slot is not None:
+            decoding.cache_file = None
+            if self._n_cached(decoding.answer.prompt) < file.n_tokens and self._may_copy(file.n_bytes):
+                snapshot = self.kept.read(file.path, decoding.client) if self.kept is not None else None
                 if snapshot is not None:
                     slot.read(snapshot)
 

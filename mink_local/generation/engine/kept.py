@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from mink_local.errors import ModelError
 from mink_local.files import make_room, private_folder, replaced, user_folder
+from mink_local.generation.engine.decoding import CacheFile
 from mink_local.generation.engine.slots import CONTINUED, Slot, reusable
 from mink_local.llama.context import Context, head_of
 
@@ -116,8 +117,8 @@ class KeptCaches:
         self._writer = ThreadPoolExecutor(1, "kept caches")
         self._writing: Future[None] = self._writer.submit(lambda: None)
 
-    def find(self, tokens: Sequence[int], n_cached: int, client: str = "") -> tuple[Path, int, int] | None:
-        """Return a client's file with the longest beginning of a prompt, its number of tokens, and its size.
+    def find(self, tokens: Sequence[int], n_cached: int, client: str = "") -> CacheFile | None:
+        """Return a client's file with the longest beginning of a prompt.
 
         None if there is none that is worth reading for a prompt of which `n_cached` tokens need not be
         evaluated anyway. May be called from any thread.
@@ -128,7 +129,7 @@ class KeptCaches:
         if path is None or lengths[path] < n_cached + LEAST_TOKENS:
             return None
         with suppress(OSError):  # another server may delete it
-            return path, lengths[path], path.stat().st_size
+            return CacheFile(path, lengths[path], path.stat().st_size)
         self._held.pop(path, None)
         return None
 
