@@ -4,10 +4,8 @@ from collections import deque
 
 from mink_local.llama.constants import N_BATCH
 
-_SLOWDOWN = 4.0  # maximum duration of a step with prompts beside answers, relative to one without
-_BESIDE = 0.7  # seconds that such a step may always take: in smaller parts, a prompt takes a tenth longer
+_LONGEST = 1.0  # seconds of a step: in parts of 0.7 s, a prompt takes 5% longer, and of 0.25 s 20%
 _UNNOTICED = 0.25  # seconds
-_LONGEST = 1.0  # seconds that no step should exceed: somebody may come meanwhile
 _FIRST = 64  # tokens, until the times are known
 _LEAST = 16  # tokens: fewer would cost nearly the same, and prompts must make progress
 _GROWTH = 2  # times as many tokens as were ever read at once: a line that chance has drawn is not trusted far
@@ -25,8 +23,7 @@ class PromptBudget:
     A prompt evaluated in one go delays the next token of every answer by that long. In chunks (Agrawal et
     al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", 2024), it delays each token
     a little. Chunks that are too small cost throughput: the first answers end before the others begin, few
-    are generated together, and waiting ones never catch up. So a step's limit is relative to a step in which
-    all slots in use generate, though at first few do.
+    are generated together, and waiting ones never catch up.
 
     The times depend on the model and the machine. They are learned from the steps, as a line by least
     squares: each step takes so long, and each of its tokens, an answer's or a prompt's, so much longer.
@@ -41,22 +38,23 @@ class PromptBudget:
             maxlen=_LATELY
         )  # steps without prompts, not learned yet
 
-    def tokens(self, n_slots: int) -> int:
-        """Return the next step's budget beside answers, given the number of slots in use."""
-        self._learn()
-        step, token = self._times
-        step += n_slots * token
-        return self._within(max(_SLOWDOWN * step, _BESIDE), step)
+    def tokens(self, n_waiting: int, n_answers: int = 0) -> int:
+        """Return the next step's budget: of the tokens that wait, as many as the steps after it will read.
 
-    @property
-    def longest(self) -> int:
-        """The next step's budget without answers."""
-        return self._within(_LONGEST, self._times[0])
+        A step for a small rest costs more than somewhat longer ones.
+
+        Args:
+            n_waiting: Number of prompt tokens to be read.
+            n_answers: Number of answers that get a token.
+        """
+        self._learn()
+        n_steps = -(-n_waiting // self._within(_LONGEST, n_answers))
+        return max(_LEAST, -(-n_waiting // n_steps))
 
     @property
     def unnoticed(self) -> int:
         """How many tokens of a prompt are read in a moment."""
-        return self._within(_UNNOTICED, self._times[0])
+        return self._within(_UNNOTICED)
 
     def note(self, seconds: float, n_answers: int, n_prompt: int) -> None:
         """Learn from a step.
@@ -83,13 +81,13 @@ class PromptBudget:
         step, token = self._times
         return min(seconds, _SURPRISE * (step + tokens * token)) if token else seconds
 
-    def _within(self, seconds: float, step: float) -> int:
-        """Return how many tokens of prompts a step may read that takes so long without them."""
-        token = self._times[1]
+    def _within(self, seconds: float, n_answers: int = 0) -> int:
+        """Return how many tokens of prompts a step of so many seconds reads beside answers."""
+        step, token = self._times
         if not (self._most_read and token):
             return _FIRST
         most = min(N_BATCH, max(_FIRST, _GROWTH * self._most_read))
-        return max(_LEAST, min(most, int((min(seconds, _LONGEST) - step) / token)))
+        return max(_LEAST, min(most, int((seconds - step) / token) - n_answers))
 
     @property
     def _times(self) -> tuple[float, float]:

@@ -287,10 +287,10 @@ class Engine:
         reading = [slot for slot in busy if slot.pending and not slot.needs_logits]
         if not reading:
             return 0
-        if not is_burst and len(reading) < len(busy):
-            return self._budget.tokens(len(busy))
-        # Without a free slot, nobody else could be served meanwhile.
-        return self._budget.longest if len(busy) < len(self.slots) else self.context.n_batch
+        n_answers = 0 if is_burst else len(busy) - len(reading)
+        if n_answers == 0 and len(busy) == len(self.slots):
+            return self.context.n_batch  # nobody else could be served meanwhile
+        return self._budget.tokens(sum(len(slot.pending) for slot in reading), n_answers)
 
     def _is_burst(self, busy: Sequence[Slot]) -> bool:
         """Return whether prompts are read before an answer is started.
@@ -298,15 +298,16 @@ class Engine:
         Were each answer started at once, the others' prompts would be read in small parts beside it, and few
         answers would be generated together. Those whose prompt is read wait only for prompts that are not
         much longer, and for no more tokens than a few batches. A single prompt may be the first of a burst
-        whose others come while it is read, if that takes long.
+        whose others come during its first step, if that takes long.
         """
         if len(self.slots) == 1 or any(slot.has_begun for slot in busy):
             return False
         reading = [len(slot.pending) for slot in busy if len(slot.pending) > 1]
-        if not reading or (len(busy) == 1 and reading[0] <= self._budget.unnoticed):
+        asked = {slot: slot.job.answer.evaluated_tokens for slot in busy if slot.job}
+        if not reading or (len(busy) == 1 and reading[0] <= max(self._budget.unnoticed, asked[busy[0]] - 1)):
             return False
         ready = [slot for slot in busy if len(slot.pending) == 1]
-        read = [slot.job.answer.evaluated_tokens for slot in ready if slot.job]
+        read = [asked[slot] for slot in ready]
         waited = self.context.n_evaluated - min((slot.deadline for slot in ready), default=0)
         return not ready or (min(reading) <= MUCH_LONGER * max(read) and waited <= _MOST_WAITED)
 

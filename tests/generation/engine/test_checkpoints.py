@@ -14,7 +14,7 @@ from mink_local import Greedy, MinK, Model, Request, SamplingParams, load_model
 from mink_local.generation.answer import Answer
 from mink_local.generation.engine.checkpoints import BEFORE_END, EVERY, places_in
 from mink_local.generation.engine.kept import KeptCaches
-from mink_local.generation.engine.slots import common_prefix
+from mink_local.generation.engine.slots import MIN_CHECKPOINT_PREFIX, common_prefix
 from mink_local.llama.context import Context, Segment
 from mink_local.llama.weights import Weights
 from mink_local.models.gguf import read_metadata
@@ -268,7 +268,10 @@ def test_nobody_waits_for_what_cannot_be_shared(
         assert engine.n_busy == (2 if memory == 0 else 1)
         while not engine.idle:
             engine.step()
-        assert [each.answer.evaluated_tokens for each in decodings] == [750, 750 if memory == 0 else 50]
+        first, second = (each.answer.evaluated_tokens for each in decodings)
+        # It does not wait for the last few tokens that are shared.
+        assert first == 750
+        assert second == 750 if memory == 0 else 50 <= second < 50 + MIN_CHECKPOINT_PREFIX
         assert len(copies) == (memory != 0)
         assert (engine.checkpoints == (0, 0)) == (memory == 0)
         assert ("checkpoints" in str(model.placement)) == (memory != 0)

@@ -287,8 +287,8 @@ def test_requests_that_come_and_go(model: Model, monkeypatch: pytest.MonkeyPatch
     is_late = seed % 2 == 1
     monkeypatch.setattr(engine, "tells_late", is_late)  # as on a GPU
     pace = random.Random(seed)  # instead of the machine's
-    monkeypatch.setattr(PromptBudget, "tokens", lambda *_: pace.choice([0, 1, 5, 16, 64]))
-    monkeypatch.setattr(PromptBudget, "longest", property(lambda _: pace.choice([16, 64, 512])))
+    parts_beside = {True: [0, 1, 5, 16, 64], False: [16, 64, 512]}
+    monkeypatch.setattr(PromptBudget, "tokens", lambda _, __, n=0: pace.choice(parts_beside[n > 0]))
     answers: list[Answer] = []
     cancelled: set[Answer] = set()
     ends: list[Answer] = []  # told
@@ -389,8 +389,7 @@ LONG = list(range(300, 700))
 @pytest.fixture
 def engine(model: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """An engine that evaluates 50 prompt tokens in a step, with an answer in progress."""
-    monkeypatch.setattr(PromptBudget, "tokens", lambda *_: 50)
-    monkeypatch.setattr(PromptBudget, "longest", 511)
+    monkeypatch.setattr(PromptBudget, "tokens", lambda _, __, n_answers=0: 50 if n_answers else 511)
     monkeypatch.setattr(PromptBudget, "unnoticed", 511)
     engine = forget(model).core.engine
     submit(engine, request("One", max_tokens=400, temperature=0, ignore_eos=True))
@@ -458,7 +457,7 @@ def test_a_short_prompt_passes_a_long_one_until_that_has_waited(engine: Engine) 
     assert 1 <= n_passed <= 8
 
 
-@pytest.mark.parametrize(("n", "most"), [(1, 4), (2, 7), (4, 6)])
+@pytest.mark.parametrize(("n", "most"), [(1, 3), (2, 7), (4, 6)])
 def test_the_answers_of_a_burst_start_together(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, decoded: list[tuple[Segment, ...]], n: int, most: int
 ) -> None:
@@ -466,7 +465,7 @@ def test_the_answers_of_a_burst_start_together(
 
     Those that have come are read in step, and in whole batches if no slot is left for others.
     """
-    monkeypatch.setattr(PromptBudget, "longest", 128)
+    monkeypatch.setattr(PromptBudget, "tokens", lambda *_: 128)
     monkeypatch.setattr(PromptBudget, "unnoticed", 32)
     engine.cancel()
     decoded.clear()
