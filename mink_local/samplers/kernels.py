@@ -43,6 +43,7 @@ _HEIGHT_OF_INFINITY = np.uint32(0xFF000001)  # see `_height`
 
 _LARGEST = np.finfo(np.float32).max
 _BLOCK = 256  # logits per stored maximum; at 256 the first pass costs as much as np.max
+_SURVEYED = -1  # the place in `work` where `ban` leaves the extremes of a row for `survey`; 0 if it has not
 _STRIP = 32  # logits of a block searched at once
 BITS = np.left_shift(1, np.arange(_STRIP, dtype=np.uint32), dtype=np.uint32)
 _FIRST_LOOK = 32  # logits wanted at first
@@ -132,7 +133,7 @@ def ban(logits, bans, before, work):
             n += 1
         top, bottom = _scan(logits[start:end].view(np.int32), block_max[b : b + 1])
         highest, lowest = max(highest, top), min(lowest, bottom)
-    work[-1] = np.uint64(highest) << np.uint64(32) | np.uint64(lowest)
+    work[_SURVEYED] = np.uint64(highest) << np.uint64(32) | np.uint64(lowest)
 
 
 @helper
@@ -143,8 +144,8 @@ def survey(logits, work):
     block maxima stay in `work` for `keep_from`.
     """
     _, block_max = _parts(work, logits.size)
-    known = work[-1]  # by `ban`
-    work[-1] = 0
+    known = work[_SURVEYED]
+    work[_SURVEYED] = 0
     highest, lowest = np.uint32(known >> np.uint64(32)), np.uint32(known & np.uint64(0xFFFFFFFF))
     if known == 0:
         highest, lowest = _scan(logits.view(np.int32), block_max)

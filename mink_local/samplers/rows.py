@@ -61,14 +61,15 @@ class Masks:
 
     Attributes:
         bits: A bit for every allowed token, uint32 (n, V / 32).
-        arrays: For compiled functions: the bits; token ids, int32 (n, V / 8); and how many of them `list`
-            has written, int64 (n,), which is below 0 if they are the only banned tokens, above 0 if they are
-            the only allowed ones, and 0 if only the bits tell.
+        arrays: For compiled functions: the bits; token ids, int32 (n, V / 8), that `list` has written; and
+            their numbers, int64 (n,) each: of the only allowed tokens, and of the only banned ones. Both are
+            0 if only the bits tell.
     """
 
     def __init__(self, n: int, n_vocab: int) -> None:
         self.bits = np.zeros((n, -(-n_vocab // 32)), np.uint32)
-        self.arrays = self.bits, np.empty((n, n_vocab // _SPARSE), np.int32), np.zeros(n, np.int64)
+        tokens = np.empty((n, n_vocab // _SPARSE), np.int32)
+        self.arrays = self.bits, tokens, np.zeros(n, np.int64), np.zeros(n, np.int64)
         self._n_vocab = n_vocab
 
     def list(self, n: int) -> None:
@@ -92,13 +93,13 @@ def _write_tokens(mask, flips, n_vocab, ids):
 
 
 @compiled
-def _list(n_allowed, bits, tokens, counts, n_vocab):
+def _list(n_allowed, bits, tokens, n_only_allowed, n_only_banned, n_vocab):
     for i in range(n_allowed.size):
-        counts[i] = 0
+        n_only_allowed[i] = n_only_banned[i] = 0
         if 0 < n_allowed[i] * _SPARSE <= n_vocab:
-            counts[i] = _write_tokens(bits[i], 0, n_vocab, tokens[i])
+            n_only_allowed[i] = _write_tokens(bits[i], 0, n_vocab, tokens[i])
         elif (n_vocab - n_allowed[i]) * _DENSE <= n_vocab:
-            counts[i] = -_write_tokens(bits[i], _ALL_BITS, n_vocab, tokens[i])
+            n_only_banned[i] = _write_tokens(bits[i], _ALL_BITS, n_vocab, tokens[i])
 
 
 @helper
@@ -132,16 +133,15 @@ def apply_mask(logits, mask, masks, scratch, row):
         they were, or wrote what it allows to `row`; or HAS_NAN.
     """
     ids, _, work, _, _ = scratch
-    bits, tokens, counts = masks
-    count = counts[mask]
-    listed = tokens[mask, : abs(count)]
-    if count < 0:
-        ban(logits, listed, row, work)  # keeps every NaN
-    elif has_nan(logits) if count > 0 else masked(logits, bits[mask], row):
+    bits, tokens, n_only_allowed, n_only_banned = masks
+    n_allowed, n_banned = n_only_allowed[mask], n_only_banned[mask]
+    if n_banned > 0:
+        ban(logits, tokens[mask, :n_banned], row, work)  # keeps every NaN
+    elif has_nan(logits) if n_allowed > 0 else masked(logits, bits[mask], row):
         return HAS_NAN
-    for i in range(count):  # a slice's assignment would compile the text of its error, for 3 seconds
-        ids[i] = listed[i]
-    return count if count > 0 else logits.size
+    for i in range(n_allowed):  # a slice's assignment would compile the text of its error, for 3 seconds
+        ids[i] = tokens[mask, i]
+    return n_allowed if n_allowed > 0 else logits.size
 
 
 _call_mask = call_by_address("int64")
@@ -171,12 +171,12 @@ def select(logits, mask, apply_mask, masks, cuts, scratch, row):
         k, or a kernel's error; and the number of cuts that were needed.
     """
     ids, places, work, part_work, left = scratch
-    _, tokens, counts = masks
-    n_vocab, n_done, count = logits.size, 0, np.int64(0)
+    _, tokens, n_only_allowed, n_only_banned = masks
+    n_vocab, n_done, n_banned = logits.size, 0, np.int64(0)
     k, seen = np.int64(n_vocab), logits
     if mask >= 0:
-        k, count = _call_mask(apply_mask, (logits, mask, masks, scratch, row)), counts[mask]
-        seen = row if count == 0 else logits
+        k, n_banned = _call_mask(apply_mask, (logits, mask, masks, scratch, row)), n_only_banned[mask]
+        seen = logits if n_banned > 0 or n_only_allowed[mask] > 0 else row
     if k == HAS_NAN:
         return k, 0
     if k == n_vocab:
@@ -189,7 +189,7 @@ def select(logits, mask, apply_mask, masks, cuts, scratch, row):
         if k > 0:
             narrow(part, ids, places, k)
         n_done += 1
-    for i in range(-count):
+    for i in range(n_banned):
         logits[tokens[mask, i]] = row[i]
     return k, n_done
 
