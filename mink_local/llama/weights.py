@@ -299,11 +299,13 @@ class Weights:
 
         Raises OptionError for an id that is not in the vocabulary, and ModelError if the model is closed.
         """
-        if token not in self._pieces:
-            self.ids("token", (token,))
-            with self.in_use() as vocab:
-                self._pieces[token] = _piece(vocab, token, ctypes.create_string_buffer(32))
-        return self._pieces[token]
+        found = self._pieces.get(token)
+        if found is None:
+            if type(token) is not int or not 0 <= token < self.n_vocab:
+                [token] = self.ids("token", (token,))
+            loaded = self._loaded  # held as by `in_use`, in half the time: a short answer has many new tokens
+            found = self._pieces[token] = _piece(loaded.vocab, token, ctypes.create_string_buffer(32))
+        return found
 
     def pieces(self) -> list[bytes]:
         """Return the bytes of every token, as `piece` does, but faster."""
