@@ -95,10 +95,13 @@ def _advice(reason: str = "") -> str:
     path = Path(os.environ.get("LLAMA_CPP_LIB_PATH", ""))
     if "libgomp" in reason:
         return "install GNU's OpenMP: sudo apt install libgomp1 (Debian, Ubuntu), sudo dnf install libgomp"
+    if path.name not in ("", SEPARATE):
+        return "unset LLAMA_CPP_LIB_PATH, or point it to a llama.cpp that fits"
+    if "GLIBC" in reason:  # of a newer Linux
+        own = f'--no-cache-dir --no-binary llama-cpp-python "llama-cpp-python=={_TESTED}"'
+        return f"compile one for this system: pip install --force-reinstall --no-deps {own}"
     if path.name == SEPARATE:
         return f"pip install --force-reinstall --no-deps {_FITS}"
-    if path != Path():
-        return "unset LLAMA_CPP_LIB_PATH, or point it to a llama.cpp that fits"
     return f'pip install --force-reinstall --no-deps "llama-cpp-python=={_TESTED}"'
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mink_local.errors import MinkError
+from mink_local.llama import library
 from mink_local.llama.library import C, binding, require_fit
 from tests.support.python import run_python
 
@@ -138,6 +139,16 @@ def test_a_separate_package_brings_the_library_that_the_binding_lacks(
     own.mkdir()
     (own / "libllama.so").touch()
     assert "(none)" in run_python("-c", program).stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("folder", ["llama_cpp_py_sync", "mine"])
+def test_a_library_for_a_newer_linux(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same again would be no better: it is compiled, or one's own is exchanged."""
+    reason = f"{folder}/libllama.so: libc.so.6: version `GLIBC_2.38' not found"
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path / folder))
+    advice = library._advice(reason)
+    assert ("--no-binary" in advice) == (folder != "mine")
+    assert ("unset" in advice) == (folder == "mine")
 
 
 @pytest.mark.posix
