@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
@@ -21,14 +22,19 @@ if TYPE_CHECKING:
     from mink_local.llm.answer import PromptAnswer
     from mink_local.samplers import Sampler
 
+log = logging.getLogger("mink_local")
+
 
 @llm.hookimpl
 def register_models(register: Callable[..., None]) -> None:
     """Register the catalogue's models that are on this machine."""
     from mink_local.models.catalog import names_here
 
-    for name in names_here():
-        register(MinkModel(name), AsyncMinkModel(name))
+    try:
+        for name in names_here():
+            register(MinkModel(name), AsyncMinkModel(name))
+    except MinkError as error:  # which would end every command of llm
+        log.warning("mink-local: %s", error)
 
 
 class PromptOptions(llm.Model.Options):

@@ -12,7 +12,7 @@ import llm
 import pytest
 
 from mink_local.generation.model import Model
-from mink_local.models.catalog import CatalogEntry, add
+from mink_local.models.catalog import CatalogEntry, add, user_catalog_path
 from tests.conftest import forget
 from tests.support.llm_program import SHOUT, ask, details, logged, register_plugin, run, write_talker
 
@@ -39,6 +39,13 @@ def scripted(tmp_path: Path) -> str:
 def test_models_that_are_here_are_listed(scripted: str) -> None:
     lines = ask("models", "-q", "mink/").splitlines()
     assert lines == [f"mink-local: {scripted}", f"mink-local: {MODEL}"]
+
+
+@pytest.mark.posix
+def test_without_a_catalogue_llm_has_its_other_models(caplog: pytest.LogCaptureFixture) -> None:
+    user_catalog_path().mkdir(parents=True)
+    assert "OpenAI" in ask("models")
+    assert "models.txt" in caplog.text
 
 
 def test_stop(scripted: str) -> None:
