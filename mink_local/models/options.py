@@ -153,7 +153,8 @@ def _template_kwargs(text: str) -> dict[str, Any]:
 
 def _call_style(text: str) -> str | dict[str, Any]:
     """Return the name of a call style, or what a JSON file says of it."""
-    if not os.path.exists(path := user_path(text)):
+    path = user_path(text)
+    if os.path.isdir(path) or not os.path.exists(path):
         return text
     if (value := json_object(file_text(str(path)))) is None:
         raise ValueError(

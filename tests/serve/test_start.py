@@ -69,6 +69,13 @@ def test_what_cannot_be_served_is_one_sentence(
     assert named in result.output + str(result.exception or "")
 
 
+def test_a_folder_is_no_call_style(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("hermes").mkdir()
+    result = CliRunner().invoke(cli, ["--call-style", "hermes", "--model", "parrot", "--port", "0"])
+    assert "parrot" in str(result.exception)
+
+
 def test_a_port_in_use_is_named() -> None:
     with listen("127.0.0.1", 0) as taken:
         result = CliRunner().invoke(cli, ["--port", str(taken.getsockname()[1])])
