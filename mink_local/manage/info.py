@@ -32,7 +32,7 @@ def model_info(
     types = metadata.tensors_by_type()
     n_parameters, n_bytes = (sum(row[key] for row in types) for key in ("parameters", "bytes"))
     n_heads = metadata.number("attention.head_count")
-    footprint = Footprint(metadata, kv_type)
+    footprint = Footprint(metadata, kv_type, placement.need.cpu.checkpoints)
     mixed, layers = footprint.n_mixed, metadata.n_layers + 1
     ways = {"all_on_gpu": (layers, 0), "experts_on_cpu": (layers, mixed)} if mixed else {}
     return {

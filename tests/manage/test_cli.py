@@ -15,8 +15,10 @@ import pytest
 from mink_local import cli
 from mink_local.llama.devices import Gpu
 from mink_local.manage import table
+from mink_local.manage.info import model_info
 from mink_local.models import catalog, memory
-from mink_local.models.memory import Budget
+from mink_local.models.gguf import Metadata, Tensor
+from mink_local.models.memory import Budget, choose_placement
 from mink_local.models.options import complete_model
 from tests.support.python import Finished, Mink
 from tests.support.tiny import Shape, write_gguf
@@ -153,6 +155,17 @@ def test_info_of_a_mixture(mink: Mink, tiny: Callable[..., Path], monkeypatch: p
     assert json.loads(mink("info", path, "--json").stdout)["memory"]["n_cpu_moe"] == 1
     assert "experts_on_cpu" not in json.loads(mink("info", tiny(), "--json").stdout)["memory"]
     assert re.search(r" 1 layer of 64\n.* 2 heads", mink("info", tiny()).stdout)
+
+
+def test_info_of_a_hybrid_mixture() -> None:
+    """Its checkpoints take memory wherever its experts are."""
+    sizes = {"block_count": 1, "embedding_length": 64, "ssm.inner_size": 64, "ssm.state_size": 16}
+    values = {"general.architecture": "x", **{f"x.{key}": size for key, size in sizes.items()}}
+    tensors = (Tensor("blk.0.ssm_a", "F32", 1, 4), Tensor("blk.0.ffn_up_exps.weight", "F32", 1, 4))
+    metadata = Metadata(Path(), values, tensors, 8)
+    found = model_info(metadata, choose_placement(metadata, Budget(20 * GB), n_ctx=4096))["memory"]
+    cpu = [ways["cpu"]["checkpoints"] for ways in (found, found["all_on_gpu"], found["experts_on_cpu"])]
+    assert cpu == [512 * 10**6] * 3
 
 
 @pytest.mark.parametrize(
