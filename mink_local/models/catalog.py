@@ -378,3 +378,5 @@ def _read_text(path: Path) -> str:
         return ""
     except OSError as error:
         raise CatalogError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise CatalogError(f"{path} is not UTF-16 to its end, as it begins: save it as UTF-8") from None

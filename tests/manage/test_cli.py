@@ -336,6 +336,13 @@ def test_bad_input(mink: Mink, home: Path, arguments: list[str], status: int, co
     assert mink(*arguments).refused(status, complaint).stdout == ""
 
 
+def test_a_users_catalogue_that_is_utf_16_only_at_its_beginning(mink: Mink) -> None:
+    """As cmd's >> leaves one that PowerShell 5.1 wrote."""
+    catalog.user_catalog_path().parent.mkdir(parents=True)
+    catalog.user_catalog_path().write_bytes("# mine\n".encode("utf-16") + b"a file:/b\n\n")
+    mink("path", "smollm2-135m").refused(1, "models.txt", "UTF-16")
+
+
 @pytest.mark.posix
 def test_a_pipe_in_place_of_the_users_catalogue(mink: Mink) -> None:
     catalog.user_catalog_path().parent.mkdir(parents=True)
