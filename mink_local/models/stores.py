@@ -281,8 +281,10 @@ def elsewhere() -> Iterator[tuple[str, Path]]:
     """Yield the name and first file of each model in the Hub's cache, Ollama, LM Studio and usual folders."""
     cache = hub_cache()
     for path in _first_files(cache, "models--*--*/snapshots/*/**/*.gguf"):
-        folder, _, _, *file = path.relative_to(cache).parts
-        yield f"hf:{folder.removeprefix('models--').replace('--', '/')}:{'/'.join(file)}", path
+        folder, _, commit, *file = path.relative_to(cache).parts
+        repository = folder.removeprefix("models--").replace("--", "/")
+        at = "" if commit == commit_of(repository, "main") else f"@{commit}"
+        yield f"hf:{repository}{at}:{'/'.join(file)}", path
     for path in _lm_studio_files():
         yield f"lmstudio:{_lm_studio_names(path)[0]}:{path.name}", path
     for name, manifest in _ollama_manifests():

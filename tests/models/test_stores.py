@@ -202,3 +202,13 @@ def test_the_hubs_cache(home: Path) -> None:
     names = sorted(name.rpartition(":")[2] for name in found)  # Windows sorts paths without case
     assert names == ["Q2_K/a-Q2_K.gguf", "a-Q4_K_M.gguf", "a-Q8_0-00001-of-00002.gguf"]
     assert all(resolve(name).path == path for name, path in found.items())
+
+
+def test_what_another_revision_has_is_named_by_its_commit(home: Path) -> None:
+    folder = home / "hub/models--me--parrot"
+    write(folder / "refs/main", "c" * 40)
+    for commit in ("c" * 40, "d" * 40):
+        write(folder / "snapshots" / commit / "a-Q8_0.gguf")
+    found = dict(stores.elsewhere())
+    assert list(found) == ["hf:me/parrot:a-Q8_0.gguf", f"hf:me/parrot@{'d' * 40}:a-Q8_0.gguf"]
+    assert all(resolve(name).path == path for name, path in found.items())
