@@ -115,7 +115,9 @@ def is_beside(name: str) -> bool:
 
 def in_package(name: str, package: str, file: str) -> Path:
     """Return a file in a Python package, without importing the package."""
-    spec = importlib.util.find_spec(package)
+    spec = None
+    with suppress(ImportError, ValueError):  # of a package in another, or of what is no name
+        spec = importlib.util.find_spec(package)
     for folder in (spec and spec.submodule_search_locations) or ():
         if (path := Path(folder, file)).exists():
             return path

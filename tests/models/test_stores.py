@@ -212,3 +212,9 @@ def test_what_another_revision_has_is_named_by_its_commit(home: Path) -> None:
     found = dict(stores.elsewhere())
     assert list(found) == ["hf:me/parrot:a-Q8_0.gguf", f"hf:me/parrot@{'d' * 40}:a-Q8_0.gguf"]
     assert all(resolve(name).path == path for name, path in found.items())
+
+
+@pytest.mark.parametrize("package", ["no.such", "..no", "__main__"])
+def test_a_package_that_cannot_be_found(package: str) -> None:
+    with pytest.raises(ModelNotFoundError, match="not installed"):
+        stores.in_package("parrot", package, "parrot.gguf")
