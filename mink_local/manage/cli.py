@@ -159,11 +159,12 @@ def rm(model: str, yes: bool) -> None:
     if own:
         catalog.remove(own.name)
         click.echo(f"removed {own.name} from {catalog.user_catalog_path()}", err=True)
-    try:
-        catalog.resolve(default := catalog.default_model())
-    except ModelNotFoundError:
-        catalog.choose_model(catalog.EMBEDDED)
-        click.echo(f"{default} was the default: it is {catalog.EMBEDDED} again", err=True)
+    if default := catalog.chosen_model():
+        try:
+            catalog.resolve(default)
+        except ModelNotFoundError:
+            catalog.choose_model(catalog.EMBEDDED)
+            click.echo(f"{default} was the default: it is {catalog.EMBEDDED} again", err=True)
 
 
 @cli.command()
@@ -183,8 +184,12 @@ def add(
     Without NAME, each model in FOLDER gets the name of its file.
     """
     if model is None:
+        if revision or size or sha256 or licence or note:
+            raise click.UsageError("options say something of one model: write NAME and MODEL.")
         _add_files(user_path(name))
         return
+    if revision and not model.startswith("hf:"):
+        raise click.UsageError(f"--revision is for hf:…, not for {model}.")
     if model.startswith(stores.PREFIXES):
         entry = catalog.store_entry(model)
         source = f"{entry.source}@{revision}" if revision else entry.source
@@ -198,7 +203,7 @@ def add(
 def _add_files(place: Path) -> None:
     """Give each model in a folder, or the one of a file, the name of its file.
 
-    A name that another model has already begins with that of the folder.
+    A name that another model has already begins with that of the folder, and of its folders.
     """
     paths = stores.models_in(place) if place.is_dir() else [catalog.resolve(str(place)).path]
     if not paths:
@@ -210,8 +215,10 @@ def _add_files(place: Path) -> None:
             click.echo(f"left out: {error}", err=True)
             continue
         name, source = catalog.name_of(path), f"file:{path}"
-        if (known := catalog.find(name)) and known.source != source:
-            name = f"{catalog.name_of(path.parent)}-{name}"
+        for folder in path.parents:
+            if (known := catalog.find(name)) is None or known.source == source:
+                break
+            name = f"{catalog.name_of(folder)}-{name}"
         catalog.add(catalog.CatalogEntry(name, source))
         click.echo(f"added {name} to {catalog.user_catalog_path()}", err=True)
 

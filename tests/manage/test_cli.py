@@ -7,16 +7,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import click
 import gguf
 import pytest
 
 from mink_local import cli
+from mink_local.errors import ModelNotFoundError
 from mink_local.llama.devices import Gpu
 from mink_local.manage import table
 from mink_local.manage.info import model_info
-from mink_local.models import catalog, memory
+from mink_local.models import catalog, memory, stores
 from mink_local.models.gguf import Metadata, Tensor
 from mink_local.models.memory import Budget, choose_placement
 from mink_local.models.options import complete_model
@@ -246,6 +248,7 @@ def test_add_all_models_in_a_folder(mink: Mink, home: Path, tiny: Callable[..., 
         "mmproj-parrot.gguf",
         "smollm2-135m.gguf",
         "b c (1).gguf",
+        "too/two/parrot-Q8_0.gguf",
     )
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -261,6 +264,7 @@ def test_add_all_models_in_a_folder(mink: Mink, home: Path, tiny: Callable[..., 
             "two-parrot-Q8_0": names[1],
             "my-models-smollm2-135m": names[3],
             "b-c-1-": names[4],
+            "too-two-parrot-Q8_0": names[5],
         }
         assert found == {name: f"file:{folder / path}" for name, path in places.items()}
     assert mink("path", "parrot-Q8_0").stdout == f"{folder / names[0]}\n"
@@ -303,6 +307,16 @@ def test_rm_of_a_name_of_ones_own(mink: Mink, home: Path, tiny: Callable[..., Pa
     mink("rm", "b", "--yes").refused(2, "'b'")
 
 
+def test_rm_where_the_embedded_model_is_not_installed(
+    mink: Mink, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is chosen: the first chat will still offer a model."""
+    assert mink("add", "parrot", tiny()).status == 0
+    monkeypatch.setattr(stores, "in_package", Mock(side_effect=ModelNotFoundError))
+    assert "default" not in mink("rm", "parrot").succeeded().stderr
+    assert catalog.chosen_model() is None
+
+
 def test_completion_offers_what_is_here_first(mink: Mink, tiny: Callable[..., Path]) -> None:
     assert mink("add", "smollm2-mine", tiny()).status == 0
     assert mink("add", "smollm2-lost", "hf:me/parrot").status == 0
@@ -324,6 +338,9 @@ def test_completion_offers_what_is_here_first(mink: Mink, tiny: Callable[..., Pa
         (["add", "a", "hf:o/r", "--sha256", "abc"], 1, "'abc'"),
         (["add", "a", "hf:o/r", "--size", "inf"], 2, "--size"),
         (["add", "a", "hf:o/r", "--size", "1e300"], 2, "--size"),
+        (["add", "a", "~/x.gguf", "--revision", "v1"], 2, "--revision"),
+        (["add", "a", "ollama:x", "--revision", "v1"], 2, "--revision"),
+        (["add", "~", "--note", "mine"], 2, "NAME"),
         (["pull", "qwen3-4b-instrukt"], 2, "qwen3-4b-instruct"),
         (["rm", "parrot"], 2, "'parrot'"),
         (["info", "~/x.gguf"], 1, "x.gguf"),
