@@ -32,7 +32,7 @@ def user_folder(kind: Literal["cache", "config", "data"]) -> Path:
     """
     find = getattr(platformdirs, f"user_{kind}_path")
     earlier: Path = find("mink-local")
-    return earlier if earlier.is_dir() else Path(find("mink-local", appauthor=False))
+    return earlier if os.path.isdir(earlier) else Path(find("mink-local", appauthor=False))
 
 
 def as_text(data: bytes, errors: str = "strict") -> str:

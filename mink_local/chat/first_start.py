@@ -1,5 +1,6 @@
 """The first start in a terminal: which model is to answer, now and from then on."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -61,7 +62,7 @@ def _answered(offer: dict[str, Any] | None) -> Callable[[str], str]:
     def model(text: str) -> str:
         if (wanted := _ANSWERS.get(text.strip().casefold())) is not None:
             return offer["name"] if offer and wanted else EMBEDDED
-        typed = str(path) if (path := path_of(text.strip())).exists() else text.strip()
+        typed = str(path) if os.path.exists(path := path_of(text.strip())) else text.strip()
         try:
             file = catalog.resolve(typed)
             read_metadata(file.path).require_model()

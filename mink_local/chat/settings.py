@@ -283,7 +283,7 @@ def config_path() -> Path:
 def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
     """Make the table [chat] of the TOML file click's defaults; the callback of --config."""
     file = ctx.meta["config"] = path or config_path()
-    if (path or file.exists()) and not ctx.resilient_parsing:  # completion is no place for complaints
+    if (path or os.path.exists(file)) and not ctx.resilient_parsing:  # completion is no place for complaints
         chat, presets = _tables(file)
         ctx.default_map = dict(_texts(file, "[chat]", chat))
         ctx.meta["presets"] = {

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -709,7 +710,7 @@ def _quantizations(_: click.Context, __: click.Parameter, names: Sequence[str]) 
     paths: list[str] = []
     for name in names:
         folder = user_path(name)
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             paths.append(name)
         elif found := models_in(folder):
             paths += map(str, sorted(found, key=size, reverse=True))

@@ -1,6 +1,7 @@
 """`mink-models`: list, inspect and download models."""
 
 import json
+import os
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -205,7 +206,7 @@ def _add_files(place: Path) -> None:
 
     A name that another model has already begins with that of the folder, and of its folders.
     """
-    paths = stores.models_in(place) if place.is_dir() else [catalog.resolve(str(place)).path]
+    paths = stores.models_in(place) if os.path.isdir(place) else [catalog.resolve(str(place)).path]
     if not paths:
         raise ModelNotFoundError(f"{place} has no .gguf file: name a folder that has, or NAME and MODEL")
     for path in map(Path.absolute, paths):

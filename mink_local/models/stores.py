@@ -158,19 +158,19 @@ def hub_folder(repository: str) -> Path:
 def commit_of(repository: str, revision: str) -> str:
     """Return the commit that a branch or tag stands for in the Hub's cache; itself if it is unknown there."""
     reference = hub_folder(repository) / "refs" / revision
-    found = re.fullmatch(rb"([0-9a-f]{40})\s*", reference.read_bytes()) if reference.is_file() else None
+    found = re.fullmatch(rb"([0-9a-f]{40})\s*", reference.read_bytes()) if os.path.isfile(reference) else None
     return found[1].decode() if found else revision
 
 
 def is_begun(repository: str) -> bool:
     """Return whether a download from a repository was begun and not finished."""
-    return any((hub_folder(repository) / "blobs").glob("*.incomplete"))
+    return bool(_found(hub_folder(repository) / "blobs", "*.incomplete"))
 
 
 def in_hub_cache(repository: str, revision: str, wanted: str) -> Path | None:
     """Return the first file of a model in the Hub's cache, or None unless all its files are there."""
     snapshot = hub_folder(repository) / "snapshots" / commit_of(repository, revision)
-    names = [path.relative_to(snapshot).as_posix() for path in snapshot.glob("**/*") if path.is_file()]
+    names = [path.relative_to(snapshot).as_posix() for path in _found(snapshot, "**/*") if path.is_file()]
     try:
         first = snapshot / select(names, wanted)[0]
     except AmbiguousError as error:
@@ -227,7 +227,7 @@ def _ollama_manifests() -> Iterator[tuple[str, Path]]:
     if folder := os.environ.get("OLLAMA_MODELS"):
         stores = [user_path(folder)]
     for store in stores:
-        for manifest in sorted(store.glob("manifests/*/*/*/*")):
+        for manifest in _found(store, "manifests/*/*/*/*"):
             *place, tag = manifest.parts[-4:]
             name = f"{'/'.join(place)}:{tag}".removeprefix("registry.ollama.ai/").removeprefix("library/")
             yield name, manifest
@@ -300,6 +300,13 @@ def _first_files(folder: Path, pattern: str) -> list[Path]:
     """Return the first file of each model in a folder, without broken links and what belongs to a model."""
     return [
         path
-        for path in sorted(folder.glob(pattern))
-        if path.is_file() and not is_beside(path.name) and not is_later_shard(path.name)
+        for path in _found(folder, pattern)
+        if os.path.isfile(path) and not is_beside(path.name) and not is_later_shard(path.name)
     ]
+
+
+def _found(folder: Path, pattern: str) -> list[Path]:
+    """Return what a folder has under a pattern; nothing of what others keep to themselves."""
+    with suppress(PermissionError):  # of the folder's own parent, before Python 3.13
+        return sorted(folder.glob(pattern))
+    return []

@@ -3,12 +3,15 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
 from platformdirs import user_config_path
 
+from mink_local.chat.first_start import _answered
 from mink_local.models.catalog import EMBEDDED, chosen_model
 from mink_local.models.offer import LADDER
 from tests.chat.conftest import MinkChat
+from tests.support.folders import of_others
 from tests.support.hub import REPOSITORY, Hub, serve
 from tests.support.terminal import Terminal
 
@@ -34,6 +37,12 @@ def hub(own_files: Path, tiny_path: Path, tmp_path: Path, monkeypatch: pytest.Mo
             monkeypatch.setenv(name, str(value))
         monkeypatch.delenv("OLLAMA_MODELS", raising=False)
         yield hub
+
+
+@pytest.mark.usefixtures("own_files")
+def test_a_path_in_a_folder_of_others_is_no_model() -> None:
+    with of_others() as others, pytest.raises(click.UsageError):
+        _answered(None)(str(others / "x.gguf"))
 
 
 @pytest.fixture

@@ -5,14 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mink_local.errors import ModelNotFoundError
+from mink_local.errors import CatalogError, ModelNotFoundError
 from mink_local.models import stores
 from mink_local.models.catalog import resolve
 from mink_local.models.stores import AmbiguousError, select
 from tests.support.effort import examples
+from tests.support.folders import of_others
 
 FILES = [
     "README.md",
@@ -212,6 +214,23 @@ def test_what_another_revision_has_is_named_by_its_commit(home: Path) -> None:
     found = dict(stores.elsewhere())
     assert list(found) == ["hf:me/parrot:a-Q8_0.gguf", f"hf:me/parrot@{'d' * 40}:a-Q8_0.gguf"]
     assert all(resolve(name).path == path for name, path in found.items())
+
+
+@pytest.mark.posix
+def test_stores_of_others_have_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ollama's, which runs as a user of its own, and has the models of all."""
+    with of_others() as others:
+        monkeypatch.setenv("OLLAMA_MODELS", str(others / "ollama"))
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(others / "config"))
+        monkeypatch.setenv("HOME", str(others))
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(others / "hub"))
+        assert list(stores.elsewhere()) == []
+        assert stores.in_hub_cache("me/parrot", "main", "") is None
+        assert not stores.is_begun("me/parrot")
+        with pytest.raises(ModelNotFoundError):
+            stores.in_ollama("parrot")
+        with pytest.raises(CatalogError, match="config"):
+            resolve("parrot")
 
 
 @pytest.mark.parametrize("package", ["no.such", "..no", "__main__"])

@@ -4,6 +4,7 @@ A new task is an entry of `_ALL`, and perhaps a class.
 """
 
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from string import ascii_uppercase
@@ -176,7 +177,7 @@ def find_task(name: str, scorer: str = "", columns: Columns | None = None) -> Ta
     """
     if name.lower().endswith(SUFFIXES):
         path = user_path(name)
-        if not path.exists():
+        if not os.path.exists(path):
             raise TaskNotFoundError(f"there is no file {path}")
         if path.stem in TASKS:
             raise DataError(
@@ -185,7 +186,7 @@ def find_task(name: str, scorer: str = "", columns: Columns | None = None) -> Ta
         return own_task(path, scorer, columns)
     if name in TASKS:
         return TASKS[name]
-    if user_path(name).is_file():
+    if os.path.isfile(user_path(name)):
         formats = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
         raise TaskNotFoundError(f"{name} is in a format that is not read: save it as {formats}")
     own = f"your own files ({', '.join(SUFFIXES)})"

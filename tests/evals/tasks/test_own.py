@@ -15,6 +15,7 @@ from mink_local.evals.tasks.own import parse_columns
 from mink_local.evals.tasks.scoring import chosen_scorer
 from tests.conftest import shared
 from tests.evals.conftest import Write
+from tests.support.folders import of_others
 from tests.support.mink_eval import MinkEval, read_responses
 
 
@@ -118,6 +119,13 @@ def test_what_a_question_needs_is_not_left_out(
     alone = f"question={columns.rpartition('+')[2]}"
     [question] = find_task(str(path), columns=parse_columns([alone])).read(path, seed=0)
     assert prompt not in question.prompt
+
+
+@pytest.mark.posix
+@pytest.mark.parametrize("name", ["faq.csv", "faq"])
+def test_a_file_in_a_folder_of_others_is_no_task(name: str) -> None:
+    with of_others() as others, pytest.raises(TaskNotFoundError, match=name):
+        find_task(str(others / name))
 
 
 def test_an_a_beside_a_q_is_no_option(write: Write) -> None:
