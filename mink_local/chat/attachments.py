@@ -35,10 +35,10 @@ class Attachment(NamedTuple):
             click.UsageError: It cannot be read, or is not UTF-8 text.
             MinkError: It is a folder, or the context cannot hold it.
         """
-        if path.is_dir():
-            raise MinkError(f"{path} is a folder: name files in it, such as '{path}/*'")
+        if os.path.isdir(path):
+            raise MinkError(f"{path} is a folder: name files in it, such as '{path / '*'}'")
         most = 4 * model.n_ctx * model.weights.longest_token  # bytes: a character has at most four
-        if path.is_file() and path.stat().st_size > most:
+        if os.path.isfile(path) and path.stat().st_size > most:
             raise MinkError(_too_long(path, path.stat().st_size // _BYTES_PER_TOKEN, model))
         text, tokens = fenced(path), 0
         for start in range(0, len(text), _SLICE):  # Ctrl-C is heard between two
@@ -85,11 +85,11 @@ def matching(argument: str) -> list[Path]:
     """Return the files of one path, which may have spaces, or of several paths and patterns."""
     if re.match("https?://", argument):
         raise MinkError("a web page cannot be attached: save it as text, such as by  curl URL > FILE")
-    if (whole := path_of(argument)).exists():
+    if os.path.exists(whole := path_of(argument)):
         return [whole]
     paths: list[Path] = []
     for word in words(argument):
         path = user_path(word)
-        matches = [] if path.exists() else sorted(glob(str(path), recursive=True))
-        paths += [found for found in map(Path, matches) if found.is_file()] or [path]
+        matches = [] if os.path.exists(path) else sorted(glob(str(path), recursive=True))
+        paths += [found for found in map(Path, matches) if os.path.isfile(found)] or [path]
     return paths

@@ -46,8 +46,9 @@ def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path, text: str, p
         keys.reload()
     assert keys.name_of("k1")
     path.unlink()
-    with pytest.raises(click.UsageError, match="keys"):
+    with pytest.raises(click.UsageError) as error:
         keys.reload()
+    assert str(error.value).count("keys") == 1
 
 
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
