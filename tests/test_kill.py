@@ -49,7 +49,6 @@ def recorded(folder: Path) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.posix
 @pytest.mark.usefixtures("own_files")
 def test_a_killed_run_loses_nothing(start: Callable[[], "subprocess.Popen[bytes]"], tmp_path: Path) -> None:
     seed = random.randrange(2**32) if FACTOR > 1 else 0
