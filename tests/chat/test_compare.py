@@ -1,14 +1,24 @@
 """/compare: what is compared, and what is shown."""
 
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
+from mink_local.chat.commands import compare
 from mink_local.chat.commands.compare import parsed
+from mink_local.chat.comparing import CommonNumbers
+from mink_local.chat.terminal.screen import Screen
+from mink_local.generation.answer import Answer
+from mink_local.generation.engine.slots import common_prefix
+from mink_local.generation.loading import load_model
+from mink_local.generation.model import Model
 from mink_local.samplers import MinK, MinP, Mirostat, Order, Sampler, TopK, TopP, parse
 from tests.chat.conftest import Typist
 from tests.support.terminal import Terminal
+from tests.support.tiny import write_scripted
 
 pytestmark = pytest.mark.usefixtures("own_files")
 
@@ -82,6 +92,50 @@ def test_the_last_message_is_answered_again(typist: Begin) -> None:
     assert shown.startswith("> And another.")
     assert before[-1].content.split()[0] in shown
     assert typed.chat.session.branch == before
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Answer, CommonNumbers]]:
+    """The answers that are shown, with their samplers."""
+    found, show = [], compare._show
+
+    def keep(screen: Screen, model: Model, answer: Answer, samplers: Sequence[CommonNumbers]) -> None:
+        found.append((answer, samplers[answer.index]))
+        show(screen, model, answer, samplers)
+
+    monkeypatch.setattr(compare, "_show", keep)
+    return found
+
+
+def test_a_place_counts_all_tokens(
+    typist: Begin, tmp_path: Path, shown: list[tuple[Answer, CommonNumbers]]
+) -> None:
+    """Also those that a schema forced, which nobody sampled."""
+    schema = {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]}
+    (tmp_path / "colour.json").write_text(json.dumps(schema))
+    typed = typist("--json-schema", str(tmp_path / "colour.json"), "--temp", "5", "--seed", "1", "-n", "12")
+    said = typed.say("/compare min-k top-k Name a colour.")
+    first, other = (answer for answer, _ in shown)
+    at = common_prefix(first.tokens, other.tokens)
+    assert 0 in first.k[:at]
+    assert f"at token {at + 1}: " in said
+    common = "".join(typed.chat.session.model.token_texts(first.tokens[:at]))
+    assert f"…{common} ▸{other.text[len(common) :]}" in said
+
+
+def test_the_compared_samplers_sample_the_reasoning_too(
+    typist: Begin, tmp_path: Path, shown: list[tuple[Answer, CommonNumbers]]
+) -> None:
+    path = write_scripted(
+        tmp_path / "thinker.gguf",
+        "{# <think> #}{{ messages[-1].content }}<|told|>",
+        {"<|told|>": ["<think>", "Two", " and", " two", "</think>", "It is", " four"]},
+    )
+    typed = typist("--temp", "2", "--reasoning-sampler", "greedy", model=load_model(path, n_ctx=256))
+    typed.say("/compare min-k -- Hi")
+    [(answer, sampler)] = shown
+    assert answer.content == "It is four"
+    assert sampler.tokens[: answer.n_tokens] == answer.tokens
 
 
 @pytest.mark.terminal

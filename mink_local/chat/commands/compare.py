@@ -69,7 +69,13 @@ def _answers(
     """
     model, settings, before = session.model, session.settings, session.model.n_ctx
     max_tokens, reasoning = settings["max_tokens"] or _LONGEST, settings["reasoning"]
-    params = replace(settings.params, temperature=temperature, max_tokens=max_tokens)
+    params = replace(
+        settings.params,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        reasoning_sampler=None,  # which no random numbers would be shared with
+        reasoning_temperature=None,
+    )
     requests = [
         Request(prompt, replace(params, sampler=sampler), enable_thinking=reasoning) for sampler in samplers
     ]
@@ -83,8 +89,8 @@ def _answers(
         model.reserve(before)
 
 
-def divergence(first: CommonNumbers, other: CommonNumbers, model: Model) -> str:
-    """Say where and why an answer leaves the first one."""
+def divergence(first: CommonNumbers, other: CommonNumbers, n_common: int, model: Model) -> str:
+    """Say where and why an answer leaves the first one, with which it has `n_common` tokens in common."""
 
     def name(token: int) -> str:
         ends = token in model.weights.end_tokens
@@ -94,7 +100,7 @@ def divergence(first: CommonNumbers, other: CommonNumbers, model: Model) -> str:
     if at == min(len(first.steps), len(other.steps)):
         return "cut off before it differs from answer 1"
     theirs, ours = first.steps[at], other.steps[at]
-    where = f"differs from answer 1 at token {at + 1}: {name(ours.token)} (rank {ours.rank:,})"
+    where = f"differs from answer 1 at token {n_common + 1}: {name(ours.token)} (rank {ours.rank:,})"
     if not theirs.keeps(ours.rank):
         return f"{where}, which answer 1's sampler cuts"
     where += f", not {name(theirs.token)} (rank {theirs.rank:,})"
@@ -173,9 +179,12 @@ def _show(screen: Screen, model: Model, answer: Answer, samplers: Sequence[Commo
     elif same < number:
         screen.show(Text(f"the same text as {same}"))
     else:
-        common = "".join(model.token_texts(answer.tokens[: common_prefix(first.tokens, sampler.tokens)]))
+        at = common_prefix(first.tokens, sampler.tokens)
+        sampled = [place for place, k in enumerate(answer.k) if k]  # the others were forced
+        n_common = sampled[at] if at < len(sampled) else answer.n_tokens
+        common = "".join(model.token_texts(answer.tokens[:n_common]))
         beginning = Text(f"…{one_line(common[-_SHARED:], _SHARED)} " if common else "", "dim")
-        screen.show(Text(divergence(first, sampler, model)))
+        screen.show(Text(divergence(first, sampler, n_common, model)))
         screen.show(Text.assemble(beginning, "▸", answer.text[len(common) :].rstrip()))
     ends = {"length": "; cut off", "interrupted": "; interrupted", "error": f"; {answer.error}"}
     end = ends.get(answer.finish_reason or "", "")
