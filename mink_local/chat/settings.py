@@ -66,6 +66,7 @@ if TYPE_CHECKING:
 COMMAND_LINE, DEFAULT, SET_HERE = "command line", "default", "set in this chat"  # three sources of values
 MIN_K = ("tau", "floor")  # the settings that are options of Min-k
 _PRESET = "preset "  # and its name: a source of values
+_OF_SERVER = ("MINK_SERVE_", "MINK_API_KEY")  # variables of mink-serve
 RARE = "Rarely needed"  # the group of settings that comes last in the help
 CONSTRAINTS = "Penalties and limits"  # the group of settings that `Constraints` are made from
 
@@ -96,6 +97,11 @@ class Setting(SamplerOption):
         self.key = max(self.opts, key=len).removeprefix("--")
         self.envvar = f"MINK_{self.key.replace('-', '_').upper()}"
         self.about = (self.help or "").partition(". ")[0].removesuffix(".") + "."
+
+    @property
+    def takes_several(self) -> bool:
+        """Whether it takes several values: separated by blanks, or as a list."""
+        return self.multiple or self.nargs > 1
 
     def source(self, ctx: click.Context) -> str:
         """Return where the value comes from: a variable, the path of a file, or in words."""
@@ -320,19 +326,19 @@ def _texts(path: Path, place: str, table: Mapping[str, Any]) -> Iterator[tuple[s
         if setting is None:
             hint = did_you_mean(key, BY_KEY) or ": mink-chat --help lists them"
             log.warning("%s: there is no setting %r in %s%s", path, key, place, hint)
-        elif setting.multiple and isinstance(value, list):
-            yield setting.name, [str(item) for item in value]
-        elif isinstance(value, list | dict):
+        elif isinstance(value, dict) or (isinstance(value, list) and not setting.takes_several):
             raise click.UsageError(f"{path}: {setting.key} must be a single value.")
+        elif setting.takes_several:
+            yield setting.name, list(map(str, value)) if isinstance(value, list) else str(value).split()
         else:
             yield setting.name, str(value)
 
 
 def warn_of_variables() -> None:
-    """Log each variable that looks like a setting and is none."""
+    """Log each variable that looks like a setting and is none, not even of mink-serve."""
     known = [*(str(setting.envvar) for setting in SETTINGS), "MINK_CONFIG"]
     for name in sorted(os.environ):
-        if name.startswith("MINK_") and name not in known:
+        if name.startswith("MINK_") and name not in known and not name.startswith(_OF_SERVER):
             log.warning("there is no setting %s%s", name, did_you_mean(name, known))
 
 
@@ -448,7 +454,7 @@ class Settings:
             self.put(setting.name, value, origin)
 
     def _parsed(self, setting: Setting, text: Any) -> Any:
-        parts = text.split() if setting.multiple and isinstance(text, str) else text
+        parts = text.split() if setting.takes_several and isinstance(text, str) else text
         try:
             return setting.process_value(self.context, parts)
         except click.BadParameter as error:

@@ -108,8 +108,31 @@ def test_what_is_no_setting_is_told_and_ignored(
     for hint in ("'parrot'", "did you mean temp?", "there is no setting MINK_TMEP: did you mean MINK_TEMP?"):
         assert hint in caplog.text
     assert caplog.text.count("there is no setting") == 3
+    caplog.clear()
+    monkeypatch.setenv("MINK_SERVE_CTX", "4096")
+    monkeypatch.setenv("MINK_API_KEY", "alice:k1")
+    mink_chat("--list")
+    assert caplog.text.count("there is no setting MINK") == 1  # those are of mink-serve
     monkeypatch.setenv("MINK_TAU", "-1")
     assert "(in MINK_TAU)" in mink_chat("-p", "Hi").stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "bias", "marks"),
+    [
+        ("logit-bias = ['5=1', '6=2']\nreasoning-marks = ['<a>', '</a>']", ((5, 1), (6, 2)), ("<a>", "</a>")),
+        ("logit-bias = '5=1 6=2'\nreasoning-marks = '<a> </a>'", ((5, 1), (6, 2)), ("<a>", "</a>")),
+        ("logit-bias = '5=1'", ((5, 1),), None),
+    ],
+)
+def test_several_values(text: str, bias: object, marks: object) -> None:
+    """A list, or what the variable is: values with blanks between them."""
+    for name, arguments in (("chat", ()), ("preset.mine", ("--preset", "mine"))):
+        write_config(f"[{name}]\n{text}\n")
+        chosen = settings(*arguments)
+        assert chosen["logit_bias"] == bias
+        if name == "chat":  # the marks are fixed at the start
+            assert chosen["reasoning_marks"] == marks
 
 
 def test_tau_and_floor_from_the_file_are_for_min_k_only() -> None:

@@ -152,10 +152,15 @@ def preset(chat: Chat, argument: str) -> None:
         chat.screen.note(f"preset {argument}: {settings.summary}")
     else:
         rows = [
-            (name, ", ".join(f"{key} {one_line(str(text), 40)}" for key, text in values.items()))
+            (name, ", ".join(f"{key} {one_line(_as_typed(text), 40)}" for key, text in values.items()))
             for name, values in before.presets.items()
         ]
         chat.screen.table(rows)
+
+
+def _as_typed(value: str | list[str]) -> str:
+    """Return a value of a preset on one line."""
+    return value if isinstance(value, str) else " ".join(value)
 
 
 def system(chat: Chat, argument: str) -> None:
