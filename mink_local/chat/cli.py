@@ -231,6 +231,10 @@ def cli(
         raise click.UsageError("give --continue or --resume, not both.")
     if text is not None and prompt is not None:
         raise click.UsageError(f"give {text!r} or --prompt, not both.")
+    if export_path and (listed or text or prompt):
+        raise click.UsageError(f"--export {export_path}: give no prompt, and no --list, with it.")
+    if as_json and (listed or export_path):
+        raise click.UsageError("--json prints an answer: it changes nothing for --list and --export.")
     if listed:
         _list(text or prompt or "")
     elif export_path:

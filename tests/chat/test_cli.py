@@ -52,7 +52,9 @@ def test_version(mink_chat: MinkChat) -> None:
         (["--continue"], 1, "no conversation"),
         (["--resume", "x"], 1, "'x'"),
         (["--resume", "\udcff"], 1, "no conversation"),
-        (["--export", "x.txt"], 2, "x.txt"),
+        (["--export", "x.md"], 2, "no prompt"),
+        (["--export", "x.md", "--list"], 2, "--list"),
+        (["--list", "--json"], 2, "--json"),
         (["--file", "-"], 2, "standard input"),
         (["--config", "no/such"], 2, "'no/such'"),
         (["--parrot"], 2, "--parrot"),
@@ -68,6 +70,11 @@ def test_bad_input_is_one_sentence(
     result.refused(status, complaint)
     assert result.stdout == ""
     assert result.stderr.startswith("mink-chat: ")
+
+
+def test_an_export_has_one_of_two_endings(mink_chat: MinkChat) -> None:
+    mink_chat("--export", "x.txt").refused(2, "x.txt", ".md", ".json")
+    mink_chat("--export", "x.md", "--json").refused(2, "--json")
 
 
 def test_empty_standard_input_is_named(mink_chat: MinkChat) -> None:
