@@ -318,7 +318,9 @@ def test_an_answer_that_cannot_be_kept(
     converse(ConversationStore(default_path()), "Hello", "Hello!")
     with locked(own_files / "conversations.db"):
         result = mink_chat("--continue", "-p", "And now?", "-n", "2")
+        talk = mink_chat("--continue", "--temp", "0", "-n", "2", typed=["And then?"])
     assert (result.status, bool(result.stdout), "locked" in result.stderr) == (1, True, True)
+    assert (talk.status, "Hello!" in talk.stdout, "2 tokens" in talk.stderr) == (1, True, True)
 
 
 @pytest.mark.slow

@@ -277,7 +277,8 @@ def recall(chat: Chat) -> None:
     """Show the end of the conversation that is continued."""
     branch = chat.session.branch
     _show_messages(chat, branch[-2:])
-    name = _current(chat).name or f"number {chat.session.conversation}"
+    number = chat.session.conversation or 0
+    name = chat.session.store.get(number).name or f"number {number}"
     turns = sum(message.role == "user" for message in branch)
     more = ": /history shows them" if turns > 1 else ""
     chat.screen.note(f"conversation {name}, {counted(turns, 'message')}{more}")
