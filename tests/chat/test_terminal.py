@@ -404,7 +404,7 @@ def test_delete_asks(opened: Open, own_files: Path) -> None:
     """
     terminal = opened("--temp", "0", "-n", "1")
     terminal.say("Hello")
-    terminal.say('"""\rMy pelican is ill.\r"""')
+    terminal.say('"""\r  My pelican is ill.\r"""')
     terminal.say("/temp")
     for answer, outcome in (("\x03", "interrupted"), ("Yes\r", "1 is deleted")):
         assert "[y/n]" in terminal.say("/delete 1")

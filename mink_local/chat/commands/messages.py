@@ -246,7 +246,7 @@ def delete(chat: Chat, argument: str) -> None:
     conversation = chat.session.store.find(argument)
     n, begins = counted(conversation.turns, "message"), one_line(conversation.title, 40)
     chat.confirm(f"delete {argument} for good, with {n}, beginning with {begins!r}?")
-    messages = {message.typed for message in chat.session.store.messages(conversation.id)}
+    messages = {message.typed.strip() for message in chat.session.store.messages(conversation.id)}
     chat.session.store.delete(conversation.id)
     if conversation.id == chat.session.conversation:
         chat.session.clear()
