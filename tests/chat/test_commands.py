@@ -219,6 +219,43 @@ def test_an_answer_that_ends_inside_its_reasoning(typist: Begin, tmp_path: Path)
     assert "empty" in typed.say("/copy")
 
 
+@pytest.fixture
+def cut_off(typist: Begin, tmp_path: Path) -> Typist:
+    """A chat whose first answer was cut off within its reasoning."""
+    path = write_scripted(
+        tmp_path / "thinker.gguf",
+        "{# <think> #}{{ messages[-1].content }}<|told|>",
+        {"<|told|>": ["<think>", "Two", " and", " two", "</think>", "It is", " four"], "|": [" or five"]},
+    )
+    typed = typist("-n", "3", model=load_model(path, n_ctx=256))
+    assert "2 words" in typed.say("Hi")
+    return typed
+
+
+def test_reasoning_goes_on(cut_off: Typist) -> None:
+    """What was shown of it is not shown again; the answer that it leads to is, as a whole."""
+    assert re.search(r"reasoning: 1 word .*stopped after 3 tokens", cut_off.say("/continue"), re.DOTALL)
+    assert cut_off.chat.session.last_answer().content == "It is"
+    shown = cut_off.say("/continue")
+    assert "It is four\n" in shown
+    assert "reasoning" not in shown
+    answer = cut_off.chat.session.last_answer()
+    assert (answer.reasoning, answer.content) == ("Two and two", "It is four")
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize("lines", [["/begin It is|"], ["/edit answer", "It is|"]])
+def test_an_answer_that_is_begun_ends_the_reasoning(
+    cut_off: Typist, lines: list[str], is_killed: bool
+) -> None:
+    answer = cut_off.chat.session.last_answer()
+    if is_killed:
+        answer.finish_reason, answer.tokens, answer.k, answer.borders = None, [], [], []
+    cut_off.say(*lines)
+    answer = cut_off.chat.session.last_answer()
+    assert (answer.reasoning, answer.content) == ("Two and", "It is| or five")
+
+
 def test_answers_and_branches(typist: Begin) -> None:
     typed = typist()
     say, session = typed.say, typed.chat.session

@@ -12,7 +12,7 @@ from mink_local import load_model
 from mink_local.chat.conversation import session
 from mink_local.chat.conversation.answer_steps import AnswerSteps
 from mink_local.chat.conversation.session import AnswerStream, Session
-from mink_local.chat.conversation.store import ConversationStore, DeletedError
+from mink_local.chat.conversation.store import ConversationStore, DeletedError, SamplingInfo, StoredMessage
 from mink_local.errors import ContextOverflowError, GenerationError, MinkError
 from mink_local.generation.model import Model
 from tests.chat.conftest import converse, locked, new_session
@@ -99,6 +99,19 @@ def test_going_on_is_no_other_version(smollm2: Model) -> None:
     assert cut_off.id in {message.id for message in chat.store.messages(1)}
     text_of(chat.regenerate(temperature=9.0))
     assert len(chat.versions()) == 2
+
+
+@pytest.mark.parametrize(("reasoning", "n"), [("Hm, so", 1), ("Well", 2)])
+def test_what_was_reasoned_otherwise_is_another_version(smollm2: Model, reasoning: str, n: int) -> None:
+    """Also of an answer that did not get to its text."""
+    chat = new_session(smollm2)
+    message, part = StoredMessage("user", "Hello"), SamplingInfo("smollm2-135m", "greedy", 0, 0)
+    cut_off = StoredMessage("assistant", reasoning="Hm", parts=[part], finish_reason="length")
+    other = StoredMessage("assistant", "Hi.", None, reasoning, [part] * 2, finish_reason="stop")
+    for answer in (cut_off, other):
+        chat.conversation = chat.store.save(chat.conversation, [message, answer], "smollm2-135m", None)
+    chat.load(chat.store.find())
+    assert len(chat.versions()) == n
 
 
 @pytest.mark.parametrize("how", ["fails", "is interrupted", "does not fit"])

@@ -25,7 +25,7 @@ from mink_local.chat.conversation.store import (
 from mink_local.chat.settings import Settings
 from mink_local.errors import GenerationError, MinkError
 from mink_local.files import make_room, private_folder
-from mink_local.generation.answer import Piece
+from mink_local.generation.answer import Piece, is_reasoning
 from mink_local.generation.engine.slots import common_prefix
 from mink_local.generation.model import Model
 from mink_local.generation.replies import Reply
@@ -94,10 +94,16 @@ def _goes_on(turn: Branch, turns: Sequence[Branch]) -> bool:
     *before, answer = turn
     return answer.role == "assistant" and any(
         other[:1] == before
+        and other[-1].reasoning.startswith(answer.reasoning)
         and other[-1].content.startswith(answer.content)
         and len(other[-1].parts) > len(answer.parts)
         for other in turns
     )
+
+
+def _is_cut(answer: StoredMessage, tokens: Sequence[int]) -> bool:
+    """Return whether an answer's tokens end within its reasoning; those that are not known do."""
+    return tokens is not answer.tokens or is_reasoning(answer.borders, len(tokens))
 
 
 def prompt_digest(tokens: Sequence[int]) -> str:
@@ -227,15 +233,17 @@ class Session:
     def rewrite(self, text: str) -> "AnswerStream":
         """Return another answer to the last message, which begins with a text. Raises as `ask` does.
 
-        It keeps the reasoning of the last answer, and of its text what is the same.
+        It keeps the reasoning of the last answer, which ends there, and of its text what is the same.
         """
         self.check_unchanged()
         last = self.last_answer()
-        tokens = self.answer_tokens(last)
+        tokens, begun = self.answer_tokens(last), self.model.tokenize(text)
         texts = self.model.token_texts(tokens)
         start = max("".join(texts).rfind(last.content), 0) if last.reasoning else 0
         n_reasoning = sum(end <= start for end in accumulate(map(len, texts)))
-        return self._going_on(tokens[:n_reasoning] + self.model.tokenize(text))
+        if last.reasoning and not last.content and _is_cut(last, tokens):
+            begun = self._written(last.reasoning, text)[len(self._written(last.reasoning)) :]
+        return self._going_on(tokens[:n_reasoning] + begun)
 
     def _going_on(self, tokens: list[int]) -> "AnswerStream":
         """Return another answer to the last message, which begins with tokens: those of the last answer, and
@@ -336,8 +344,12 @@ class Session:
         """Return the sampled token ids of an answer, or this model's if they are unknown or another's."""
         if answer.tokens and answer.parts and answer.parts[-1].model == self.model.name:
             return answer.tokens
+        return self._written(answer.reasoning, answer.content)
+
+    def _written(self, reasoning: str, content: str = "") -> list[int]:
+        """Return an answer to the last message as the model writes it; without content, reasoning goes on."""
         messages, reasons = self.prompt(self.branch[:-1]), self.settings["reasoning"]
-        begun = {"role": "assistant", "content": answer.content, "reasoning_content": answer.reasoning}
+        begun = {"role": "assistant", "content": content, "reasoning_content": reasoning}
         n_prompt = len(self.model.prompt_tokens(messages, reasons))
         return self.model.prompt_tokens([*messages, begun], reasons)[n_prompt:]
 

@@ -42,7 +42,7 @@ def print_answer(screen: Screen, answer: AnswerStream, settings: Settings, as_js
 
 
 def show_answer(screen: Screen, answer: AnswerStream, on_reasoning: str = "") -> None:
-    """Show an answer while it is generated.
+    """Show an answer while it is generated, without the reasoning that it begins with: that was shown before.
 
     Args:
         on_reasoning: Where to see reasoning that was only counted.
@@ -57,7 +57,7 @@ def show_answer(screen: Screen, answer: AnswerStream, on_reasoning: str = "") ->
         (is_reasoning, text)
         for piece in answer.pieces(show_prompt)
         for is_reasoning, text in ((True, piece.reasoning), (False, piece.content))
-        if text
+        if text and not (is_reasoning and piece is answer.reply.prefix)
     )
     try:
         for is_reasoning, run in groupby(texts, itemgetter(0)):
