@@ -256,6 +256,16 @@ def test_an_answer_that_is_begun_ends_the_reasoning(
     assert (answer.reasoning, answer.content) == ("Two and", "It is| or five")
 
 
+def test_several_messages_are_undone_and_redone(typist: Begin) -> None:
+    typed = typist("-n", "1")
+    typed.say("One", "Two", "Three", "/undo", "/undo 2")
+    assert questions(typed) == []
+    typed.say("/redo")
+    assert questions(typed) == ["One", "Two"]
+    typed.say("/redo")
+    assert questions(typed) == ["One", "Two", "Three"]
+
+
 def test_answers_and_branches(typist: Begin) -> None:
     typed = typist()
     say, session = typed.say, typed.chat.session

@@ -82,9 +82,9 @@ def undo(chat: Chat, argument: str) -> None:
     n, n_there = WholeNumber(min=1)(argument or "1"), len(chat.session.branch) // 2
     if n > n_there > 0:
         raise MinkError(f"only {counted(n_there, 'message')} can be undone")
-    for _ in range(n):
-        message = chat.session.undo()
-    chat.screen.note(f"undone: {one_line(message.typed, chat.screen.width - 30)}; /redo restores it")
+    first = one_line(chat.session.undo(n).typed, chat.screen.width - 50)
+    undone = first if n == 1 else f"{counted(n, 'message')}, from {first} on"
+    chat.screen.note(f"undone: {undone}; /redo restores {'it' if n == 1 else 'them'}")
 
 
 def redo(chat: Chat, _: str) -> None:

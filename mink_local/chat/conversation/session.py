@@ -264,14 +264,14 @@ class Session:
         )
         return self._answer(self.branch[:-1], self.settings.params, beginning)
 
-    def undo(self) -> StoredMessage:
-        """Take back the last message and its answer; return the message. `redo` brings both back."""
+    def undo(self, n: int = 1) -> StoredMessage:
+        """Take back the last n messages and their answers; return the first. `redo` brings them back."""
         if not self.branch:
             raise MinkError("there is nothing to undo")
         self.check_unchanged()
         self._undone.append(self.branch)
-        self.go_to(self.branch[:-2])
-        return self._undone[-1][-2]
+        self.go_to(self.branch[: -2 * n])
+        return self._undone[-1][-2 * n]
 
     def redo(self) -> StoredMessage | None:
         """Bring back what the last `undo` took, or else the newest turn that ever came next.
