@@ -96,13 +96,13 @@ class Chat:
         answer = None
         if draft:
             self.draft = None
-        if replaces and replaces.role == "assistant":
-            self.show(self.session.rewrite(text))
-            return
         try:
-            answer = self.session.ask(text, files + attached, replaces is not None)
-            self.attached.clear()  # whatever becomes of the answer, they are not for the next message
-            files += attached
+            if replaces and replaces.role == "assistant":
+                answer = self.session.rewrite(text)
+            else:
+                answer = self.session.ask(text, files + attached, replaces is not None)
+                self.attached.clear()  # whatever becomes of the answer, they are not for the next message
+                files += attached
             self.show(answer)
         finally:
             if answer is None or self.session.branch[-1:] != [answer.message]:
@@ -142,5 +142,7 @@ class Chat:
     def _show_status(self, answer: StoredMessage) -> None:
         """Show the figures of an answer, and what tells it from other versions of it."""
         self.screen.dim(status(answer, self.session.model.n_ctx))
-        if answer.id and len(versions := self.session.versions()) > 1:
-            self.screen.dim(f"version {len(versions)} · {answer.settings} · /pick lists them")
+        ids = [turn[-1].id for turn in self.session.versions()] if answer.id else []
+        if answer.id in ids and len(ids) > 1:
+            number = ids.index(answer.id) + 1
+            self.screen.dim(f"version {number} · {answer.settings} · /pick lists them")

@@ -266,6 +266,30 @@ def test_several_messages_are_undone_and_redone(typist: Begin) -> None:
     assert questions(typed) == ["One", "Two", "Three"]
 
 
+def test_a_version_has_the_number_that_pick_takes(typist: Begin) -> None:
+    typed = typist("-n", "2")
+    typed.say("Say hello.", "/edit", "Say bye.", "/pick 1")
+    assert "version 2 · " in typed.say("/regen 9")
+    assert re.search(r"^\* 2  ", typed.say("/pick"), re.M)
+
+
+def test_an_edited_answer_waits_until_it_is_sent(typist: Begin) -> None:
+    typed = typist("-n", "2")
+    typed.say("Say hello.")
+    store = typed.chat.session.store
+    add(store, StoredMessage("user", "And now?"), store.get(1).head)
+    assert "another window" in typed.say("/edit answer", "Good morning")
+    typed.say("")
+    assert typed.offered == "Good morning"
+    assert typed.chat.session.last_answer().content.startswith("Good morning")
+    assert typed.chat.draft is None
+
+
+def test_what_failed_was_no_empty_answer(typist: Begin, tiny: Callable[..., Path]) -> None:
+    shown = typist(model=load_model(str(tiny(scale=float("nan"))), n_ctx=256)).say("Hi")
+    assert ("NaN" in shown, "answered with nothing" in shown) == (True, False)
+
+
 def test_answers_and_branches(typist: Begin) -> None:
     typed = typist()
     say, session = typed.say, typed.chat.session

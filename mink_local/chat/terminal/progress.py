@@ -120,7 +120,7 @@ def note_end(
     elif reason == "length":
         used = answer.prompt_tokens + answer.n_new
         screen.note(f"stopped: the context of {used} tokens is full")
-    elif reason != "repetition" and not answer.content:
+    elif reason == "stop" and not answer.content:
         ended = (
             "no answer: the model stopped while reasoning"
             if answer.reasoning
