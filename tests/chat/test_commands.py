@@ -117,6 +117,9 @@ def test_settings_change(typist: Begin, lines: list[str], key: str, shown: str) 
         ("/delete parrot", ["'parrot'"]),
         ("/export", ["/export"]),
         ("/export c.txt", [".md", ".json"]),
+        ("/export {bytes}", [".md", ".json"]),  # which is there, and not overwritten in any case
+        ("/explain --1", ["'--1'"]),
+        (f"/explain {'5' * 5000}", ["not in the last answer"]),
         ("/history x", ["'x'"]),
         ("/copy", ["/export"]),
         ("/model parrot", ["'parrot'"]),

@@ -1,5 +1,6 @@
 """The commands that show how answers were sampled: /explain and /heat."""
 
+import re
 import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -74,7 +75,7 @@ def _index(steps: AnswerSteps, wanted: str) -> int:
     if not wanted:
         return steps.k.index(max(steps.k))
     n = len(steps.texts)
-    if wanted.lstrip("-").isdecimal():
+    if re.fullmatch(r"-?\d{1,9}", wanted):
         number = int(wanted)
         if not 1 <= abs(number) <= n:
             raise MinkError(f"the last answer has {counted(n, 'token')}")

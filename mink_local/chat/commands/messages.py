@@ -8,6 +8,7 @@ import click
 from mink_local.chat.attachments import Attachment, matching, path_of
 from mink_local.chat.chat import Chat, Draft
 from mink_local.chat.commands.set_show import change_setting
+from mink_local.chat.conversation.export import FORMATS
 from mink_local.chat.conversation.export import export as write_export
 from mink_local.chat.conversation.session import cache_path
 from mink_local.chat.conversation.store import Conversation, StoredMessage
@@ -258,10 +259,10 @@ def delete(chat: Chat, argument: str) -> None:
 
 def export(chat: Chat, argument: str) -> None:
     """Write this conversation to FILE.md, for people, or FILE.json, with every branch and every figure."""
-    path = path_of(argument)
-    if path.exists():
+    path, conversation = path_of(argument), _current(chat)
+    if path.suffix in FORMATS and path.exists():
         chat.confirm(f"overwrite {path}?")
-    write_export(chat.session.store, _current(chat), path)
+    write_export(chat.session.store, conversation, path)
     chat.screen.note(f"written to {path}")
 
 
