@@ -1,6 +1,7 @@
 """Conversations on disk: nothing is lost, nothing is overwritten; and their export."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -326,6 +327,15 @@ def test_control_characters_in_an_export(birds: ConversationStore, tmp_path: Pat
         assert [code for code in "\x1b\x07\x9b\u202e" if code in written] == []
     assert json.loads(written)["messages"][0]["content"] == evil
     assert "␛]0;pwned␇ \ufffd31m \ufffd" in (tmp_path / "b.md").read_text(encoding="utf-8")
+
+
+def test_a_token_that_is_banned_is_exported_as_json_can(birds: ConversationStore, tmp_path: Path) -> None:
+    """Which has no infinity; other readers than Python's refuse the whole file."""
+    how = SamplingInfo("parrot", "min-k", 1.0, 7, constraints={"logit_bias": {198: -math.inf, 5: 1.5}})
+    add(birds, StoredMessage("assistant", "Hi", parts=[how], finish_reason="stop"), 1)
+    export(birds, birds.find(), tmp_path / "b.json")
+    whole = json.loads((tmp_path / "b.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    assert whole["messages"][1]["how"]["constraints"]["logit_bias"] == {"198": "-inf", "5": 1.5}
 
 
 def test_a_failed_export_leaves_nothing_behind(birds: ConversationStore, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Export of a conversation: Markdown for people, JSON for programs."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,16 @@ def answer_as_json(answer: StoredMessage) -> str:
 
 def dumps(value: Any, indent: int | None = None) -> str:
     """Return a value as JSON with control characters escaped, for terminals."""
-    return json.dumps(value, ensure_ascii=False, indent=indent).translate(_ESCAPES)
+    return json.dumps(_finite(value), ensure_ascii=False, indent=indent).translate(_ESCAPES)
+
+
+def _finite(value: Any) -> Any:
+    """Return a value with texts for infinite numbers, which JSON does not have: of a token that is banned."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and math.isinf(value) else value
 
 
 def _fields(message: StoredMessage) -> dict[str, Any]:
