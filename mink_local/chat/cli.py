@@ -1,6 +1,7 @@
 """`mink-chat`: a conversation with a GGUF model in the terminal, or one answer to one prompt."""
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,8 +130,10 @@ def _export(name: str, path: Path) -> None:
 
 
 def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    names = [conversation.name for conversation in _stored().conversations()]
-    return [name for name in names if name and name.startswith(incomplete)]
+    with suppress(MinkError):  # completion is no place for complaints
+        names = [conversation.name for conversation in _stored().conversations()]
+        return [name for name in names if name and name.startswith(incomplete)]
+    return []
 
 
 @click.command(

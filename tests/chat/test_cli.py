@@ -4,9 +4,11 @@ import json
 import re
 from pathlib import Path
 
+import click
 import pytest
 from rich.cells import cell_len
 
+from mink_local.chat.cli import cli
 from mink_local.chat.conversation.store import ConversationStore, default_path
 from mink_local.models.catalog import EMBEDDED, chosen_model
 from tests.chat.conftest import MinkChat, converse
@@ -75,6 +77,23 @@ def test_bad_input_is_one_sentence(
 def test_an_export_has_one_of_two_endings(mink_chat: MinkChat) -> None:
     mink_chat("--export", "x.txt").refused(2, "x.txt", ".md", ".json")
     mink_chat("--export", "x.md", "--json").refused(2, "--json")
+
+
+def test_names_of_conversations_are_completed(own_files: Path) -> None:
+    """There are none in a file that cannot be read, and nothing is said about it."""
+    [resume] = [option for option in cli.params if option.name == "resume"]
+
+    def completed(text: str) -> list[str]:
+        return [item.value for item in resume.shell_complete(click.Context(cli), text)]
+
+    assert completed("") == []
+    store = ConversationStore(default_path())
+    converse(store, "Name a fruit.", "A pear.")
+    store.rename(1, "pears")
+    store.close()
+    assert (completed("pe"), completed("x")) == (["pears"], [])
+    (own_files / "conversations.db").write_text("this is not a database, and too long to be empty " * 9)
+    assert completed("pe") == []
 
 
 def test_empty_standard_input_is_named(mink_chat: MinkChat) -> None:
