@@ -74,6 +74,8 @@ def test_settings_change(typist: Begin, lines: list[str], key: str, shown: str) 
         ("/set reasoning on", ["smollm2-135m", "switch"]),
         ("/set loop-guard maybe", ["loop-guard", "'maybe'"]),
         ("/set template-kwargs x", ["template-kwargs", "JSON object"]),
+        ("/set grammar -", ["grammar", "standard input"]),
+        ("/set json-schema -", ["json-schema", "standard input"]),
         ("/undo 0", ["/undo 0", "at least 1"]),
         ("/max-tokens 5", ["/set max-tokens", "blank"]),
         ("/temp5", ["/temp?", "blank"]),
