@@ -283,6 +283,16 @@ def test_a_chat_is_kept_unless_that_is_not_wanted(mink_chat: MinkChat, own_files
     again = mink_chat("--continue", "-n", "2", typed=["/show system"])
     assert "> A secret." in again.stdout
     assert "secret, 1 message)" in again.stderr
+    again = mink_chat("--continue", "--no-store", "-n", "2", typed=["/save secret"])  # it is kept already
+    assert "--no-store" not in again.stderr
+
+
+def test_ctrl_c_sends_no_draft_where_the_line_cannot_begin_with_it(mink_chat: MinkChat) -> None:
+    """As where the output is a file; Enter alone sends it."""
+    lines = ["Hello", "/edit"]
+    for typed, n in (["Hi\x03", 1], ["", 2], ["Hi", 2]):
+        result = mink_chat("-n", "2", "--no-store", typed=[*lines, typed])
+        assert len(re.findall(r"context \d+/", result.stderr)) == n
 
 
 def test_a_conversation_takes_the_system_prompt_of_the_command_line(mink_chat: MinkChat) -> None:

@@ -209,7 +209,7 @@ def save(chat: Chat, argument: str) -> None:
     if name.isdecimal():
         raise MinkError(f"{name} could be the number of a conversation: choose a name with a letter")
     session.store.rename(_current(chat).id, name)
-    kept = "" if session.settings["store"] else ", until you leave: --no-store"
+    kept = "" if session.store.is_on_disk else ", until you leave: --no-store"
     chat.screen.note(f"this conversation is now {name}{kept}")
 
 

@@ -87,9 +87,9 @@ class InputLine:
                 self._is_pasted = True
             event.current_buffer.insert_text(event.data.replace("\r\n", "\n").replace("\r", "\n"))
 
-        @bindings.add(
-            "c-c", filter=has_focus(DEFAULT_BUFFER) & Condition(lambda: bool(get_app().current_buffer.text))
-        )
+        has_text = Condition(lambda: self.can_edit and bool(get_app().current_buffer.text))
+
+        @bindings.add("c-c", filter=has_focus(DEFAULT_BUFFER) & has_text)
         def drop(event: KeyPressEvent) -> None:
             event.app.exit(result="", style="class:aborting")
 
