@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import pytest
 from rich.cells import cell_len
+from rich.console import Console
 
 from mink_local.chat.cli import cli
 from mink_local.chat.conversation.store import ConversationStore, default_path
@@ -146,7 +147,8 @@ def test_the_list_at_any_width(mink_chat: MinkChat, monkeypatch: pytest.MonkeyPa
     assert len(rows) == 4
     assert all(cell_len(row) <= columns for row in rows)
     assert re.search(r" notes.*… .*Write two", rows[1])  # the oldest
-    assert [word in rows[0] for word in ("turns", "last", "model")] == [columns >= 60] * 2 + [columns >= 100]
+    width = Console().width  # on Windows, an old console's last column stays empty
+    assert [word in rows[0] for word in ("turns", "last", "model")] == [width >= 60] * 2 + [width >= 100]
 
 
 def test_a_model_in_place_of_a_prompt_is_no_question(mink_chat: MinkChat, tiny_path: Path) -> None:

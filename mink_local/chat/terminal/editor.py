@@ -166,9 +166,10 @@ class InputLine:
 
 def _output(screen: Screen) -> Output | None:
     """Return what shows the input line: standard error if standard output is a file; None for the usual."""
-    if not screen.is_terminal:
-        return create_output(always_prefer_tty=True)
-    return PlainTextOutput(sys.stdout) if screen.is_dumb else None
+    if screen.is_terminal:
+        return PlainTextOutput(sys.stdout) if screen.is_dumb else None
+    # On Windows, create_output raises an error if standard output is no console.
+    return create_output(always_prefer_tty=True) if sys.platform != "win32" else PlainTextOutput(sys.stderr)
 
 
 class _History(FileHistory):

@@ -53,7 +53,7 @@ def test_a_cache_is_read_after_a_restart_and_by_its_owner_alone(model: Model, tm
     assert longer.evaluated_tokens < 10
     restarted(model, tmp_path / "new")  # the longer one takes the place of the shorter
     [path] = (tmp_path / "new").glob("*.kv")
-    assert path.stat().st_mode & 0o777 == 0o600
+    assert os.name != "posix" or path.stat().st_mode & 0o777 == 0o600
     again = asked(model, PROMPT)
     assert (again.text, again.evaluated_tokens < 10) == (first.text, True)
 
@@ -180,7 +180,7 @@ def test_a_file_sealed_with_another_secret_is_not_read(model: Model, tmp_path: P
     assert used_by(restarted(model, tmp_path / "ours"), "alice") == n_tokens
     secret = tmp_path / "ours" / "secret"
     assert len(secret.read_bytes()) == 32
-    assert secret.stat().st_mode & 0o777 == 0o600
+    assert os.name != "posix" or secret.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_file_for_another_number_of_slots_is_no_candidate(
