@@ -67,10 +67,13 @@ def before_message(files: Iterable[str]) -> str:
 
 
 def words(argument: str) -> list[str]:
-    """Return the words of an argument as a shell would: in quotes, or with backslashes before blanks."""
-    is_posix = os.name != "nt"  # where backslashes are part of paths
+    """Return the words of an argument as a shell would: in quotes or, on POSIX, with escaped blanks."""
+    lexer = shlex.shlex(argument, posix=True)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    if os.name == "nt":
+        lexer.escape = ""  # backslashes are part of paths
     try:
-        return [word if is_posix else word.strip("\"'") for word in shlex.split(argument, posix=is_posix)]
+        return list(lexer)
     except ValueError:  # an apostrophe
         return argument.split()
 
