@@ -147,7 +147,7 @@ def test_the_list_at_any_width(mink_chat: MinkChat, monkeypatch: pytest.MonkeyPa
     assert len(rows) == 4
     assert all(cell_len(row) <= columns for row in rows)
     assert re.search(r" notes.*… .*Write two", rows[1])  # the oldest
-    width = Console().width  # on Windows, an old console's last column stays empty
+    width = Console().width  # a column less in an old console of Windows
     assert [word in rows[0] for word in ("turns", "last", "model")] == [width >= 60] * 2 + [width >= 100]
 
 
