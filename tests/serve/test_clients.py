@@ -11,8 +11,6 @@ from typing import Any
 
 import openai
 import pytest
-from langchain_core.exceptions import ContextOverflowError
-from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, Field
 
 from tests.support.server import RunningServer
@@ -96,13 +94,14 @@ class Weather(BaseModel):
 
 def langchain(url: str, _: Path) -> dict[str, Any]:
     """Return what LangChain's ChatOpenAI sees."""
+    errors, langchain_openai = map(pytest.importorskip, ("langchain_core.exceptions", "langchain_openai"))
     options: Any = {"base_url": url, "api_key": "none", "max_retries": 0, "max_tokens": 60, "seed": 1}
-    chat = ChatOpenAI(model=MODEL, temperature=0, **options)
+    chat = langchain_openai.ChatOpenAI(model=MODEL, temperature=0, **options)
     whole = chat.invoke("Say hello.")
     chunks = list(chat.stream("Say hello.", stream_usage=True))
     [n_tokens] = [chunk.usage_metadata["output_tokens"] for chunk in chunks if chunk.usage_metadata]
     assert n_tokens == whole.response_metadata["token_usage"]["completion_tokens"]
-    with pytest.raises(ContextOverflowError):
+    with pytest.raises(errors.ContextOverflowError):
         chat.invoke("word " * 4000)
     with pytest.raises(openai.BadRequestError) as refused:
         chat.invoke("Say hello.", temperature=-1)
