@@ -16,9 +16,9 @@ import pytest
 from huggingface_hub import constants
 from hypothesis import settings
 from numpy.typing import NDArray
-from platformdirs import user_data_path
 
 from mink_local import load_model
+from mink_local.files import user_folder
 from mink_local.generation.model import Model
 from mink_local.llama.devices import gpu_missing
 from mink_local.llama.rpc import use_servers
@@ -163,7 +163,7 @@ def own_files(user_folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # n
     for name in [name for name in os.environ if name.startswith("MINK_") or name in ("NO_COLOR", "INPUTRC")]:
         monkeypatch.delenv(name)
     choose_model(EMBEDDED)
-    return user_data_path("mink-local")
+    return user_folder("data")
 
 
 @pytest.fixture

@@ -306,17 +306,17 @@ DASH = ["-c", "import os; os.environ['PS1'] = 'shell: '; os.execvp('dash', ['das
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("shell", "moment", "number"),
+    ("shell", "moment", "name"),
     [
-        ("bash", "answer", signal.SIGTERM),
-        ("bash", "line", signal.SIGABRT),
-        ("dash", "answer", signal.SIGHUP),
-        ("dash", "answer", signal.SIGABRT),
-        ("dash", "line", signal.SIGTERM),
-        ("dash", "line", signal.SIGKILL),
+        ("bash", "answer", "SIGTERM"),
+        ("bash", "line", "SIGABRT"),
+        ("dash", "answer", "SIGHUP"),
+        ("dash", "answer", "SIGABRT"),
+        ("dash", "line", "SIGTERM"),
+        ("dash", "line", "SIGKILL"),
     ],
 )
-def test_the_terminal_comes_back(opened: Open, tmp_path: Path, shell: str, moment: str, number: int) -> None:
+def test_the_terminal_comes_back(opened: Open, tmp_path: Path, shell: str, moment: str, name: str) -> None:
     """The shell goes on, and shows what is typed; a signal that can be heard loses nothing of an answer."""
     import termios  # not on Windows
 
@@ -331,7 +331,7 @@ def test_the_terminal_comes_back(opened: Open, tmp_path: Path, shell: str, momen
         terminal.send("Tell me a very long story about a dragon.\r")
         terminal.until(lambda: terminal.text.lower().count("dragon") > 2)
     terminal.settle()
-    os.kill(int((tmp_path / "pid").read_text()), number)
+    os.kill(int((tmp_path / "pid").read_text()), signal.Signals[name])
     terminal.until_shown(r"shell:$")
     if shell == "dash":  # bash has read with a mode of its own since
         terminal.until(lambda: termios.tcgetattr(terminal.child.child_fd)[3] & termios.ICANON)
@@ -339,7 +339,7 @@ def test_the_terminal_comes_back(opened: Open, tmp_path: Path, shell: str, momen
     terminal.until_shown("what 21\nshell:$")
     assert "echo what" in terminal.text  # bash shows it by itself; dash needs the terminal for it
     assert "Traceback" not in terminal.text
-    if moment == "answer" and number in (signal.SIGTERM, signal.SIGHUP):
+    if moment == "answer" and name in ("SIGTERM", "SIGHUP"):
         [conversation] = ConversationStore(default_path()).conversations()
         answer = ConversationStore(default_path()).branch(conversation.head)[-1]
         assert answer.finish_reason == "interrupted"

@@ -140,7 +140,7 @@ def test_a_file_without_questions_and_one_that_cannot_be_read(
         with pytest.raises(DataError, match="no questions"):
             read(task, write(content))
     (tmp_path / "folder.jsonl").mkdir()
-    with pytest.raises(DataError, match="Is a directory"):
+    with pytest.raises(DataError, match=r"folder\.jsonl cannot be read: "):
         read(task, tmp_path / "folder.jsonl")
 
 

@@ -400,7 +400,7 @@ def test_a_recorded_task_scores_as_before(write: Write, rule: str) -> None:
 
 def test_a_file_with_the_name_of_another_task_is_refused(write: Write) -> None:
     path = write({"question": "Why?"}, name="aqua.jsonl")
-    with pytest.raises(DataError, match=f"--data {path}"):
+    with pytest.raises(DataError, match=re.escape(f"--data {path}")):
         find_task(str(path))
     with pytest.raises(TaskNotFoundError, match=r"no file none\.jsonl"):
         find_task("none.jsonl")
