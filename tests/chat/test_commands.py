@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mink_local.chat.attachments import words
 from mink_local.chat.conversation.store import ConversationStore, StoredMessage
 from mink_local.chat.listing import show_conversations
 from mink_local.chat.loop import COMMANDS, CommandCompleter
@@ -349,6 +350,13 @@ def test_files(typist: Begin, tmp_path: Path) -> None:
     typed.say("And now?")
     message = "notes.txt:\n````\nThe password is ``` swordfish.\n````\n\nWhat is it?"
     assert questions(typed) == [message, "And now?"]
+
+
+def test_backslashes_are_parts_of_paths_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as windows:
+        windows.setattr(os, "name", "nt")
+        found = words(r"""C:\a\'b c.txt' "C:\d e\*.txt" it"""), words(r"C:\it's")
+    assert found == (["C:\\a\\b c.txt", "C:\\d e\\*.txt", "it"], ["C:\\it's"])
 
 
 def test_attached_files_stay_out_of_the_input_line(typist: Begin, tmp_path: Path) -> None:
