@@ -84,9 +84,10 @@ def test_a_file_gets_utf_8_and_no_character_is_an_error(monkeypatch: pytest.Monk
     monkeypatch.setenv("PYTHONCOERCECLOCALE", "0")
     body = r"print('\u25b2 \udc80'); print('\u03c3 \udc80', file=sys.stderr)"
     child = python(body, stdout=subprocess.PIPE)
-    assert (child.returncode, child.stdout, child.stderr) == (0, "▲ ?\n".encode(), "σ \\udc80\n".encode())
+    shown = [child.stdout.decode().splitlines(), child.stderr.decode().splitlines()]
+    assert (child.returncode, shown) == (0, [["▲ ?"], ["σ \\udc80"]])
     monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
-    assert python(r"print('\u00e9 \u25b2')", stdout=subprocess.PIPE).stdout == "é ?\n".encode("latin-1")
+    assert python(r"print('\u00e9 \u25b2')", stdout=subprocess.PIPE).stdout.split() == [b"\xe9", b"?"]
 
 
 @pytest.mark.parametrize("size", [1, 1_000_000])  # noticed at the end, and in the middle
@@ -106,7 +107,7 @@ def test_a_loader_that_does_not_end_keeps_no_interrupted_program() -> None:
         stdout=subprocess.PIPE,
         timeout=60,
     )
-    assert (child.returncode, child.stdout) == (INTERRUPTED, b"on\n")
+    assert (child.returncode, child.stdout.split()) == (INTERRUPTED, [b"on"])
 
 
 def with_closed(streams: str, *arguments: str) -> "subprocess.CompletedProcess[bytes]":
@@ -199,7 +200,8 @@ def test_a_bad_variable_is_named(
 def test_no_columns_are_an_unknown_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "0")
     width = "import rich.console; print(rich.console.Console().width)"
-    assert python(width, stdout=subprocess.PIPE).stdout == b"80\n"
+    known = 80 - (sys.platform == "win32")  # whose old consoles wrap at the last column
+    assert int(python(width, stdout=subprocess.PIPE).stdout) == known
 
 
 @pytest.mark.parametrize("name", ["bench", "evals", "manage"])
