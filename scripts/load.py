@@ -124,7 +124,7 @@ def fresh(
 
     def measured(round_number: int) -> Load:
         with running(name, command) as url:
-            before = load(url, -1 - round_number, has_schema, clients=1, requests=1, tokens=2)
+            before = load(url, -1 - round_number, has_schema, clients=1, requests=1, tokens=N_ARRIVING)
             return measure(url, round_number, has_schema) if round_number else before
 
     return measured
