@@ -29,6 +29,7 @@ from mink_local.models.catalog import resolve
 from mink_local.models.options import model_option
 
 START_SECONDS, ANSWER_SECONDS = 300, 600
+N_BEFORE = 3  # requests that a server answers before it is measured
 N_RUNNING = 3  # answers, while prompts arrive
 EVERY_SECONDS, N_ARRIVING = 6, 16  # between these; tokens of their answers
 PROMPT = "Tell me a long story about a dog named Max who went to the sea. " * 16  # about 300 tokens
@@ -124,22 +125,22 @@ def fresh(
 
     def measured(round_number: int) -> Load:
         with running(name, command) as url:
-            before = load(url, -1 - round_number, has_schema, clients=1, requests=1, tokens=N_ARRIVING)
+            before = asyncio.run(_load(url, f"Before {round_number}", 1, N_BEFORE, N_ARRIVING, has_schema))
             return measure(url, round_number, has_schema) if round_number else before
 
     return measured
 
 
 def load(url: str, round_number: int, has_schema: bool, clients: int, requests: int, tokens: int) -> Load:
-    """Return a server's results with some clients, in a round."""
+    """Return a server's results in a round: so many requests of each client, at least 8 in total."""
     # Prompts share nothing but the beginning of the chat template: a server has seen none of them.
     name = f"{'Persons' if has_schema else 'Story'} {clients}.{round_number}"
-    return asyncio.run(_load(url, name, clients, requests, tokens, has_schema))
+    return asyncio.run(_load(url, name, clients, max(8, requests * clients), tokens, has_schema))
 
 
 async def _load(url: str, name: str, clients: int, requests: int, tokens: int, has_schema: bool) -> Load:
-    """Have each client send its requests one after another (at least 8 in total)."""
-    numbers = iter(range(max(8, requests * clients)))
+    """Have clients send so many requests together, each one after another."""
+    numbers = iter(range(requests))
     limits = httpx.Limits(max_connections=clients, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=url, timeout=ANSWER_SECONDS, limits=limits) as client:
 

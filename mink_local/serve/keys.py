@@ -77,7 +77,7 @@ class Keys:
         try:
             lines = as_text(regular(self._path).read_bytes()).splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", error)
+            reason = getattr(error, "strerror", None) or error
             raise click.UsageError(f"{self._path} cannot be read: {reason}") from None
         for number, line in enumerate(map(str.strip, lines), 1):
             if line and not line.startswith("#"):
