@@ -456,7 +456,7 @@ class Settings:
     def _parsed(self, setting: Setting, text: Any) -> Any:
         """Return the value of a setting; in a chat, standard input is where messages are typed."""
         if text == "-" and getattr(setting.type, "func", None) in (file_text, schema_text):
-            raise click.UsageError(f"{setting.key}: only the start reads standard input: name a file.")
+            raise click.UsageError(f"{setting.key}: standard input is read only at the start: name a file.")
         parts = text.split() if setting.takes_several and isinstance(text, str) else text
         try:
             return setting.process_value(self.context, parts)

@@ -84,7 +84,7 @@ def undo(chat: Chat, argument: str) -> None:
     if n > n_there > 0:
         raise MinkError(f"only {counted(n_there, 'message')} can be undone")
     first = one_line(chat.session.undo(n).typed, chat.screen.width - 50)
-    undone = first if n == 1 else f"{counted(n, 'message')}, from {first} on"
+    undone = first if n == 1 else f"{counted(n, 'message')}, beginning with {first!r}"
     chat.screen.note(f"undone: {undone}; /redo restores {'it' if n == 1 else 'them'}")
 
 
