@@ -303,8 +303,10 @@ class Engine:
         if len(self.slots) == 1 or any(slot.has_begun for slot in busy):
             return False
         reading = [len(slot.pending) for slot in busy if len(slot.pending) > 1]
+        if not reading:
+            return False
         asked = {slot: slot.job.answer.evaluated_tokens for slot in busy if slot.job}
-        if not reading or (len(busy) == 1 and reading[0] <= max(self._budget.unnoticed, asked[busy[0]] - 1)):
+        if len(busy) == 1 and (reading[0] <= self._budget.unnoticed or reading[0] < asked[busy[0]]):
             return False
         ready = [slot for slot in busy if len(slot.pending) == 1]
         read = [asked[slot] for slot in ready]
