@@ -50,7 +50,7 @@ _FIRST_LOOK = 32  # logits wanted at first
 _FIRST_OF_MIN_K = 16  # of 60 to 100 found, it needs a median of 12 to 60; 478 were seen once
 _CHECKED = 8  # logits that Min-k walks before it asks again whether more can matter
 _MORE = 4  # times as many logits are looked at next, at most
-_FEW = 64  # up to this many entries, sorting is as fast as quickselect
+_FEW = 128  # up to this many entries, comparing each with all is faster than quickselect
 _EPSILON = 1e-8  # keeps a row of equal logits (range 0) from dividing by zero
 
 
@@ -159,6 +159,15 @@ def survey(logits, work):
 
 
 @helper
+def _extremes(block_max):
+    """Return the smallest and the largest maximum of a block."""
+    lowest = highest = block_max[0]
+    for b in range(block_max.size):
+        lowest, highest = min(lowest, block_max[b]), max(highest, block_max[b])
+    return lowest, highest
+
+
+@helper
 def _threshold_of_largest(wanted, block_max):
     """Return a float32 reached by at least `wanted` finite logits, or by all if there are fewer.
 
@@ -166,9 +175,7 @@ def _threshold_of_largest(wanted, block_max):
     """
     if wanted > block_max.size:
         return -_LARGEST
-    lowest = highest = block_max[0]
-    for b in range(block_max.size):
-        lowest, highest = min(lowest, block_max[b]), max(highest, block_max[b])
+    lowest, highest = _extremes(block_max)
     reached, missed = np.int64(lowest), np.int64(highest) + 1
     count = block_max.size
     while count > 1.25 * wanted and missed - reached > 1:
@@ -190,38 +197,66 @@ def lowest_bit(word):
 
 
 @helper
+def _columns(block, threshold):
+    """Return a bit for each column of a block, in rows of _STRIP logits, in which one reaches `threshold`."""
+    if block.size < _BLOCK:
+        return np.int64(0xFFFFFFFF)  # the last one: any may
+    hits = np.uint32(0)
+    for j in range(_STRIP):  # vectorised
+        top = block[j]
+        for i in range(_STRIP + j, _BLOCK, _STRIP):
+            top = max(top, block[i])
+        hits |= BITS[j] if top >= threshold else np.uint32(0)
+    return np.int64(hits)
+
+
+@helper
 def _collect(logits, threshold, block_max, entries):
     """Gather the entries of all logits that reach `threshold`, a finite float32; return how many.
 
     An entry holds the logit's rank in descending order in its upper 32 bits and the token id in its lower
-    ones: entries ascend as logits descend, with ties by token id.
+    ones: entries ascend as logits descend, with ties by token id. They are gathered in any order.
+
+    Which block has such a logit, and where, is nothing that a processor can predict. So there is no branch:
+    every number is written, and the next one over it unless it counts. Those of blocks are at the end of
+    `entries`, where those of tokens never overtake them.
     """
-    bits = logits.view(np.int32)
-    count = 0
+    blocks, n_blocks = entries[entries.size - block_max.size :], 0
     for b in range(block_max.size):
-        if _logit(block_max[b]) < threshold:
-            continue
-        stop = min((b + 1) * _BLOCK, logits.size)
-        for start in range(b * _BLOCK, stop, _STRIP):
-            strip = logits[start : min(start + _STRIP, stop)]
-            hits = np.uint32(0)
-            for j in range(strip.size):  # vectorised; most strips of a block have no hit
-                hits |= BITS[j] if strip[j] >= threshold else np.uint32(0)
-            word = np.int64(hits)
-            while word != 0:
-                token = start + lowest_bit(word)
-                entries[count] = _entry(bits[token], token)
-                count += 1
-                word &= word - 1
+        blocks[n_blocks] = b
+        n_blocks += _logit(block_max[b]) >= threshold
+    count = 0
+    for i in range(n_blocks):
+        start = np.int64(blocks[i]) * _BLOCK
+        block = logits[start : start + _BLOCK]
+        word = _columns(block, threshold)
+        while word != 0:
+            for j in range(lowest_bit(word), block.size, _STRIP):
+                entries[count] = start + j
+                count += block[j] >= threshold
+            word &= word - 1
+    bits = logits.view(np.int32)
+    for i in range(count):
+        token = np.int64(entries[i])
+        entries[i] = _entry(bits[token], token)
     return count
 
 
 @helper
 def sort(numbers):
-    """Sort an array, by Shell's method with Gonnet and Baeza-Yates' gaps.
+    """Sort an array of distinct numbers.
 
-    For the few entries of most rows it is as fast as NumPy's, which takes 2 seconds to compile for each type.
+    A few each go to where so many are smaller, which is vectorised and needs no branch; more are sorted by
+    Shell's method with Gonnet and Baeza-Yates' gaps. NumPy's takes 2 seconds to compile for each type.
     """
+    if numbers.size <= _FEW:
+        before = numbers.copy()
+        for number in before:
+            place = 0
+            for other in before:
+                place += other < number
+            numbers[place] = number
+        return
     gap = numbers.size
     while gap > 1:
         gap = max(1, 5 * gap // 11)
@@ -290,7 +325,7 @@ def greedy(logits, options, work, ids):  # noqa: ARG001
     n, _, largest = survey(logits, work)
     if n <= 0:
         return n
-    keep_from(largest, largest, logits, work, ids)  # ids ascend
+    ids[0] = ids[: keep_from(largest, largest, logits, work, ids)].min()
     return 1
 
 
@@ -303,11 +338,23 @@ def _decay(i, alpha, logarithmic):
 
 
 @helper
-def _walk(entries, m, smallest, spread, k_fallback, alpha, logarithmic, ids):
+def _most_left(logit, i, common, n_common, smallest, spread, alpha, logarithmic):
+    """Return a weight that no drop exceeds after position i or later, where none starts above `logit`.
+
+    As at least `n_common` logits reach one of the value `common`, a drop is either between `logit` and that,
+    or comes after them. Rounding is monotonic and keeps the order of weights.
+    """
+    above = (logit - common) / spread / _decay(i, alpha, logarithmic)
+    below = (min(logit, common) - smallest) / spread / _decay(max(i, n_common), alpha, logarithmic)
+    return max(above, below)
+
+
+@helper
+def _walk(entries, m, common, n_common, smallest, spread, k_fallback, alpha, logarithmic, ids):
     """Find the cliff among the m largest logits, whose entries are sorted; write their ids in order.
 
     Returns the cliff's position k, and how many of the largest logits it takes to be sure of it; if these are
-    more than m, at most _MORE times as many.
+    more than m, at most _MORE times as many. See `_most_left` for the other arguments.
     """
     k_cliff = 1
     heaviest = -1.0
@@ -321,16 +368,15 @@ def _walk(entries, m, smallest, spread, k_fallback, alpha, logarithmic, ids):
                 heaviest = weight
                 k_cliff = i
         previous = logit
-        if i % _CHECKED != 0:
+        if i % _CHECKED != 0 or i + 1 < k_fallback:
             continue
-        # A drop after a later position j >= i + 1 starts at `logit` or below and ends at `smallest` or
-        # above, and its divisor is at least that of i + 1, so its weight is at most this bound. Rounding is
-        # monotonic and keeps that order. Ties do not matter: the smallest position wins.
-        bound = (logit - smallest) / spread / _decay(i + 1, alpha, logarithmic)
-        if heaviest >= bound and i + 1 >= k_fallback:
+        # Ties do not matter: the smallest position wins.
+        if heaviest >= _most_left(logit, i + 1, common, n_common, smallest, spread, alpha, logarithmic):
             return k_cliff, i + 1
-    needed, span = m, (previous - smallest) / spread
-    while needed < _MORE * m and heaviest < span / _decay(needed, alpha, logarithmic):
+    needed = m
+    while needed < _MORE * m:
+        if heaviest >= _most_left(previous, needed, common, n_common, smallest, spread, alpha, logarithmic):
+            break
         needed += 1
     return k_cliff, needed
 
@@ -349,11 +395,14 @@ def min_k(logits, options, work, ids):
     spread = largest - smallest + _EPSILON if normalize else 1.0
     k_fallback = np.int64(min(np.float64(logits.size), tau / spread))
     entries, block_max = _parts(work, logits.size)
+    common = min(max(np.float64(_logit(_extremes(block_max)[0])), smallest), largest)  # each block reaches it
     wanted = max(_FIRST_OF_MIN_K, k_fallback)
     while True:
         m = _collect(logits, _threshold_of_largest(wanted, block_max), block_max, entries)
         sort(entries[:m])
-        k_cliff, needed = _walk(entries, m, smallest, spread, k_fallback, alpha, logarithmic, ids)
+        k_cliff, needed = _walk(
+            entries, m, common, block_max.size, smallest, spread, k_fallback, alpha, logarithmic, ids
+        )
         if needed <= m or wanted > block_max.size:  # all finite logits were taken
             break
         wanted = max(wanted + 1, min(needed * wanted // m, block_max.size))

@@ -124,12 +124,23 @@ def _crowded_block(n: int, random: np.random.Generator) -> Row:
     return row
 
 
-@pytest.mark.parametrize("shape", [_flat, _ramp, _steps, _deep_cliff, _near_ties, _crowded_block])
+def _one_of_each_block(n: int, random: np.random.Generator) -> Row:
+    """The heaviest weight is right below what every block of the first pass reaches, though not by much."""
+    row = random.normal(-5, 0.01, n).astype(np.float32)
+    row[::256] = random.normal(10, 0.001, row[::256].size)
+    row[0] += 10 / row[::256].size  # of 15 below
+    return row
+
+
+_SHAPES = _flat, _ramp, _steps, _deep_cliff, _near_ties, _crowded_block, _one_of_each_block
+
+
+@pytest.mark.parametrize("shape", _SHAPES)
 @pytest.mark.parametrize("n", [1, 2, 255, 256, 257, 5000, 40_000])
 def test_hard_shapes(shape: Callable[[int, np.random.Generator], Row], n: int) -> None:
     row = shape(n if JIT else min(n, 2000), np.random.default_rng(n))
     floors = (MinK(floor=floor) for floor in (1e-3, 1.0, 19.99, 1e30))
-    for sampler in (MinK(0.0), MinK(3.0), MinK(500.0), *floors, TopP(0.5), TopK(n // 2 + 1)):
+    for sampler in (MinK(0.0), MinK(3.0), MinK(500.0), *floors, TopP(0.5), TopK(n // 2 + 1), Greedy()):
         check(sampler, row)
 
 
