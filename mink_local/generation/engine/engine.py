@@ -545,13 +545,13 @@ class Engine:
 
     def _read_kept(self, decoding: Decoding) -> None:
         """Read a prompt's beginning from disk into a free slot, unless a slot holds as much by now."""
-        slot, file = find_free(self.slots), decoding.cache_file
-        if file is not None and slot is not None:
-            decoding.cache_file = None
-            if self._n_cached(decoding.answer.prompt) < file.n_tokens and self._may_copy(file.n_bytes):
-                snapshot = self.kept.read(file.path, decoding.client) if self.kept is not None else None
-                if snapshot is not None:
-                    slot.read(snapshot)
+        if (file := decoding.cache_file) is None or (slot := find_free(self.slots)) is None:
+            return
+        decoding.cache_file = None
+        if self._n_cached(decoding.answer.prompt) < file.n_tokens and self._may_copy(file.n_bytes):
+            snapshot = self.kept.read(file.path, decoding.client) if self.kept is not None else None
+            if snapshot is not None:
+                slot.read(snapshot)
 
     def _compact(self) -> list[Slot]:
         """Move busy slots together unless they are adjacent; return them.

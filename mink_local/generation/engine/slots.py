@@ -204,7 +204,10 @@ class Slot:
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the length of the common prefix of two sequences, of which arrays are compared fastest."""
     longest = min(len(a), len(b))
-    differs = np.not_equal(a[:longest], b[:longest])
+    a, b = a[:longest], b[:longest]
+    if a == b:
+        return longest
+    differs = np.not_equal(a, b)
     return int(differs.argmax()) if differs.any() else longest
 
 
