@@ -249,9 +249,9 @@ def reserve(
     wanted = array("i", tokens[: len(tokens) - n_outputs])  # the rest is evaluated again for its logits
     n_cached = {slot: slot.reusable(wanted) for slot in slots}
     best = max(slots, key=lambda slot: (n_cached[slot], slot.job is None))
-    will_share = {slot: _will_share(slot, wanted, n_cached[slot]) for slot in slots}
-    source = max(slots, key=lambda slot: will_share[slot])
-    if will_share[source] >= n_cached[best] + source.least_shared:
+    will_share = {slot: _will_share(slot, wanted, n_cached[slot]) for slot in slots if slot.pending}
+    source = max(will_share, key=will_share.__getitem__, default=None)
+    if source is not None and will_share[source] >= n_cached[best] + source.least_shared:
         source.checkpoint_at(will_share[source])
         return None
     if best.job is None and n_cached[best] >= CONTINUED * len(best.tokens):
