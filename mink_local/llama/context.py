@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError, ModelError
 from mink_local.llama import ggml
-from mink_local.llama.constants import LIBC, N_BATCH, kv_type_number
+from mink_local.llama.constants import LIBC, N_BATCH, N_SEQ_MAX, kv_type_number
 from mink_local.llama.library import C
 from mink_local.llama.log import allocated, logged, reason
 from mink_local.llama.weights import Weights, closed
@@ -39,6 +39,11 @@ class Segment(NamedTuple):
     position: int
     seq_id: int = 0
     n_outputs: int = 1
+
+    @property
+    def is_later(self) -> bool:
+        """Whether its logits come after those of others' next tokens, computed with its first one."""
+        return self.n_outputs < len(self.tokens)
 
 
 Next = tuple[Sequence[int], Sequence[int], Sequence[int]]
@@ -322,6 +327,7 @@ class _TokenBatch:
         self._seq_id = np.zeros(n_batch, np.int32)
         self._seq_ids = self._seq_id.ctypes.data + np.arange(n_batch, dtype=np.uintp) * self._seq_id.itemsize
         self._output = np.zeros(n_batch, np.int8)
+        self._later = np.zeros(n_batch, np.int32)
         self._filled: object = None  # the sequences of `Next`, if the batch has no others
         self._struct = C.llama_batch(
             token=_pointer(self._token, C.llama_token),
@@ -338,17 +344,18 @@ class _TokenBatch:
         if sequences is self._filled and not segments:
             return self._struct
         self._filled = None if segments else sequences
-        self._seq_id[:end], self._output[:end] = sequences, 1
-        for tokens, position, sequence, n_outputs in segments:
-            start, end = end, end + len(tokens)
-            self._token[start:end], self._seq_id[start:end] = tokens, sequence
-            self._pos[start:end] = range(position, position + len(tokens))
-            self._output[start:end] = 0
-            self._output[end - n_outputs : end] = 1
+        self._seq_id[:end], self._output[:end], self._later[:end] = sequences, 1, 0
+        for segment in segments:
+            start, end = end, end + len(segment.tokens)
+            self._token[start:end], self._seq_id[start:end] = segment.tokens, segment.seq_id
+            self._pos[start:end] = np.arange(segment.position, segment.position + end - start)
+            self._output[start:end], self._later[start:end] = 0, segment.is_later * N_SEQ_MAX
+            self._output[end - segment.n_outputs : end], self._later[start] = 1, 0
         self._struct.n_tokens = end
         if segments and len(next_tokens):
-            # llama.cpp evaluates only adjacent sequences together, in this order.
-            order = np.argsort(self._seq_id[:end], kind="stable")
+            # llama.cpp evaluates only adjacent sequences together, in this order: at first a token of each.
+            # Rows of logits that it computes in another order than the batch's, it moves.
+            order = np.argsort(self._seq_id[:end] + self._later[:end], kind="stable")
             for column in (self._token, self._pos, self._seq_id, self._output):
                 column[:end] = column[:end][order]
         return self._struct

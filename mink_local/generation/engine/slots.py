@@ -316,8 +316,11 @@ def next_batch(
         parts += _of_prompts(reading, n_tokens, n_outputs, starts=starts)
         parts.sort(key=lambda part: part[1].seq_id)
     n_evaluated = len(rows) + sum(len(segment.tokens) for _, segment in parts)
-    outputs = sorted([*rows, *(part.seq_id for _, part in parts for _ in range(part.n_outputs))])
-    return Batch(rows, parts, n_growing, n_evaluated - in_step * n_growing, _numbered(outputs))
+    outputs = [(False, row) for row in rows]
+    for _, part in parts:
+        outputs += [(len(rows) > 0 and part.is_later, part.seq_id)] * part.n_outputs
+    row_after = _numbered([seq_id for _, seq_id in sorted(outputs)])
+    return Batch(rows, parts, n_growing, n_evaluated - in_step * n_growing, row_after)
 
 
 def _numbered(seq_ids: Sequence[int]) -> dict[int, int]:
