@@ -31,7 +31,7 @@ from mink_local.llama.token_data import (
 )
 from mink_local.samplers import AdaptiveP, DynamicTemperature, Mirostat, Sampler, kernels
 from mink_local.samplers.compile import announce
-from mink_local.samplers.rows import NO_TOKENS, Masks, Program, address_of, address_of_mask, program_of
+from mink_local.samplers.rows import CUT, NO_TOKENS, Masks, Program, address_of, address_of_mask, program_of
 from mink_local.threads import run
 
 T = TypeVar("T")
@@ -213,7 +213,8 @@ class RowSampler:
         tasks["mask"] = [-1 if guide is None else numbers[guide] for guide in guides]
         tasks["cut_end"] = np.cumsum([len(program.cuts) for program in programs])
         tasks["cut"][1:] = tasks["cut_end"][:-1]
-        self._cuts = np.concatenate([program.cuts for program in programs])
+        # NumPy takes 5 us to concatenate each array of records.
+        self._cuts = np.frombuffer(bytearray().join(program.cuts.tobytes() for program in programs), CUT)
         self._parts: list[NDArray[np.int32]] = []  # of `_edits`
         self._edited = [
             i for i, sampler in enumerate(samplers) if sampler.constrainer.is_on or sampler.banned.size
