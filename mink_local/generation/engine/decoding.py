@@ -33,7 +33,7 @@ from mink_local.llama.guide import Guide
 from mink_local.llama.token_data import SamplingBuffers
 from mink_local.llama.token_sampler import TokenSampler
 from mink_local.llama.weights import Weights
-from mink_local.samplers import TopK, kernels
+from mink_local.samplers import kernels
 from mink_local.samplers.base import scratch
 
 _LARGEST = np.finfo(np.float32).max
@@ -408,11 +408,15 @@ def log_probabilities(logits: NDArray[np.float32], token: int, count: int) -> tu
     Raises:
         GenerationError: A logit is NaN, or none is finite.
     """
-    total = float(kernels.log_total(logits, scratch(logits.size).work))
+    workspace = scratch(logits.size)
+    work, ids = workspace.work, workspace.ids
+    total = float(kernels.log_total(logits, work))
     if math.isnan(total):
         raise GenerationError("the model's logits contain a NaN: its file is damaged")
-    top: TopLogprobs = ()
-    if count:
-        ids, largest = TopK(count).candidates(logits)
-        top = tuple(zip(ids.tolist(), (largest.astype(np.float64) - total).tolist(), strict=True))
-    return float(min(logits[token], _LARGEST)) - total, top
+
+    def log_probability(token: int) -> float:
+        return float(min(logits[token], _LARGEST)) - total
+
+    k = kernels.top_k(logits, np.array([count], np.float64), work, ids) if count else 0
+    pairs = [(token, log_probability(token)) for token in ids[:k].tolist()]
+    return log_probability(token), tuple(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))
