@@ -510,7 +510,7 @@ class Engine:
             self._waiting.popleft()
             job()
         ended: Step = []
-        for decoding in self._next() if self._waiting else ():
+        for decoding in self._next() if self._waiting and self.n_busy < len(self.slots) else ():
             if not self._fits(decoding):
                 ended.append((decoding.answer, decoding.end("overflow")))
             elif not self._place(decoding):
