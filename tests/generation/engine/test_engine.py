@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from mink_local import Constraints, MinK, load_model
 from mink_local.errors import GenerationError
 from mink_local.generation.answer import Answer
+from mink_local.generation.engine import slots
 from mink_local.generation.engine.budget import PromptBudget
 from mink_local.generation.engine.engine import Engine
 from mink_local.generation.model import Model
@@ -455,6 +456,20 @@ def test_a_short_prompt_passes_a_long_one_until_that_has_waited(engine: Engine) 
             engine.step()
         n_passed += not long.tokens
     assert 1 <= n_passed <= 8
+
+
+def test_much_of_each_prompt_of_a_burst_is_read_at_a_time(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, decoded: list[tuple[Segment, ...]]
+) -> None:
+    monkeypatch.setattr(slots, "_IN_STEP", 200)
+    engine.cancel()
+    decoded.clear()
+    burst = [submit(engine, prompt([i, *LONG[:300]])) for i in range(4)]
+    while not any(answer.tokens for answer in burst):
+        engine.step()
+    assert all(answer.tokens for answer in burst)
+    assert all(len(part.tokens) >= 200 for part in decoded[0])
+    assert len(decoded[0]) == 2
 
 
 @pytest.mark.parametrize(("n", "most"), [(1, 3), (2, 7), (4, 6)])

@@ -68,7 +68,10 @@ def test_a_long_prompt_is_read_beside_an_answer(engine: Engine, monkeypatch: pyt
 def test_every_prompt_gets_on_in_every_step(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, step: float, token: float, seed: int
 ) -> None:
-    """By 16 tokens together, unless one has been read; also beside answers that nobody watches."""
+    """By 16 tokens together, unless one has been read; also beside answers that nobody watches.
+
+    Each gets on, but in a burst: there, some are read before others, and all answers start after that.
+    """
     read = on_a_machine(monkeypatch, step, token)
     choice = random.Random(seed)
     answers: list[Answer] = []
@@ -78,10 +81,11 @@ def test_every_prompt_gets_on_in_every_step(
             params = SamplingParams(max_tokens=choice.randint(2, 60), ignore_eos=True, seed=seed)
             answers.append(submit(engine, Request(prompt, params)))
         before = unread(engine)
+        is_burst = not any(answer.tokens and answer.finish_reason is None for answer in answers)
         engine.step()
         now = unread(engine)
         n_read = [n - now[each] for each, n in before.items() if each in now and n > 1]
-        assert all(n_read)
+        assert all(n_read) or (is_burst and any(n_read))
         is_read = any(n == 1 and before.get(each) != 1 for each, n in now.items())
         assert is_read or not n_read or read[-1] > 16 - len(n_read)  # in equal parts
     run(engine)
