@@ -47,7 +47,7 @@ _SURVEYED = -1  # the place in `work` where `ban` leaves the extremes of a row f
 _STRIP = 32  # logits of a block searched at once
 BITS = np.left_shift(1, np.arange(_STRIP, dtype=np.uint32), dtype=np.uint32)
 _FIRST_LOOK = 32  # logits wanted at first
-_FIRST_OF_MIN_K = 16  # of 60 to 100 found, it needs a median of 12 to 60; 478 were seen once
+_FIRST_OF_MIN_K = 16  # 16 to 55 are found, which is enough for at least three rows of four
 _CHECKED = 8  # logits that Min-k walks before it asks again whether more can matter
 _MORE = 4  # times as many logits are looked at next, at most
 _FEW = 128  # up to this many entries, comparing each with all is faster than quickselect
@@ -160,7 +160,7 @@ def survey(logits, work):
 
 @helper
 def _extremes(block_max):
-    """Return the smallest and the largest maximum of a block."""
+    """Return the smallest and the largest of the blocks' maxima."""
     lowest = highest = block_max[0]
     for b in range(block_max.size):
         lowest, highest = min(lowest, block_max[b]), max(highest, block_max[b])
@@ -198,7 +198,7 @@ def lowest_bit(word):
 
 @helper
 def _columns(block, threshold):
-    """Return a bit for each column of a block, in rows of _STRIP logits, in which one reaches `threshold`."""
+    """Return a bit for each column of a block, in rows of _STRIP, in which a logit reaches `threshold`."""
     if block.size < _BLOCK:
         return np.int64(0xFFFFFFFF)  # the last one: any may
     hits = np.uint32(0)
@@ -217,9 +217,9 @@ def _collect(logits, threshold, block_max, entries):
     An entry holds the logit's rank in descending order in its upper 32 bits and the token id in its lower
     ones: entries ascend as logits descend, with ties by token id. They are gathered in any order.
 
-    Which block has such a logit, and where, is nothing that a processor can predict. So there is no branch:
-    every number is written, and the next one over it unless it counts. Those of blocks are at the end of
-    `entries`, where those of tokens never overtake them.
+    A processor cannot predict which blocks have such a logit, or where. So there is no branch: every number
+    is written, and the next one over it unless it counts. Those of the blocks are at the end of `entries`,
+    where those of the tokens never overtake them.
     """
     blocks, n_blocks = entries[entries.size - block_max.size :], 0
     for b in range(block_max.size):
