@@ -81,7 +81,7 @@ def test_every_prompt_gets_on_in_every_step(
             params = SamplingParams(max_tokens=choice.randint(2, 60), ignore_eos=True, seed=seed)
             answers.append(submit(engine, Request(prompt, params)))
         before = unread(engine)
-        is_burst = not any(answer.tokens and answer.finish_reason is None for answer in answers)
+        is_burst = not any(slot.has_begun for slot in engine.slots)
         engine.step()
         now = unread(engine)
         n_read = [n - now[each] for each, n in before.items() if each in now and n > 1]
