@@ -354,7 +354,7 @@ class _TokenBatch:
         self._struct.n_tokens = end
         if segments and len(next_tokens):
             # llama.cpp evaluates only adjacent sequences together, in this order: at first a token of each.
-            # Rows of logits that it computes in another order than the batch's, it moves.
+            # It then moves the rows of logits that it has computed in another order than the batch's.
             order = np.argsort(self._seq_id[:end] + self._later[:end], kind="stable")
             for column in (self._token, self._pos, self._seq_id, self._output):
                 column[:end] = column[:end][order]

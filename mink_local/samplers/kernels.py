@@ -44,7 +44,7 @@ _HEIGHT_OF_INFINITY = np.uint32(0xFF000001)  # see `_height`
 _LARGEST = np.finfo(np.float32).max
 _BLOCK = 256  # logits per stored maximum; at 256 the first pass costs as much as np.max
 _SURVEYED = -1  # the place in `work` where `ban` leaves the extremes of a row for `survey`; 0 if it has not
-_STRIP = 32  # logits of a block searched at once
+_STRIP = 32  # columns of a block, as many as a word has bits
 BITS = np.left_shift(1, np.arange(_STRIP, dtype=np.uint32), dtype=np.uint32)
 _FIRST_LOOK = 32  # logits wanted at first
 _FIRST_OF_MIN_K = 16  # 16 to 55 are found, which is enough for at least three rows of four
@@ -339,10 +339,10 @@ def _decay(i, alpha, logarithmic):
 
 @helper
 def _most_left(logit, i, common, n_common, smallest, spread, alpha, logarithmic):
-    """Return a weight that no drop exceeds after position i or later, where none starts above `logit`.
+    """Return a bound on the weight of every drop after position i or a later one, from `logit` or below.
 
-    As at least `n_common` logits reach one of the value `common`, a drop is either between `logit` and that,
-    or comes after them. Rounding is monotonic and keeps the order of weights.
+    `common` is a logit that at least `n_common` reach. So a drop either ends there or above, or starts there
+    or below, after `n_common` logits or more. Rounding is monotonic and keeps the order of weights.
     """
     above = (logit - common) / spread / _decay(i, alpha, logarithmic)
     below = (min(logit, common) - smallest) / spread / _decay(max(i, n_common), alpha, logarithmic)
